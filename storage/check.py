@@ -44,9 +44,12 @@ from storage.frame import (
 from storage.message_log import SPARE_NAMES, MessageLog, parse_segment_name
 from storage.rows import (
     FLAG_AFTER_SYNC,
+    FLAG_OPTIONS,
     FLAG_REMOVAL,
     FLAG_REMOVED,
     FLAG_WATCHES,
+    PRIORITY_MAX,
+    PRIORITY_SHIFT,
     REMOVES,
     SCHEDULES,
     LogKind,
@@ -514,6 +517,14 @@ def _known(values: Iterable[int]) -> Mask:
 
 _SCHEDULES, _REMOVES = _known(SCHEDULES), _known(REMOVES)
 _RECORD_KINDS, _OUTCOMES = _known(RecordKind), _known(Outcome)
+_FLAGS = np.uint8(FLAG_WATCHES | FLAG_OPTIONS | 0xF0)
+"""Of a row that makes an entry, and of the entry."""
+
+
+def _is_no_priority(flags: NDArray[np.uint8]) -> Mask:
+    priorities = flags >> PRIORITY_SHIFT
+    is_none: Mask = (priorities > PRIORITY_MAX) | ((priorities > 0) & (flags & FLAG_OPTIONS == 0))
+    return is_none
 
 
 def _message_rules(header: Header, rows: Rows) -> list[Rule]:
@@ -528,8 +539,9 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
     return [
         ("seqs have gaps or do not match the header", (seqs != expected) | wrong_last),
         ("unknown kinds of records", ~_RECORD_KINDS[kinds]),
-        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_WATCHES)) != 0),
-        ("watch keys of what schedules nothing", (rows["flags"] != 0) & ~schedules),
+        ("flags that are not known", (rows["flags"] & ~_FLAGS) != 0),
+        ("a priority that is none", _is_no_priority(rows["flags"])),
+        ("watch keys or options of what schedules nothing", (rows["flags"] != 0) & ~schedules),
         (
             "an import that is not the last record of its group",
             (kinds == RecordKind.IMPORT) & (np.arange(len(rows)) < len(rows) - 1),
@@ -561,8 +573,9 @@ def _schedule_rules(header: Header, rows: Rows, hour: int, last_seq: int) -> lis
         ("seqs do not ascend or do not match the header", ~ascending),
         ("unknown kinds of entries", is_entry & ~_SCHEDULES[kinds]),
         ("unknown kinds of tombstones", ~is_entry & ~_REMOVES[kinds]),
-        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_REMOVAL | FLAG_WATCHES)) != 0),
-        ("a tombstone with watch keys", rows["flags"] == FLAG_REMOVAL | FLAG_WATCHES),
+        ("flags that are not known", (rows["flags"] & ~_FLAGS & ~np.uint8(FLAG_REMOVAL)) != 0),
+        ("a priority that is none", is_entry & _is_no_priority(rows["flags"])),
+        ("a tombstone with watch keys or options", ~is_entry & (rows["flags"] != FLAG_REMOVAL)),
         ("a due time of another hour", _is_elsewhere(rows["due_ms"], hour)),
         ("a message that does not come before", is_entry & (message_seqs > seqs)),
         (

@@ -171,6 +171,13 @@ FLAG_REMOVED = 1
 FLAG_WATCHES = 2
 """The payload of this record, or of the entry that it makes, names watch keys."""
 
+FLAG_OPTIONS = 8
+"""The payload of this record, or of the entry that it makes, has options."""
+
+PRIORITY_SHIFT = 4
+"""The upper four bits of the flags are the priority in the options, from 0 to 9."""
+PRIORITY_MAX = 9
+
 FLAG_AFTER_SYNC = 1
 """All that stands before the frame that begins with this row of the dispatch log was synced: what
 is damaged there was damaged later. What is damaged behind the last such frame may never have been

@@ -18,6 +18,9 @@ TYPES = {
     "deliver_at": pa.int64(),
     "key": pa.string(),
     "headers": HEADERS,
+    "ttl": pa.int64(),
+    "jitter": pa.int64(),
+    "priority": pa.int64(),
 }
 
 

@@ -96,7 +96,7 @@ def make_app(
     """The application of a server; `place`: of one shard of it. In a cluster: `meeting`, how it
     comes together with the others, `book`, who owns which shard, and `machines`, what else is
     known."""
-    intake = Intake(calls.settings, calls.subjects)
+    intake = Intake(calls.settings, calls.subjects, calls.random)
     hot = Hot(calls, intake) if place is None else RoutedHot(calls, intake)
 
     def make() -> Asgi:

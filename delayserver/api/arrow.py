@@ -9,6 +9,8 @@
     deliver_at   a timestamp with a time zone, or whole milliseconds since 1970
     key          text
     headers      a map from text to text
+    ttl, jitter  whole milliseconds, or a duration
+    priority     whole numbers
 
 Only `subject` has to be there. What is null is left out. Nothing else is read: each type more is a
 reader more that has to withstand whatever somebody sends.
@@ -25,7 +27,7 @@ Cost: 0.2 ms a stream, 0.3 µs a message; memory: its values once more. Threads:
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -60,6 +62,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, struct.error)
 """What Arrow raises for a stream that is not what it should be."""
 T = TypeVar("T")
 _TEXT_IS = "text (string or large_string)"
+_DURATION_IS = "whole milliseconds (at most 64 bits, with a sign), or a duration"
 
 
 class Numbers(NamedTuple):
@@ -95,11 +98,14 @@ class ArrowColumns(NamedTuple):
     dues_ms: Numbers | None
     keys: list[str | None]
     headers: list[dict[str, str | None] | None]
+    ttls_ms: Numbers | None
+    jitters_ms: Numbers | None
+    priorities: Numbers | None
 
     def as_fields(self) -> list[dict[str, Any]]:
         """Each message with the fields that it has in JSON, and JSON as it came."""
         nothing = [None] * len(self.subjects)
-        columns = {
+        columns: dict[str, Sequence[Any]] = {
             "subject": self.subjects,
             "body_base64" if self.is_binary else "body": self.bodies,
             "delay": nothing if self.delays_ms is None else self.delays_ms.or_none(),
@@ -107,6 +113,8 @@ class ArrowColumns(NamedTuple):
             "key": self.keys,
             "headers": self.headers,
         }
+        numbers = {"ttl": self.ttls_ms, "jitter": self.jitters_ms, "priority": self.priorities}
+        columns |= {name: one.or_none() for name, one in numbers.items() if one is not None}
         return [
             {name: value for name, value in zip(columns, row, strict=True) if value is not None}
             for row in zip(*columns.values(), strict=True)
@@ -226,13 +234,16 @@ def _is_headers(kind: pa.DataType) -> bool:
 _COLUMNS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
     "subject": (_is_subject, f"{_TEXT_IS}, or a dictionary of it"),
     "body": (_is_body, f"{_TEXT_IS}, which is JSON, or binary (binary or large_binary)"),
-    "delay": (_is_delay, "whole milliseconds (at most 64 bits, with a sign), or a duration"),
+    "delay": (_is_delay, _DURATION_IS),
     "deliver_at": (
         _is_time,
         "a timestamp with a time zone, or whole milliseconds since 1970-01-01T00:00:00Z",
     ),
     "key": (_is_text, _TEXT_IS),
     "headers": (_is_headers, f"a map, its keys and values {_TEXT_IS}"),
+    "ttl": (_is_delay, _DURATION_IS),
+    "jitter": (_is_delay, _DURATION_IS),
+    "priority": (_is_whole, "whole numbers (at most 64 bits, with a sign)"),
 }
 
 
@@ -283,6 +294,9 @@ def _columns(arrays: dict[str, pa.Array], count: int) -> ArrowColumns:
         _numbers(arrays.get("deliver_at")),
         _texts(arrays["key"]) if "key" in arrays else [None] * count,
         [None] * count if headers is None else _headers(headers),
+        _numbers(arrays.get("ttl")),
+        _numbers(arrays.get("jitter")),
+        _numbers(arrays.get("priority")),
     )
 
 

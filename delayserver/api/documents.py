@@ -199,6 +199,10 @@ class MessageDocument(msgspec.Struct):
     body_base64: str | _Unset = _UNSET
     watch: tuple[str, ...] | _Unset = _UNSET
     on_event: OnEventName | _Unset = _UNSET
+    priority: Annotated[int | _Unset, Meta(description="where it is not 0")] = _UNSET
+    expires_at: Annotated[
+        Time | _Unset, Meta(description="from when on it is not delivered any more")
+    ] = _UNSET
 
 
 class HeartbeatDocument(msgspec.Struct):
@@ -382,6 +386,7 @@ def message_document(view: MessageView) -> MessageDocument:
         deliveries,
         *body_fields(view.payload),
         *_watched(view.payload),
+        *_options(view),
     )
 
 
@@ -510,3 +515,15 @@ def _watched(payload: Payload) -> tuple[tuple[str, ...] | _Unset, str | _Unset]:
     if payload.watch is None:
         return _UNSET, _UNSET
     return payload.watch.keys, OnEvent(payload.watch.on_event).name.lower()
+
+
+def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset]:
+    payload = view.payload
+    if payload.options is None:
+        return _UNSET, _UNSET
+    first_due_ms = view.due_ms if payload.origin is None else payload.origin.due_ms
+    expires_ms = payload.options.expires_ms(first_due_ms)
+    return (
+        payload.options.priority or _UNSET,
+        _UNSET if expires_ms is None else format_time(expires_ms),
+    )

@@ -6,11 +6,12 @@ fourth, Arrow, comes as columns and becomes columns. Only when a batch is wrong 
 by item, to name every bad one: what came as columns as the JSON that it would have been.
 
 Cost: 2 µs for a message, 0.8 µs for one of a batch, also in columns. Threads: pure but for the
-clock, which is an argument.
+clock and the jitter that is drawn, which are arguments.
 """
 
 import base64
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -26,6 +27,7 @@ from delayserver.decisions.watches import WATCHES_MAX
 from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.records.message import (
     Content,
+    MessageOptions,
     Payload,
     Watch,
     check_headers,
@@ -37,6 +39,7 @@ from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.records.tables import OnEvent
 from delayserver.records.tracecontext import Trace
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
+from storage.rows import PRIORITY_MAX
 
 if TYPE_CHECKING:
     from delayserver.api.arrow import ArrowColumns, Numbers
@@ -57,6 +60,15 @@ class _Publish(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_event: Literal["cancel", "fire"] | None = None
 
 
+class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
+    """The same where it has options. Few have: a form with their fields as well would cost each of
+    the others, so this one is tried where the other does not fit."""
+
+    ttl: int | str | None = None
+    jitter: int | str | None = None
+    priority: int | None = None
+
+
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A message whose subject and key stand in the path."""
 
@@ -67,16 +79,47 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     headers: dict[str, str] | None = None
     watch: tuple[str, ...] | None = None
     on_event: Literal["cancel", "fire"] | None = None
+    ttl: int | str | None = None
+    jitter: int | str | None = None
+    priority: int | None = None
 
 
-_decode_json = msgspec.json.Decoder(_Publish).decode
+_decode_json_plain = msgspec.json.Decoder(_Publish).decode
+_decode_json_with_options = msgspec.json.Decoder(_PublishWithOptions).decode
 _decode_json_under_key = msgspec.json.Decoder(_PublishUnderKey).decode
-_decode_json_list = msgspec.json.Decoder(list[_Publish]).decode
+_decode_json_list_plain = msgspec.json.Decoder(list[_Publish]).decode
+_decode_json_list_with_options = msgspec.json.Decoder(list[_PublishWithOptions]).decode
 _decode_json_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_json_raw = msgspec.json.Decoder(msgspec.Raw).decode
 _encode_json = msgspec.json.Encoder().encode
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
+
+
+_Items = Sequence[_Publish] | Sequence[_PublishWithOptions]
+
+
+def _decode_json(data: bytes) -> _Publish:
+    try:
+        return _decode_json_plain(data)
+    except msgspec.ValidationError:
+        return _decode_json_with_options(data)
+
+
+def _decode_json_each(datas: Sequence[bytes]) -> _Items:
+    """All with options, or all without."""
+    try:
+        return list(map(_decode_json_plain, datas))
+    except msgspec.ValidationError:
+        return list(map(_decode_json_with_options, datas))
+
+
+def _decode_json_list(data: bytes) -> _Items:
+    """All with options, or all without."""
+    try:
+        return _decode_json_list_plain(data)
+    except msgspec.ValidationError:
+        return _decode_json_list_with_options(data)
 
 
 class _Heartbeat(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -93,8 +136,12 @@ _decode_json_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
 class Intake:
     """Turns requests into messages. `known_subjects` were checked before."""
 
-    def __init__(self, settings: Settings, known_subjects: Container[str]) -> None:
+    def __init__(
+        self, settings: Settings, known_subjects: Container[str], random: Callable[[], float]
+    ) -> None:
+        """`random`: from 0 to 1, without 1: what a jitter is drawn with."""
         self._settings = settings
+        self._random = random
         self._known_subjects = known_subjects
         self.reads_arrow = False
         """Whether what reads Arrow is imported, which takes 0.1 s of a processor."""
@@ -105,7 +152,7 @@ class Intake:
             check_utf8(data)
             return self._message(_decode_json(data), now_ms)
         except (*UNREADABLE, InputError) as error:
-            raise in_one(self._errors(data, _Publish, now_ms)) from error
+            raise in_one(self._errors(data, _PublishWithOptions, now_ms)) from error
 
     def many(self, bodies: Sequence[bytes], now_ms: int) -> PublishBatch:
         """Single messages of several requests. Raises for the first that `one` would refuse."""
@@ -113,7 +160,7 @@ class Intake:
             if not all(map(bytes.isascii, bodies)):
                 for data in bodies:
                     check_utf8(data)
-            items = list(map(_decode_json, bodies))
+            items = _decode_json_each(bodies)
         except UNREADABLE as error:
             raise input_error(error) from error
         return self._batch(items, now_ms)
@@ -124,7 +171,8 @@ class Intake:
         try:
             check_utf8(data)
             found = _decode_json_under_key(data)
-            publish = _Publish(subject, key=key, **msgspec.structs.asdict(found))
+            fields = msgspec.structs.asdict(found)
+            publish = _PublishWithOptions(subject, key=key, **fields)
             return self._message(publish, now_ms)
         except (*UNREADABLE, InputError) as error:
             errors = self._errors(data, _PublishUnderKey, now_ms, subject=subject, key=key)
@@ -164,11 +212,10 @@ class Intake:
     def batch(self, data: bytes, content_type: str, now_ms: int) -> PublishBatch:
         """A batch as JSON or NDJSON. Raises InputErrors that name every bad item by its index,
         TooLargeError."""
-        items: Sequence[_Publish]
         is_ndjson = "ndjson" in content_type or "jsonl" in content_type
         try:
             check_utf8(data)
-            items = list(map(_decode_json, _lines(data))) if is_ndjson else _decode_json_list(data)
+            items = _decode_json_each(_lines(data)) if is_ndjson else _decode_json_list(data)
             self._check_count(len(items))
             return self._batch(items, now_ms)
         except (*UNREADABLE, InputError) as error:
@@ -221,6 +268,7 @@ class Intake:
             found = list(map(bytes.strip, found))  # as it would stand between commas
         self._check_bodies(found, content)
         nothing: list[Any] = [None] * count
+        options = self._options_of_columns(columns)
         return PublishBatch(
             subjects,
             self._dues_of_columns(columns, now_ms),
@@ -230,7 +278,27 @@ class Intake:
             headers,
             nothing,
             nothing.copy(),
+            options,
         )
+
+    def _options_of_columns(self, columns: "ArrowColumns") -> list[MessageOptions | None]:
+        """As `_options` of each; empty where no message has any."""
+        ttls, priorities = columns.ttls_ms, columns.priorities
+        if ttls is None and priorities is None:
+            return []
+        nothing = [None] * len(columns.subjects)
+        found = zip(
+            nothing if ttls is None else ttls.or_none(),
+            nothing if priorities is None else priorities.or_none(),
+            strict=True,
+        )
+        options: list[MessageOptions | None] = []
+        for ttl, given in found:
+            ttl_ms, priority = self._ttl_ms(ttl), _priority(given)
+            options.append(
+                MessageOptions(ttl_ms, priority=priority) if ttl_ms or priority else None
+            )
+        return options if any(options) else []
 
     def _dues_of_columns(self, columns: "ArrowColumns", now_ms: int) -> list[int]:
         """As `_dues_ms`: all are fine if the first and the last of them are."""
@@ -246,9 +314,16 @@ class Intake:
             for moment in _ends(times):
                 self.due_ms(None, moment, now_ms)
             waits_ms += times.or_zero(np.maximum(times.values, now_ms) - now_ms)
-        return (waits_ms + now_ms).tolist()
+        dues_ms: list[int] = (waits_ms + now_ms).tolist()
+        if columns.jitters_ms is not None:
+            jitters_ms = enumerate(columns.jitters_ms.or_none())
+            for index, jitter in jitters_ms:
+                if jitter is not None:
+                    jitter_ms = self._jitter_ms(jitter, dues_ms[index] - now_ms)
+                    dues_ms[index] += self._drawn_ms(jitter_ms)
+        return dues_ms
 
-    def _batch(self, items: Sequence[_Publish], now_ms: int) -> PublishBatch:
+    def _batch(self, items: _Items, now_ms: int) -> PublishBatch:
         """The columns of checked messages. Raises the first error that it comes upon."""
         count = len(items)
         subjects, keys = [one.subject for one in items], [one.key for one in items]
@@ -265,7 +340,47 @@ class Intake:
             [one.delay for one in items], [one.deliver_at for one in items], now_ms
         )
         traces: list[Trace | None] = [None] * count
-        return PublishBatch(subjects, dues_ms, bodies, contents, keys, headers, watches, traces)
+        options: list[MessageOptions | None] = []
+        if items and isinstance(items[0], _PublishWithOptions):
+            options = list(map(self._options, items))
+            options = options if any(options) else []
+            pairs = zip(items, dues_ms, strict=True)
+            dues_ms = [self._spread(one, due_ms, now_ms) for one, due_ms in pairs]
+        return PublishBatch(
+            subjects, dues_ms, bodies, contents, keys, headers, watches, traces, options
+        )
+
+    def _options(self, publish: _Publish) -> MessageOptions | None:
+        """What was chosen; None: nothing."""
+        if not isinstance(publish, _PublishWithOptions):
+            return None
+        ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
+        return MessageOptions(ttl_ms, priority=priority) if ttl_ms or priority else None
+
+    def _spread(self, publish: _Publish, due_ms: int, now_ms: int) -> int:
+        """The due time with the jitter that is drawn for the message."""
+        if not isinstance(publish, _PublishWithOptions) or publish.jitter is None:
+            return due_ms
+        return due_ms + self._drawn_ms(self._jitter_ms(publish.jitter, due_ms - now_ms))
+
+    def _drawn_ms(self, jitter_ms: int) -> int:
+        return int(self._random() * (jitter_ms + 1))
+
+    def _jitter_ms(self, jitter: int | str, wait_ms: int) -> int:
+        """`wait_ms`: how long it is until the message is due, without the jitter."""
+        jitter_ms = _duration_ms(jitter, "/jitter")
+        self.check_wait(wait_ms + jitter_ms, "/jitter")
+        return jitter_ms
+
+    def _ttl_ms(self, ttl: int | str | None) -> int:
+        """0: for ever."""
+        if ttl is None:
+            return 0
+        ttl_ms = _duration_ms(ttl, "/ttl")
+        if ttl_ms < 1:
+            raise InputError("a time to live is at least 1 ms", "/ttl")
+        self.check_wait(ttl_ms, "/ttl")
+        return ttl_ms
 
     def _check_names(
         self,
@@ -341,7 +456,7 @@ class Intake:
                 self._message(_decode_json(raw), now_ms)
                 continue
             except (*UNREADABLE, InputError):
-                found = self._errors(raw, _Publish, now_ms)
+                found = self._errors(raw, _PublishWithOptions, now_ms)
             errors += [error.below(f"/{index}") for error in found]
         assert errors, "a batch was refused for no reason"
         errors.sort(key=_index)
@@ -359,11 +474,15 @@ class Intake:
             lambda: self._body(get("body", _UNSET), get("body_base64")),
             lambda: self.due_ms(get("delay"), get("deliver_at"), now_ms),
             lambda: _watch(get("watch"), get("on_event")),
+            lambda: self._ttl_ms(get("ttl")),
+            lambda: _priority(get("priority")),
         ]
         if "timeout" in values:
             checks.append(lambda: self._timeout_ms(values["timeout"]))
         if "subject" in values:
             checks.append(lambda: self._check_subject(values["subject"]))
+        if get("jitter") is not None:
+            checks.append(lambda: self._check_jitter(values, now_ms))
         if get("key") is not None:
             checks.append(lambda: check_key(values["key"]))
         if get("headers") is not None:
@@ -375,6 +494,13 @@ class Intake:
                 errors.append(error)
         assert errors, "a message was refused for no reason"
         return errors
+
+    def _check_jitter(self, values: Mapping[str, Any], now_ms: int) -> None:
+        """What is wrong with the due time is said without it."""
+        due_ms = now_ms
+        with suppress(InputError):
+            due_ms = self.due_ms(values.get("delay"), values.get("deliver_at"), now_ms)
+        self._jitter_ms(values["jitter"], due_ms - now_ms)
 
     def _check_count(self, count: int) -> None:
         if count > self._settings.batch_max_messages:
@@ -393,12 +519,14 @@ class Intake:
             check_headers(headers)
         body, content = self._body(publish.body, publish.body_base64)
         due_ms = self.due_ms(publish.delay, publish.deliver_at, now_ms)
-        if publish.watch is None and publish.on_event is None:
-            return NewMessage(subject, due_ms, Payload(body, content, key, headers or None))
-        watch = _watch(publish.watch, publish.on_event)
-        return NewMessage(
-            subject, due_ms, Payload(body, content, key, headers or None, watch=watch)
+        due_ms = self._spread(publish, due_ms, now_ms)
+        watch = None
+        if publish.watch is not None or publish.on_event is not None:
+            watch = _watch(publish.watch, publish.on_event)
+        payload = Payload(
+            body, content, key, headers or None, watch=watch, options=self._options(publish)
         )
+        return NewMessage(subject, due_ms, payload)
 
     def _check_subject(self, subject: str) -> None:
         if subject not in self._known_subjects and not is_subject(subject):
@@ -501,6 +629,14 @@ def _watch(keys: tuple[str, ...] | None, on_event: str | None) -> Watch | None:
     if len(set(keys)) != len(keys):
         raise InputError("a key stands there twice", "/watch")
     return Watch(keys, OnEvent[(on_event or "cancel").upper()])
+
+
+def _priority(priority: int | None) -> int:
+    if priority is None:
+        return 0
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise InputError(f"a priority is 0 to {PRIORITY_MAX}", "/priority")
+    return priority
 
 
 def check_utf8(data: bytes) -> None:

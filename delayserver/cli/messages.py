@@ -13,12 +13,16 @@ from delayserver.cli.options import (
     DelayOption,
     HeaderOption,
     IdArgument,
+    JitterOption,
     KeyOption,
     MessageIdArgument,
+    PriorityOption,
     SubjectOption,
+    TtlOption,
     due_fields,
     header_fields,
     message_path,
+    option_fields,
     with_body,
 )
 from delayserver.cli.output import rows
@@ -34,6 +38,7 @@ def register(app: typer.Typer) -> None:
         app,
         "publish",
         """publish order.unpaid '{"order": 1001}' --delay 30m --key 1001""",
+        """publish code.sent '{"user": 7}' --ttl 2m --priority 9""",
         "publish report.daily @report.json --at 2026-11-21T06:00:00+01:00",
     )(publish)
     server_command(
@@ -135,11 +140,15 @@ def publish(
             help="What an event does: cancel it (the default), or deliver it now.",
         ),
     ] = None,
+    ttl: TtlOption = None,
+    jitter: JitterOption = None,
+    priority: PriorityOption = None,
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
     When this command ends with status 0, the message is stored durably."""
     document: dict[str, Any] = {"subject": subject, **due_fields(delay, at)}
+    document |= option_fields(ttl, jitter, priority)
     if key is not None:
         document["key"] = key
     if headers:
@@ -160,11 +169,14 @@ def replace(
     delay: DelayOption = None,
     at: AtOption = None,
     headers: HeaderOption = None,
+    ttl: TtlOption = None,
+    jitter: JitterOption = None,
+    priority: PriorityOption = None,
 ) -> None:
     """Publish a message in place of the one that waits under its key, if one does.
 
     A timer that each call pushes back: it fires when no call has come for the delay."""
-    document: dict[str, Any] = due_fields(delay, at)
+    document: dict[str, Any] = due_fields(delay, at) | option_fields(ttl, jitter, priority)
     if headers:
         document["headers"] = header_fields(headers)
     content = with_body(document, body)

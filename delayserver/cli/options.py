@@ -54,6 +54,27 @@ AtOption = Annotated[
     ),
 ]
 
+TtlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl",
+        metavar="DURATION",
+        help="A dead letter if it cannot be delivered within this time after it is due.",
+    ),
+]
+JitterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--jitter", metavar="DURATION", help="Due up to so much later, drawn by the server."
+    ),
+]
+PriorityOption = Annotated[
+    int | None,
+    typer.Option(
+        "--priority", min=0, max=9, help="Of what is due, higher ones are delivered first."
+    ),
+]
+
 
 def message_path(message_id: str | None, subject: str | None, key: str | None) -> str:
     """Where a message is looked up: by its id, or by subject and key."""
@@ -71,6 +92,18 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     if delay is not None:
         return {"delay": duration(delay, "--delay")}
     return {} if at is None else {"deliver_at": moment(at, "--at")}
+
+
+def option_fields(ttl: str | None, jitter: str | None, priority: int | None) -> dict[str, Any]:
+    """What else is wanted of a message, as it stands in a request."""
+    fields: dict[str, Any] = {}
+    if ttl is not None:
+        fields["ttl"] = duration(ttl, "--ttl")
+    if jitter is not None:
+        fields["jitter"] = duration(jitter, "--jitter")
+    if priority is not None:
+        fields["priority"] = priority
+    return fields
 
 
 def duration(value: str, option: str) -> int | str:

@@ -160,6 +160,10 @@ class Producer(Blocking[AsyncProducer]):
     once with `on_event="fire"`. With `ack="filed"` it is filed, too, when this returns, so that
     lists show it (`Published.filed` says so).
 
+    What cannot be delivered within `ttl` of its due time becomes a dead letter (`expired`). With
+    `jitter` it is due up to so much later: `Published.deliver_at` says when. Of what is due, that
+    of a higher `priority` (0, the default, to 9) is delivered first.
+
     Raises InvalidError; ConflictError where the key stands for a message with other content;
     NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are used
     up; TypeError and ValueError for a body, a delay or a time that cannot be written."""

@@ -245,6 +245,9 @@ class AsyncProducer(RetryingClient):
         headers: Mapping[str, str] | None = None,
         watch: Sequence[str] | None = None,
         on_event: OnEvent | None = None,
+        ttl: Delay | None = None,
+        jitter: Delay | None = None,
+        priority: int | None = None,
         ack: Ack = "durable",
         timeout_s: float | None = None,
     ) -> Published:
@@ -260,11 +263,16 @@ class AsyncProducer(RetryingClient):
         at once with `on_event="fire"`. With `ack="filed"` it is filed, too, when this returns, so
         that lists show it (`Published.filed` says so).
 
+        What cannot be delivered within `ttl` of its due time becomes a dead letter (`expired`).
+        With `jitter` it is due up to so much later: `Published.deliver_at` says when. Of what is
+        due, that of a higher `priority` (0, the default, to 9) is delivered first.
+
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
         used up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
         if timeout_s is not None:
             again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
+            again = partial(again, ttl=ttl, jitter=jitter, priority=priority)
             published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
             return await within(timeout_s, published)
         loop = asyncio.get_running_loop()
@@ -276,7 +284,8 @@ class AsyncProducer(RetryingClient):
         lane, owners = None, self._owners
         if owners.are_apart:
             lane = owners.of_any() if key is None else owners.of_key(subject, key)
-        message = new_message(subject, body, delay, deliver_at, key, headers, watch, on_event)
+        due, watched = (delay, deliver_at), (watch, on_event)
+        message = new_message(subject, body, *due, key, headers, *watched, ttl, jitter, priority)
         data = encode(message)
         batcher = self._publishes if ack == "durable" else self._filed
         if not batcher.try_reserve(len(data)):
@@ -477,6 +486,9 @@ class AsyncProducer(RetryingClient):
         headers: Mapping[str, str] | None = None,
         watch: Sequence[str] | None = None,
         on_event: OnEvent | None = None,
+        ttl: Delay | None = None,
+        jitter: Delay | None = None,
+        priority: int | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
@@ -486,7 +498,8 @@ class AsyncProducer(RetryingClient):
         Raises as `publish`; ChangedError with `if_match`. After a lost answer it is sent again only
         where a message still waits under the key, so that it never fires twice; else, an
         UnansweredError leaves it to the caller."""
-        message = new_message(subject, body, delay, deliver_at, None, headers, watch, on_event)
+        due, watched = (delay, deliver_at), (watch, on_event)
+        message = new_message(subject, body, *due, None, headers, *watched, ttl, jitter, priority)
         document, path = fields(message), path_of("subjects", subject, "keys", key)
         shard = self._shard_of(None, subject, key)
         if if_match is None:

@@ -39,6 +39,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] | None = None
     watch: Sequence[str] | None = None
     on_event: OnEvent | None = None
+    ttl: Delay | None = None
+    jitter: Delay | None = None
+    priority: int | None = None
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -154,6 +157,9 @@ class Stored(Body, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     watch: tuple[str, ...] = ()
     on_event: OnEvent | None = None
+    priority: int = 0
+    expires_at: datetime | None = None
+    """From when on it is too late to deliver it; None: never."""
     deliveries: tuple[Delivery, ...] = ()
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""

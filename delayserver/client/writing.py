@@ -30,13 +30,14 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
     headers: Mapping[str, str] | None = None
     watch: Sequence[str] | None = None
     on_event: OnEvent | None = None
+    ttl: int | str | None = None
+    jitter: int | str | None = None
+    priority: int | None = None
 
 
 def to_send(draft: Draft) -> MessageToSend:
     """The same message. Raises ValueError."""
-    due = draft.delay, draft.deliver_at
-    watched = draft.watch, draft.on_event
-    return new_message(draft.subject, draft.body, *due, draft.key, draft.headers, *watched)
+    return new_message(**msgspec.structs.asdict(draft))
 
 
 def new_message(
@@ -48,18 +49,36 @@ def new_message(
     headers: Mapping[str, str] | None = None,
     watch: Sequence[str] | None = None,
     on_event: OnEvent | None = None,
+    ttl: Delay | None = None,
+    jitter: Delay | None = None,
+    priority: int | None = None,
 ) -> MessageToSend:
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
         delay = duration(delay)
     if isinstance(deliver_at, datetime):
         deliver_at = time(deliver_at)
+    if isinstance(ttl, timedelta):
+        ttl = duration(ttl)
+    if isinstance(jitter, timedelta):
+        jitter = duration(jitter)
     if isinstance(body, bytes):
         body, body_base64 = None, body
     else:
         body_base64 = None
     return MessageToSend(
-        subject, body, body_base64, delay, deliver_at, key, headers, watch, on_event
+        subject,
+        body,
+        body_base64,
+        delay,
+        deliver_at,
+        key,
+        headers,
+        watch,
+        on_event,
+        ttl,
+        jitter,
+        priority,
     )
 
 

@@ -29,6 +29,7 @@ from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec, KeyHasher
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
+from delayserver.schedule.wheel_rows import ROUTE_NUMBER
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
 
@@ -187,7 +188,8 @@ class Cancels:
                 group.effects.append(partial(self._hours.add, hour, -len(rows)))
                 here = mine[which]
                 waits[here] = True
-                subjects[here] = np.where(subjects[here], subjects[here], rows["route"])
+                routes = rows["route"] & ROUTE_NUMBER
+                subjects[here] = np.where(subjects[here], subjects[here], routes)
             for index in mine[~waits[mine]].tolist():
                 waits[index] = self._groups.is_in_memory(int(seqs[index]))
         return waits

@@ -41,7 +41,7 @@ from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState, KeyEntry
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
+from delayserver.schedule.wheel_rows import ROUTE_NUMBER, ROUTE_SUBSCRIPTION, route_bits
 from storage.frame import Rows
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
@@ -100,15 +100,27 @@ class Messages:
         """Messages cancelled since the start."""
         return sum(self.cancelled_by_subject.values())
 
-    def schedule(self, seq: int, due_ms: int, route: int) -> None:
-        """The open group has a new schedule row: should it go to the wheel by the express way?"""
+    def schedule(self, seq: int, due_ms: int, route: int, flags: int) -> None:
+        """The open group has a new schedule row: should it go to the wheel by the express way?
+
+        `flags`: those of its record."""
         if due_ms < self._express_until_ms() and self._hours.takes_express(due_ms // HOUR_MS):
-            self._sequencer.group.express.append((seq, due_ms, route))
+            self._sequencer.group.express.append((seq, due_ms, route | route_bits(flags)))
         self._groups.wake()
 
-    def schedule_many(self, first_seq: int, dues_ms: Sequence[int], routes: Sequence[int]) -> None:
+    def schedule_many(
+        self,
+        first_seq: int,
+        dues_ms: Sequence[int],
+        routes: Sequence[int],
+        flags: Sequence[int] | int,
+    ) -> None:
         """The open group has new schedule rows of seqs one behind the other, not none; those that
-        are due soon go to the wheel by the express way."""
+        are due soon go to the wheel by the express way.
+
+        `flags`: those of their records (`Publishes.flags`)."""
+        if not isinstance(flags, int):
+            routes = [route | route_bits(one) for route, one in zip(routes, flags, strict=True)]
         until_ms = self._express_until_ms()
         if min(dues_ms) < until_ms:
             takes_express = self._hours.takes_express
@@ -379,18 +391,18 @@ class Messages:
             key_hash=self.key_hash(subject_id, payload.key),
             subject_id=subject_id,
             payload=sealed,
-            flags=row_flags(payload),
+            flags=(flags := row_flags(payload)),
         )
         state = ChangeState.FIRED if kind is RecordKind.FIRE else ChangeState.MOVED
         change = Change(state, record, new_due_ms, 0, subject_id)
         self._sequencer.put_change(record, seq, 0, change, changes)
         # The old row goes before the new one comes, both in one group: it fires once (I4).
         self._take_out(entry)
-        self.schedule(record, new_due_ms, subject_id)
+        self.schedule(record, new_due_ms, subject_id, flags)
         return self._sequencer.group
 
 
 def _subject_id(row: Rows | None) -> int:
     """The subject of a row that waited in memory; 0: not known."""
     route = 0 if row is None else int(row["route"][0])
-    return 0 if route & ROUTE_SUBSCRIPTION else route
+    return 0 if route & ROUTE_SUBSCRIPTION else route & ROUTE_NUMBER

@@ -21,6 +21,7 @@ from delayserver.records.content import digest_of, digests_of, in_order, is_orde
 from delayserver.records.message import (
     HEADERS_BYTES_MAX,
     Content,
+    MessageOptions,
     Payload,
     Watch,
     encode_payload,
@@ -51,6 +52,8 @@ class PublishBatch(msgspec.Struct):
     headers: list[dict[str, str] | None]
     watches: list[Watch | None]
     traces: list[Trace | None]
+    options: list[MessageOptions | None] = []
+    """Empty where no message has any."""
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -63,13 +66,17 @@ class PublishBatch(msgspec.Struct):
             self.keys[index],
             self.headers[index],
             watch=self.watches[index],
+            options=self.options[index] if self.options else None,
         )
         return NewMessage(self.subjects[index], self.dues_ms[index], payload, self.traces[index])
 
     def select(self, indexes: Sequence[int]) -> "PublishBatch":
         """Some of the messages."""
-        columns = (getattr(self, name) for name in self.__struct_fields__)
-        return PublishBatch(*([column[index] for index in indexes] for column in columns))
+        *columns, options = (getattr(self, name) for name in self.__struct_fields__)
+        chosen = PublishBatch(*([column[index] for index in indexes] for column in columns))
+        if options:
+            chosen.options = [options[index] for index in indexes]
+        return chosen
 
 
 class SealedBatch:
@@ -78,7 +85,12 @@ class SealedBatch:
     def __init__(self, batch: PublishBatch) -> None:
         self.batch = batch
         self.payloads = encode_payloads(
-            batch.bodies, batch.contents, batch.keys, batch.headers, batch.watches
+            batch.bodies,
+            batch.contents,
+            batch.keys,
+            batch.headers,
+            batch.watches,
+            batch.options,
         )
         self.crcs = crcs_of(self.payloads)
         self.key_hashes: list[bytes] = []

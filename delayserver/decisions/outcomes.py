@@ -7,7 +7,7 @@
         ├──▶ untried ───────────────────▶ first in its queue again
         └──▶ failed ────────────────────▶ a RETRY later, or DEAD after the last attempt
                                           (subscription paused, if it says: after so long of that)
-    too old ──▶ DEAD                    DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
+    too old, expired ──▶ DEAD           DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
 
 What arrived is settled in the dispatch log alone, by the `Dispatcher`: most deliveries end so, and
 no record is written. What failed becomes a record of the message log, and only when that is durable
@@ -30,6 +30,7 @@ from functools import partial
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
@@ -74,6 +75,8 @@ from storage.rows import RecordKind
 
 RECORDS_TURN_MAX = 500
 """Leased deliveries that are recorded in one turn of the event loop."""
+EXPIRED = "expired"
+"""Why a delivery was given up that began too late for the time to live of its message."""
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 
@@ -371,6 +374,13 @@ class Outcomes:
         """A delivery is too old to be attempted: it is a dead letter."""
         self._bury(delivery, reason, now_ms, delivery.attempt - 1)
 
+    def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
+        """Deliveries have outlived their messages' time to live: they are dead letters."""
+        self._record_each([Some(deliveries, which)], self._bury_expired, now_ms)
+
+    def _bury_expired(self, delivery: DueDelivery, now_ms: int) -> None:
+        self._bury(delivery, EXPIRED, now_ms, delivery.attempt - 1)
+
     def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         """A delivery is all that is left of a message, and its subscription `left_by` is gone.
 
@@ -424,7 +434,11 @@ class Outcomes:
         )
         payload = msgspec.structs.replace(delivery.payload, origin=next_origin)
         sealed = encode_payload(payload)
-        due_ms = now_ms + delay_ms
+        due_ms, expires_ms = now_ms + delay_ms, payload.expires_ms(origin.due_ms)
+        if expires_ms is not None:
+            # An attempt after that would be in vain. It becomes a dead letter then, not before.
+            due_ms = max(now_ms, min(due_ms, expires_ms))
+        flags = row_flags(payload)
         self._groups.make_room(len(sealed) + MESSAGE_ROW.size)
         seq = self._sequencer.append(
             RecordKind.RETRY,
@@ -437,13 +451,13 @@ class Outcomes:
             subscription_id=delivery.subscription_id,
             payload=sealed,
             attempt=attempt,
-            flags=row_flags(payload),
+            flags=flags,
         )
         change = Change(ChangeState.RETRYING, seq, due_ms, attempt, origin.subject_id)
         again = partial(self._schedule_again, delivery, attempt, delay_ms)
         self._conclude(delivery, seq, change, again)
         route = delivery.subscription_id | ROUTE_SUBSCRIPTION
-        self._messages.schedule(seq, due_ms, route)
+        self._messages.schedule(seq, due_ms, route, flags)
 
     def _bury(self, delivery: DueDelivery, reason: str, now_ms: int, attempts: int) -> None:
         """No attempt is left after so many: it can be listed and redriven from now on."""
@@ -513,14 +527,19 @@ class Outcomes:
         self, owner_id: int, entry_seq: int, payload: Payload, heir_id: int, now_ms: int
     ) -> Group:
         """Deliver a dead letter again, counting its attempts from 1 again: to the subscription that
-        gave it up, or, if that was deleted, to its heir. Raises NotFoundError."""
-        origin = payload.origin
+        gave it up, or, if that was deleted, to its heir. Its time to live counts from now. Raises
+        NotFoundError."""
+        origin, flags = payload.origin, row_flags(payload)
         assert origin is not None
         changes = self._letter_changes(owner_id, entry_seq, origin.message_seq)
         if heir_id != owner_id and heir_id in changes:
             raise NotFoundError("the heir had the message in another way, or was just given it")
         origin = msgspec.structs.replace(origin, attempt=1)
-        sealed = encode_payload(msgspec.structs.replace(payload, origin=origin))
+        options = payload.options
+        if options is not None:
+            options = msgspec.structs.replace(options, since_ms=now_ms)
+        payload = msgspec.structs.replace(payload, origin=origin, options=options)
+        sealed = encode_payload(payload)
         self._groups.admit(len(sealed))
         if heir_id != owner_id:
             # Both records are in one group: no crash leaves one without the other.
@@ -535,11 +554,11 @@ class Outcomes:
             subscription_id=heir_id,
             payload=sealed,
             attempt=1,
-            flags=row_flags(payload),
+            flags=flags,
         )
         change = Change(ChangeState.RETRYING, seq, now_ms, 1, origin.subject_id)
         self._sequencer.put_change(seq, origin.message_seq, heir_id, change)
-        self._messages.schedule(seq, now_ms, heir_id | ROUTE_SUBSCRIPTION)
+        self._messages.schedule(seq, now_ms, heir_id | ROUTE_SUBSCRIPTION, flags)
         return self._sequencer.group
 
     def discard(self, owner_id: int, entry_seq: int, message_seq: int, subject_id: int) -> Group:

@@ -46,6 +46,7 @@ from delayserver.records.message import (
     Payload,
     State,
     encode_payload,
+    option_flags,
     row_flags,
 )
 from delayserver.records.message_id import ID_BYTES
@@ -292,7 +293,7 @@ class Publishing:
             new.crcs,
             hashes,
             digests if has_keys else 0,
-            flags=[FLAG_WATCHES * (w is not None) for w in batch.watches] if has_watches else 0,
+            flags=_flags(batch) if has_watches or batch.options else 0,
         )
         if any(batch.traces):
             publishes = with_traces(new, publishes)
@@ -309,7 +310,7 @@ class Publishing:
             for seq, due_ms, watch in zip(seqs, dues_ms, batch.watches, strict=True):
                 if watch is not None:
                     self._watches.add(group, seq, due_ms, watch)
-        self._messages.schedule_many(first_seq, dues_ms, subject_ids)
+        self._messages.schedule_many(first_seq, dues_ms, subject_ids, publishes.flags)
         return AcceptedBatch(self._ids.encode_many(dues_ms, seqs), {}, group, last_seq)
 
     def _duplicate(self, known: KeyEntry) -> Accepted:
@@ -328,6 +329,7 @@ class Publishing:
         """Put the record of a message, which is new, into the open group."""
         sequencer, due_ms, watch = self._sequencer, message.due_ms, message.payload.watch
         digest = 0 if key_hash is NO_KEY else content_digest(message.payload, sealed)
+        flags = row_flags(message.payload)
         seq = sequencer.append(
             RecordKind.PUBLISH,
             due_ms=due_ms,
@@ -335,13 +337,13 @@ class Publishing:
             subject_id=subject_id,
             payload=stored(message, sealed),
             target_due_ms=digest,
-            flags=row_flags(message.payload),
+            flags=flags,
         )
         if watch is not None:
             self._watches.add(sequencer.group, seq, due_ms, watch)
         if key_hash is not NO_KEY:
             sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest))
-        self._messages.schedule(seq, due_ms, subject_id)
+        self._messages.schedule(seq, due_ms, subject_id, flags)
         self.accepted_by_subject[subject_id] += 1
         return Accepted(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
 
@@ -402,6 +404,16 @@ def _numbers(numbers: Mapping[str, int], names: Sequence[str]) -> list[int]:
     if len(numbers) == 1:
         return [*numbers.values()] * len(names)
     return [numbers[name] for name in names]
+
+
+def _flags(batch: PublishBatch) -> list[int]:
+    """The flags of each message's record."""
+    flags = [FLAG_WATCHES * (watch is not None) for watch in batch.watches]
+    if batch.options:
+        for index, options in enumerate(batch.options):
+            if options is not None:
+                flags[index] |= option_flags(options)
+    return flags
 
 
 def _split(ids: bytes) -> Iterable[bytes]:

@@ -7,13 +7,15 @@ What may leave is limited by the definition of the subscription, in this order:
 
     catch_up   spread: late rows leave evenly over a while, fresh ones on time beside them
                drop_older_than: rows that are older leave by `pop_outdated`, to be given up
-               all: everything at once, late rows first
+               all: everything at once
     batch      fewer than a batch wait until the oldest of them has lingered
     rate       a token bucket, one token for each row that leaves; or a permit, where several shards
                have one rate together
 
-With `all` there is one lane. Rows are slices of arrays, never objects. How much leaves at once is
-also limited in bytes, by the caller; what does not fit stays, and is next.
+With `all` nothing is late. Of what may leave, rows of a higher priority are first (`Ranks`); of one
+priority the late ones. With `spread` that holds among the late rows, and among the fresh ones. Rows
+are slices of arrays, never objects. How much leaves at once is also limited in bytes, by the
+caller; what does not fit stays, and is next.
 
 How old a row is follows from its due time, and so from the clock. To spread, to linger and a rate
 are lengths of time: they are counted on the stopwatch, and last as long as they were meant to when
@@ -29,7 +31,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from delayserver.delivery.catch_up import Pace
-from delayserver.delivery.lane import Lane, Room
+from delayserver.delivery.lane import Room
+from delayserver.delivery.ranks import Ranks
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
@@ -54,8 +57,8 @@ class Backlog:
     ) -> None:
         """`behind_ms`: what fell due before this moment could not be delivered in time; `permit`:
         says instead of the rate of the subscription how many rows may leave."""
-        self._fresh = Lane()
-        self._late = Lane()
+        self._fresh = Ranks()
+        self._late = Ranks()
         self._behind_ms = behind_ms
         self._pace: Pace | None = None
         self._permit = permit
@@ -87,7 +90,7 @@ class Backlog:
     def _fall_behind(self, now_ms: int) -> None:
         """All that waits, and what fell due until now and is still to come, is late."""
         self._behind_ms = now_ms
-        fresh, self._fresh = self._fresh, Lane()
+        fresh, self._fresh = self._fresh, Ranks()
         self._late.extend(fresh)
         if self._spread_ms:
             self._pace = Pace(self._spread_ms)
@@ -105,8 +108,8 @@ class Backlog:
 
     def slices(self) -> Iterator[FiredRows]:
         """All rows that wait, the late ones first."""
-        yield from self._late.slices
-        yield from self._fresh.slices
+        yield from self._late.slices()
+        yield from self._fresh.slices()
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here."""
@@ -190,11 +193,18 @@ class Backlog:
             self._pace.spend(_count(late))
             taken += late
         else:
-            taken = self._late.pop(room, since_ms)
-            taken += self._fresh.pop(room, since_ms)
+            taken = []
+            for priority in self._priorities():
+                taken += self._late.pop(room, since_ms, priority=priority)
+                taken += self._fresh.pop(room, since_ms, priority=priority)
         if self._rate is not None:
             self._rate.take(_count(taken), present_ms / 1000)
         return taken
+
+    def _priorities(self) -> list[int]:
+        """Those that may have rows, from the highest on."""
+        late, fresh = self._late.priorities, self._fresh.priorities
+        return fresh if late == fresh else sorted({*late, *fresh}, reverse=True)
 
     def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
         """Rows that are next, and too old to be delivered; as many as with `pop`."""

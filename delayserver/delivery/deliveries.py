@@ -9,6 +9,7 @@ Threads: filled once, then read; `drop_payloads` belongs to the event loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import DueDelivery, Origin, Payload, ScheduleEntry
 from delayserver.records.message_id import ID_DIGITS
-from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.schedule.wheel_rows import ROUTE_NUMBER, ROUTE_OPTIONS, FiredRows
 from storage.frame import Rows
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, Outcome, select
 
@@ -69,7 +70,7 @@ class Deliveries(Sequence[DueDelivery]):
         settled["outcome"] = Outcome.DELIVERED
         self.first_due_ms = due_ms.tolist()
         """When the first attempt of each was due."""
-        self.subject_ids = rows["route"].tolist()
+        self.subject_ids = (rows["route"] & ROUTE_NUMBER).tolist()
         self._published_due_ms = due_ms
         self._subject_names = subject_names
         self._ids = ids
@@ -120,6 +121,27 @@ class Deliveries(Sequence[DueDelivery]):
         """The subjects of the messages."""
         names = self._subject_names
         return [names[subject_id] for subject_id in self.subject_ids]
+
+    def expired(self, now_ms: int) -> NDArray[np.intp]:
+        """Those that are delivered in vain, since their time to live is over: their indexes
+        (shape n, ascending). Where no message has options one look at their rows tells."""
+        with_options = np.flatnonzero(self.rows["route"] & ROUTE_OPTIONS)
+        expired: list[int] = []
+        for index in with_options.tolist():
+            expires_ms = self.payloads[index].expires_ms(self.first_due_ms[index])
+            if expires_ms is not None and expires_ms <= now_ms:
+                expired.append(index)
+        return np.array(expired, np.intp)
+
+    def select(self, which: NDArray[np.intp]) -> "Deliveries":
+        """Some of them. `which`: their indexes (shape n)."""
+        chosen, indexes = copy(self), which.tolist()
+        chosen.rows, chosen.settled = select(self.rows, which), select(self.settled, which)
+        chosen.payloads = [self.payloads[index] for index in indexes]
+        chosen.first_due_ms = [self.first_due_ms[index] for index in indexes]
+        chosen.subject_ids = [self.subject_ids[index] for index in indexes]
+        chosen._published_due_ms = self._published_due_ms[which]
+        return chosen
 
     def slices(self, which: NDArray[np.intp]) -> list[FiredRows]:
         """The rows of some of them, as they wait again. `which`: their indexes (shape n, not 0).

@@ -35,7 +35,12 @@ from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
+from delayserver.schedule.wheel_rows import (
+    ROUTE_NUMBER,
+    ROUTE_SUBSCRIPTION,
+    WHEEL_DTYPE,
+    FiredRows,
+)
 from delayserver.timers.timeouts import Timeouts
 from delayserver.times import format_duration
 from storage.frame import Rows
@@ -89,6 +94,11 @@ class Undelivered(Protocol):
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
         """A delivery is older than its subscription wants: it is not attempted."""
+        ...
+
+    def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
+        """Deliveries have outlived their messages' time to live: they are not attempted. `which`:
+        their indexes (shape n)."""
         ...
 
     def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
@@ -191,17 +201,18 @@ class Dispatcher:
             self.pump(queue, now_ms)
 
     def _route(self, route: int, fired: FiredRows) -> list[Queue]:
+        number = route & ROUTE_NUMBER
         if route & ROUTE_SUBSCRIPTION:
-            subscription_id = route & ~ROUTE_SUBSCRIPTION
+            subscription_id = number
             subscription = self._registry.by_id(subscription_id)
             if subscription is None:
                 self._adopt(fired, subscription_id)
                 return []
             shares = [(subscription, fired)]
         else:
-            matching = self._registry.matching(self._subject_names[route])
+            matching = self._registry.matching(self._subject_names[number])
             if not matching:
-                self.parked.add(route, fired)
+                self.parked.add(number, fired)
                 return []
             shares = _shares(fired, matching)
         queues, more = [], -len(fired.rows)
@@ -446,7 +457,15 @@ class Dispatcher:
             self._unread.add(seq)
         if not handout.give_up_reason and not self.may_deliver():
             self._take_back(queue, handout, deliveries, now_ms)
-        elif handout.request is not None:
+            return
+        if not handout.give_up_reason and len(expired := deliveries.expired(now_ms)):
+            self.outcomes.on_expired(deliveries, expired, now_ms)
+            left = np.delete(np.arange(len(deliveries)), expired)
+            deliveries = deliveries.select(left)
+        if handout.request is not None:
+            is_in_vain = handout.count > 0 and not len(deliveries)
+            if is_in_vain and self._start_anew(queue, handout.request):
+                return
             self._ports.hand_out(handout, deliveries)
         elif handout.give_up_reason:
             for delivery in deliveries:
@@ -469,6 +488,15 @@ class Dispatcher:
                 for delivery in deliveries:
                     self._ports.send(queue.subscription, [delivery])
             self.pump(queue, now_ms)
+
+    def _start_anew(self, queue: Queue, request: PullRequest) -> bool:
+        """Nothing of what was read for a consumer can be given to it: read what comes behind.
+        False: there is nothing, or nobody waits any more."""
+        return (
+            not request.is_gone
+            and self._ready(queue) > 0
+            and self._start(queue, request.max_messages, request, self._instant())
+        )
 
     def _take_back(
         self, queue: Queue, handout: Handout, deliveries: Deliveries, now_ms: int

@@ -19,7 +19,7 @@ from delayserver.errors import InputError
 from delayserver.records.attempts import History
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal, unseal_many
-from storage.rows import FLAG_WATCHES, HOUR_MS
+from storage.rows import FLAG_OPTIONS, FLAG_WATCHES, HOUR_MS, PRIORITY_SHIFT
 
 KEY_MAX_BYTES = 256
 
@@ -66,6 +66,21 @@ class Watch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """0: an event cancels the message; 1: it fires it."""
 
 
+class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What else the publisher wants of a message; there is none where all is as by default."""
+
+    ttl_ms: int = 0
+    """How long after its due time a delivery may still begin; 0: for ever."""
+    since_ms: int = 0
+    """From when that counts, if it is not the due time: a dead letter was delivered again."""
+    priority: int = 0
+    """From 0 to 9: of what is due, higher ones leave first."""
+
+    def expires_ms(self, due_ms: int) -> int | None:
+        """From when on it is too late for a message that is due at `due_ms`; None: never."""
+        return (self.since_ms or due_ms) + self.ttl_ms if self.ttl_ms else None
+
+
 class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The variable part of a message, as it stands in the logs."""
 
@@ -78,6 +93,12 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     watch: Watch | None = None
     history: History | None = None
     """The attempts that were made so far."""
+    options: MessageOptions | None = None
+
+    def expires_ms(self, due_ms: int) -> int | None:
+        """From when on it is too late for a message whose first attempt is due at `due_ms`; None:
+        never."""
+        return None if self.options is None else self.options.expires_ms(due_ms)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -89,18 +110,16 @@ _ARRAY_OF = struct.Struct(">BI")
 
 def encode_payload(payload: Payload) -> bytes:
     """The bytes of a payload, sealed with their checksum."""
-    if payload.history is None and payload.watch is None:
-        # The bytes must be the same as before there were watch keys: their digest decides whether
-        # a publish with a known key repeats that message or contradicts it.
-        plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
-        return seal(_encoder.encode(plain))
-    if payload.history is None:
-        watched = (
-            *(payload.body, payload.content, payload.key, payload.headers, payload.origin),
-            payload.watch,
-        )
-        return seal(_encoder.encode(watched))
-    return seal(_encoder.encode(payload))
+    return seal(_encode(payload))
+
+
+def _encode(payload: Payload) -> bytes:
+    if payload.options is not None or payload.history is not None:
+        return _encoder.encode(payload)
+    # The bytes must be the same as before there were options, or watch keys: their digest decides
+    # whether a publish with a known key repeats that message or contradicts it.
+    plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
+    return _encoder.encode(plain if payload.watch is None else (*plain, payload.watch))
 
 
 def encode_payloads(
@@ -109,22 +128,31 @@ def encode_payloads(
     keys: Sequence[str | None],
     headers: Sequence[dict[str, str] | None],
     watches: Sequence[Watch | None],
+    options: Sequence[MessageOptions | None] = (),
 ) -> list[bytes]:
-    """The payloads of new messages as MessagePack, without the checksum that `seal_many` adds."""
+    """The payloads of new messages as MessagePack, without the checksum that `seal_many` adds.
+
+    `options`: empty where no message has any."""
     encode = _encoder.encode
     encoded = list(map(encode, zip(bodies, contents, keys, headers, repeat(None), strict=False)))
-    if any(watches):
+    if options or any(watches):
         for index, watch in enumerate(watches):
-            if watch is not None:
-                encoded[index] = encode(
-                    (bodies[index], contents[index], keys[index], headers[index], None, watch)
-                )
+            chosen = options[index] if options else None
+            if watch is not None or chosen is not None:
+                plain = bodies[index], contents[index], keys[index], headers[index]
+                encoded[index] = _encode(Payload(*plain, watch=watch, options=chosen))
     return encoded
 
 
 def row_flags(payload: Payload) -> int:
     """The flags in the row of a record that schedules a message with this payload."""
-    return 0 if payload.watch is None else FLAG_WATCHES
+    flags = 0 if payload.watch is None else FLAG_WATCHES
+    return flags if payload.options is None else flags | option_flags(payload.options)
+
+
+def option_flags(options: MessageOptions) -> int:
+    """The flags that tell of the options."""
+    return FLAG_OPTIONS | options.priority << PRIORITY_SHIFT
 
 
 def decode_payload(sealed: bytes, where: str, offset: int, seq: int) -> Payload:

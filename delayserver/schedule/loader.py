@@ -28,7 +28,12 @@ from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.ended import Ended, is_among_sorted
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel import LOADED_RUN_ROWS, Places, Run, merge_runs
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, wheel_rows
+from delayserver.schedule.wheel_rows import (
+    ROUTE_NUMBER,
+    ROUTE_SUBSCRIPTION,
+    WHEEL_DTYPE,
+    wheel_rows,
+)
 from storage.frame import Damage, Rows
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
@@ -177,8 +182,10 @@ class Loader:
             here = select(rows, gone & ~removed & is_for_all)
             entries = _as_entries(here, snapshot.hour)
             for subscription, remains in remaining(entries, ended.by, registry, subject_names):
-                affected.append(select(here, remains))
-                affected[-1]["route"] = subscription.id | ROUTE_SUBSCRIPTION
+                mine = select(here, remains)
+                mine["route"] &= ~np.uint32(ROUTE_NUMBER)
+                mine["route"] |= subscription.id | ROUTE_SUBSCRIPTION
+                affected.append(mine)
             waiting = select(rows, ~gone)
             parts[index] = rows[: len(waiting)]  # in its place: it may be all the memory there is
             as_bytes(parts[index])[:] = as_bytes(waiting)
@@ -268,7 +275,7 @@ class _Ahead:
 def _as_entries(waiting: Rows, hour: int) -> Rows:
     """Wheel rows for all subscriptions as schedule rows again: what `remaining` asks of them."""
     entries = np.zeros(len(waiting), SCHEDULE_DTYPE)
-    entries["seq"], entries["subject_id"] = waiting["seq"], waiting["route"]
+    entries["seq"], entries["subject_id"] = waiting["seq"], waiting["route"] & ROUTE_NUMBER
     entries["due_ms"] = waiting["due_offset_ms"].astype(np.int64) + hour * HOUR_MS
     return entries
 

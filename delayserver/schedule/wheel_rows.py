@@ -20,15 +20,20 @@ from numpy.typing import NDArray
 from delayserver.records.message import ScheduleEntry
 from storage.buckets import start_ms
 from storage.frame import Rows
-from storage.rows import HOUR_MS, concatenate
+from storage.rows import FLAG_OPTIONS, HOUR_MS, PRIORITY_SHIFT, concatenate
 
 WHEEL_DTYPE = np.dtype(
     [("seq", "<u8"), ("locator", "<u8"), ("due_offset_ms", "<u4"), ("route", "<u4")]
 )
 """A waiting row: `seq` of its schedule row (0: removed), where its payload is (offset, 0 as long as
 it is not filed, and length), due time within its hour, and the route: a subject id or, with
-ROUTE_SUBSCRIPTION, a subscription id."""
+ROUTE_SUBSCRIPTION, a subscription id; where its payload has options, their priority plus 1 in
+ROUTE_OPTIONS."""
 ROUTE_SUBSCRIPTION = 1 << 31
+_OPTIONS_SHIFT = 27
+ROUTE_OPTIONS = 0xF << _OPTIONS_SHIFT
+ROUTE_NUMBER = (1 << _OPTIONS_SHIFT) - 1
+"""Of a route: the id, without what else is said of the row."""
 LOCATOR_LENGTH_BITS = 24
 PAYLOAD_MAX_BYTES = (1 << LOCATOR_LENGTH_BITS) - 1
 """A locator's length; what is above is the offset. Of what is not filed the locator is no more."""
@@ -50,7 +55,23 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
     rows["route"] = np.where(
         subscription == 0, entries["subject_id"], subscription | ROUTE_SUBSCRIPTION
     )
+    flags = entries["flags"]
+    if (flags >= FLAG_OPTIONS).any():
+        rows["route"] |= _ROUTE_BITS[flags]
     return rows
+
+
+def route_bits(flags: int) -> int:
+    """What the route of a row says besides, by the flags of its record (`row_flags`)."""
+    return (flags >> PRIORITY_SHIFT) + 1 << _OPTIONS_SHIFT if flags & FLAG_OPTIONS else 0
+
+
+def priority_of(route: int) -> int:
+    """The priority that a route says."""
+    return max(0, ((route & ROUTE_OPTIONS) >> _OPTIONS_SHIFT) - 1)
+
+
+_ROUTE_BITS = np.array([route_bits(flags) & ROUTE_OPTIONS for flags in range(256)], np.uint32)
 
 
 class Bounds(NamedTuple):

@@ -85,6 +85,7 @@ class Calls:
         self.settings = shard.settings
         self.clock = shard.clock
         self.stopwatch = shard.stopwatch
+        self.random = shard.random
         self.tick_soon = shard.tick_soon
         self.call_soon = shard.call_soon
         self.on_fatal = shard.on_fatal

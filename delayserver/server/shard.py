@@ -76,6 +76,7 @@ class Shard(ABC):
         self.settings = settings
         self.clock = surroundings.clock
         self.stopwatch = surroundings.stopwatch
+        self.random = surroundings.random
         self.files = files
         self.transactions = surroundings.transactions
         """Where a batch of deliveries and that it is settled may be one; None: nowhere."""

@@ -21,7 +21,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.reader import Found
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
-from delayserver.records.message import Payload, State, Watch, decode_payload
+from delayserver.records.message import MessageOptions, Payload, State, Watch, decode_payload
 from delayserver.records.message_id import MessageId
 from delayserver.records.tables import ChangeState
 from delayserver.testing.actor import Actor
@@ -37,6 +37,8 @@ SUBJECTS = ("orders.paid", "orders.late", "misc")
 KEYS = ("k1", "k2", "k3")
 WATCH_KEYS = ("w1", "w2")
 HEARTBEATS = ("h1", "h2")
+TTLS_MS = (3000, 0, 1, 300, HOUR_MS)
+PRIORITIES = (0, 9, 5, 1)
 
 
 class Clients(Actor):
@@ -81,7 +83,9 @@ class Clients(Actor):
         if variant % 3 == 1:
             # The same content watches the same keys.
             watch = Watch(WATCH_KEYS[: 1 + variant % 2], variant // 3 % 2)
-        return NewMessage(subject, self._due_ms(), Payload(body, key=key, watch=watch))
+        options = _options(variant) if variant % 2 else None
+        payload = Payload(body, key=key, watch=watch, options=options)
+        return NewMessage(subject, self._due_ms(), payload)
 
     def publish(self) -> None:
         """Publish one message or several, some with keys."""
@@ -321,7 +325,7 @@ class Clients(Actor):
                 subjects[rng.choice(numbers)], rng.choice(KEYS) if keyed else None
             )
             subject_id = self._server.engine.sequencer.subjects[message.subject]
-            payload = msgspec.structs.replace(message.payload, watch=None)
+            payload = msgspec.structs.replace(message.payload, watch=None, options=None)
             rows.append(StagedRow(message.due_ms, subject_id, payload))
         rows.sort(key=lambda row: row.due_ms)
         self._ledger.staged[import_id] = rows
@@ -351,6 +355,13 @@ class Clients(Actor):
             was_sound &= not isinstance(error.__cause__, UnreadableError)
             if was_sound or import_id in self._ledger.imports:
                 raise Violation(f"the import {import_id} was refused: {error}")
+
+
+def _options(variant: int) -> MessageOptions | None:
+    """Those of a message, by its content: the same content has the same ones."""
+    number = variant // 2
+    options = MessageOptions(TTLS_MS[number % len(TTLS_MS)], priority=PRIORITIES[number % 4])
+    return None if options == MessageOptions() else options
 
 
 def _once_durable(group: Group | None, answered: Callable[[], None]) -> None:

@@ -19,12 +19,14 @@ from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import DeadLetter, Heartbeat, ImportRecord
 from delayserver.schedule.committed import Records
-from delayserver.testing.server import Observer
+from delayserver.testing.server import Observer, SimulatedClock
 from storage.frame import unseal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, REMOVES, SCHEDULES, RecordKind
 
 _SCHEDULES = frozenset(map(int, SCHEDULES))
 _REMOVES = frozenset(map(int, REMOVES))
+EXPIRED = "expired"
+NEVER_MS = 1 << 62
 
 
 class Violation(AssertionError):
@@ -87,6 +89,9 @@ class DurableRecords(Observer):
         """By body: when a heartbeat may fire at the earliest, on the stopwatch."""
         self.present: Callable[[], int] = lambda: 0
         """The stopwatch."""
+        self.clock = SimulatedClock()
+        self._expires_ms: dict[int, int] = {}
+        """Schedule row → from when on it is too late to deliver it."""
         self.deleting: set[str] = set()
         """Heartbeats that a client has deleted; durable or not."""
         self._heartbeat_messages: set[int] = set()
@@ -164,6 +169,7 @@ class DurableRecords(Observer):
             self._removed.add((target, subscription_id))
         if kind == RecordKind.PUBLISH:
             self._new_message(seq, due_ms, subject_id, decode_payload(sealed, "", 0, seq))
+            self._note_expiry(seq, self.messages[seq], due_ms)
         elif kind == RecordKind.IMPORT:
             self._import(seq, msgspec.msgpack.decode(unseal(sealed) or b"", type=ImportRecord))
         elif kind == RecordKind.SUBJECT:
@@ -178,16 +184,20 @@ class DurableRecords(Observer):
                 message.cancelled = True
             elif kind in (RecordKind.MOVE, RecordKind.FIRE):
                 message.where[0] = seq
+                self._note_expiry(seq, message, due_ms)
                 message.fired = message.fired or kind == RecordKind.FIRE
             elif kind in (RecordKind.RETRY, RecordKind.REDRIVE):
                 if kind == RecordKind.REDRIVE:
                     self._redrive(seq, message, subscription_id, target)
+                    self._note_expiry(seq, message, due_ms)
+                elif target in self._expires_ms:
+                    self._expires_ms[seq] = self._expires_ms[target]
                 message.where[subscription_id] = seq
                 message.dead.discard(subscription_id)
             elif kind == RecordKind.DEAD:
                 message.dead.add(subscription_id)
                 self.letters[subscription_id, target] = message_seq
-                self._check_letter(message, subscription_id, unseal(sealed) or b"")
+                self._check_letter(message, subscription_id, target, unseal(sealed) or b"")
             elif kind == RecordKind.DISCARD:
                 message.discarded.add(subscription_id)
                 self.letters.pop((subscription_id, target), None)
@@ -235,7 +245,15 @@ class DurableRecords(Observer):
             if other_id == subscription_id or self.subscriptions[other_id].deleted
         )
 
-    def _check_letter(self, message: DurableMessage, subscription_id: int, value: bytes) -> None:
+    def _note_expiry(self, row_seq: int, message: DurableMessage, due_ms: int) -> None:
+        """The time to live of a message counts from this row on."""
+        options = message.payload.options
+        if options is not None and options.ttl_ms:
+            self._expires_ms[row_seq] = due_ms + options.ttl_ms
+
+    def _check_letter(
+        self, message: DurableMessage, subscription_id: int, row_seq: int, value: bytes
+    ) -> None:
         """What was dropped for its age says so, and only where that was asked for; nothing counts
         as an attempt that was sent to nobody."""
         letter = msgspec.msgpack.decode(value, type=DeadLetter)
@@ -247,6 +265,10 @@ class DurableRecords(Observer):
                 f"message {message.seq} was sent to {subscription_id} {times_sent} times, "
                 f"and is dead after {letter.attempts}"
             )
+        if reason == EXPIRED:
+            self.counts["expired"] += 1
+            if self.clock.latest_ms < self._expires_ms.get(row_seq, NEVER_MS):
+                raise Violation(f"row {row_seq} has died of its time to live, which is not over")
         if reason.startswith("older than"):
             self.counts["dropped for their age"] += 1
             if not self.subscriptions[subscription_id].drop_older_than_ms:

@@ -24,7 +24,7 @@ from delayserver.records.tables import (
     read_archived,
 )
 from delayserver.schedule.wheel_rows import FiredRows
-from delayserver.testing.durable import DurableMessage, DurableRecords, Violation
+from delayserver.testing.durable import NEVER_MS, DurableMessage, DurableRecords, Violation
 from delayserver.testing.server import SimulatedServer
 from storage.buckets import day_of, is_day
 from storage.catalog import Table
@@ -122,6 +122,8 @@ class Ledger(DurableRecords):
             raise Violation(f"message {message_seq} is elsewhere by now, and row {seq} fired (I5)")
         if (seq, 0) in self._removed or key in self._removed:
             raise Violation(f"row {seq} was removed, and fired (I4)")
+        if self._expires_ms.get(seq, NEVER_MS) <= self.clock.now_ms:
+            raise Violation(f"row {seq} was sent though its time to live was over")
         if key in self._outcomes or key in self._ended:
             raise Violation(f"row {seq} was sent to {subscription.name} again (I4)")
         if key in self._on_their_way:
@@ -140,6 +142,23 @@ class Ledger(DurableRecords):
                 raise Violation(
                     f"row {seq} went to {other_id} before {subscription.id} was made (I4)"
                 )
+
+    def left(self, subscription: Subscription, seqs: list[int], waiting: list[int]) -> None:
+        """Rows leave by priority; where late ones are spread or old ones dropped, more than that
+        decides."""
+        if subscription.spread_ms or subscription.drop_older_than_ms:
+            return
+        priorities = [self._priority(seq) for seq in seqs]
+        self.counts["left by priority"] += len(set(priorities)) > 1
+        if priorities != sorted(priorities, reverse=True):
+            raise Violation(f"rows {seqs} left with the priorities {priorities}")
+        behind = max(map(self._priority, waiting), default=0)
+        if behind > priorities[-1]:
+            raise Violation(f"a row of priority {priorities[-1]} left, and one of {behind} waits")
+
+    def _priority(self, row_seq: int) -> int:
+        options = self.messages[self._entries[row_seq][1]].payload.options
+        return 0 if options is None else options.priority
 
     def returned(self, delivery: DueDelivery, *, seen: bool) -> None:
         """A delivery is not on its way any more; `seen`: the subscriber had it."""

@@ -18,6 +18,7 @@ from delayserver.records.message_id import read_id
 def columns_of(messages: Sequence[NewMessage]) -> PublishBatch:
     """The columns of messages."""
     payloads = [message.payload for message in messages]
+    options = [payload.options for payload in payloads]
     return PublishBatch(
         [message.subject for message in messages],
         [message.due_ms for message in messages],
@@ -27,6 +28,7 @@ def columns_of(messages: Sequence[NewMessage]) -> PublishBatch:
         [payload.headers for payload in payloads],
         [payload.watch for payload in payloads],
         [message.trace for message in messages],
+        options if any(options) else [],
     )
 
 

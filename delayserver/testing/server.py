@@ -9,7 +9,7 @@ Cost: about 0.5 ms to build, recovery included. Threads: none.
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -116,6 +116,9 @@ class Observer:
     def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         """A delivery leaves for its subscriber."""
 
+    def left(self, subscription: Subscription, seqs: list[int], waiting: list[int]) -> None:
+        """Rows have left the queue of a subscription, in this order, and others go on waiting."""
+
     def expired(self, deliveries: list[DueDelivery]) -> None:
         """Leases are over."""
 
@@ -180,6 +183,10 @@ class _ObservedPurge(Purge):
             seqs = {seq for frame in frames for seq in frame.rows["seq"].tolist()}
             self._observer.purging(hour, seqs, self._dispatch.size(hour))
         super().delete_files(hour)
+
+
+def _seqs(slices: Iterable[FiredRows]) -> list[int]:
+    return [seq for fired in slices for seq in fired.rows["seq"].tolist()]
 
 
 def _each_row(rows: list[bytes]) -> list[bytes]:
@@ -448,6 +455,13 @@ class SimulatedServer(Shard):
         self.close()
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
+
+    def read(self, handout: Handout) -> None:
+        if not (handout.left_by or handout.give_up_reason):
+            queue = self.engine.dispatcher.queue(handout.subscription)
+            waiting = _seqs(queue.rows.slices())
+            self.observer.left(handout.subscription, _seqs(handout.slices), waiting)
+        super().read(handout)
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
         assert handout.request is not None

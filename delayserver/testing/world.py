@@ -80,6 +80,7 @@ class World:
         self.clock = SimulatedClock()
         self.ledger = self.make_ledger()
         self.ledger.present = self.clock.stopwatch_ms
+        self.ledger.clock = self.clock
         self._held_up: dict[int, int] = {}
         """Queues whose rows may leave, and do not → since when, on the stopwatch."""
         self.counts: Counter[str] = Counter()

@@ -86,7 +86,7 @@ class EngineParts:
             epoch="",
             random=lambda: 0.5,
         )
-        self.intake = Intake(settings, sequencer.subjects)
+        self.intake = Intake(settings, sequencer.subjects, lambda: 0.5)
         sequencer.subject_id(SUBJECT)
         self.engine.start(NOW_MS // HOUR_MS, ())
 

@@ -30,7 +30,14 @@ documents: st.SearchStrategy[Document] = st.builds(
     lambda more, when: {**more, **when},
     st.fixed_dictionaries(
         {"subject": subjects},
-        optional={"body": bodies, "key": st.sampled_from(KEYS), "headers": headers},
+        optional={
+            "body": bodies,
+            "key": st.sampled_from(KEYS),
+            "headers": headers,
+            "ttl": st.sampled_from([1, 86_400_000]),
+            "jitter": delays,
+            "priority": st.integers(0, 9),
+        },
     ),
     st.one_of(
         st.just({}),
@@ -53,6 +60,9 @@ any_documents: st.SearchStrategy[Document] = st.fixed_dictionaries(
         ),
         "delay": st.one_of(delays, st.integers(-(2**63), 2**63 - 1)),
         "deliver_at": st.one_of(moments, st.integers(-(2**63), 2**63 - 1)),
+        "ttl": st.integers(-(2**63), 2**63 - 1),
+        "jitter": st.one_of(delays, st.integers(-(2**63), 2**63 - 1)),
+        "priority": st.integers(-1, 10),
     },
 )
 layouts = st.sampled_from(

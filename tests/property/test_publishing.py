@@ -42,6 +42,9 @@ documents = st.builds(
             "key": st.sampled_from(KEYS),
             "headers": st.sampled_from([{}, {"x-shop": "7"}]),
             "watch": st.sampled_from([[], ["w"], ["w", "v"]]),
+            "ttl": st.sampled_from([None, "1h"]),
+            "jitter": st.sampled_from([0, "10s"]),
+            "priority": st.integers(0, 9),
         },
     ),
     times,
@@ -58,6 +61,9 @@ wrong = st.sampled_from(
         {"subject": "a", "body_base64": "?"},
         {"subject": "a", "watch": ["", "a"]},
         {"subject": "a", "on_event": "fire"},
+        {"subject": "a", "ttl": 0},
+        {"subject": "a", "jitter": "9999d"},
+        {"subject": "a", "priority": 10},
         {"subject": "a", "nothing": 1},
         {},
     ]
@@ -99,7 +105,7 @@ class Parts(MessageParts):
         super().__init__(dedupe_window_ms=0)
         for subject in SUBJECTS:
             self.sequencer.subject_id(subject)
-        self.intake = Intake(self.settings, self.sequencer.subjects)
+        self.intake = Intake(self.settings, self.sequencer.subjects, lambda: 0.5)
         self.hasher = KeyHasher(SECRET)
 
     def outcome(self) -> tuple[object, ...]:

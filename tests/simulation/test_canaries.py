@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 
 from delayserver.config import Settings
+from delayserver.decisions import outcomes
 from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.heartbeats import Heartbeats
@@ -30,15 +32,18 @@ from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
+from delayserver.delivery import ranks
+from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.settler import Settler
 from delayserver.errors import NotFoundError
 from delayserver.records.horizon import Horizon, Mark
-from delayserver.records.message import DueDelivery, State
+from delayserver.records.message import DueDelivery, MessageOptions, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
 from delayserver.recovery import store
+from delayserver.schedule import wheel_rows
 from delayserver.schedule.archives import Archives, extent_of
 from delayserver.schedule.days import Days
 from delayserver.schedule.effects import Effects
@@ -743,6 +748,37 @@ def a_consumer_that_hangs_up_uses_up_an_attempt(patch: Patch) -> None:
         original(self, deliveries, which)
 
     patch.setattr(Dispatcher, "return_leased", return_leased)
+
+
+# Options of a message
+
+
+@canary(Violation)
+def a_message_is_delivered_after_its_time_to_live(patch: Patch) -> None:
+    patch.setattr(Deliveries, "expired", lambda self, now_ms: np.empty(0, np.intp))
+
+
+@canary(Violation)
+def a_message_that_was_filed_lives_for_ever(patch: Patch) -> None:
+    patch.setattr(wheel_rows, "_ROUTE_BITS", np.zeros(256, np.uint32))
+
+
+@canary(Violation)
+def a_dead_letter_is_redriven_with_the_time_to_live_that_was_over(patch: Patch) -> None:
+    def expires_ms(self: Any, due_ms: int) -> int | None:
+        return due_ms + self.ttl_ms if self.ttl_ms else None
+
+    patch.setattr(MessageOptions, "expires_ms", expires_ms)
+
+
+@canary(Violation)
+def rows_leave_in_the_order_in_which_they_came(patch: Patch) -> None:
+    patch.setattr(ranks, "priority_of", lambda route: 0)
+
+
+@canary(Violation)
+def a_retry_loses_its_priority(patch: Patch) -> None:
+    patch.setattr(outcomes, "row_flags", lambda payload: 0)
 
 
 def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:

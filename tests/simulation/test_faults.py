@@ -87,6 +87,7 @@ class Machine:
             quick=lambda: self.disk_luck.random() < 0.5,
         )
         self.ledger.present = self.clock.stopwatch_ms
+        self.ledger.clock = self.clock
         self.ledger.recovered(server)
         return server
 

@@ -107,6 +107,7 @@ class Model(RuleBasedStateMachine):
         self.leased.clear()
         self.ledger.new_life()
         self.ledger.present = self.clock.stopwatch_ms
+        self.ledger.clock = self.clock
         self.server = SimulatedServer(
             SETTINGS,
             self.disk,

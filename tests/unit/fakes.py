@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.config import Settings
 from delayserver.decisions.cancels import Cancels
@@ -192,6 +193,9 @@ class NotingPorts:
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
         self.dropped.append((delivery, reason))
+
+    def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
+        self.dropped += [(deliveries[index], "expired") for index in which.tolist()]
 
     def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         self.orphans.append((delivery, left_by))

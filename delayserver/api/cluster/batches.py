@@ -31,15 +31,20 @@ from delayserver.api.hot.paths import BATCH_PATH
 from delayserver.api.hot.publish import Hot
 from delayserver.api.problems import FieldError, ProblemDocument
 from delayserver.decisions.new_messages import PublishBatch
-from delayserver.errors import DelayServerError, InputError
+from delayserver.errors import DelayServerError, InputError, OverloadedError
 from delayserver.records.sharding import shard_of
 from delayserver.records.tracecontext import trace_of
 from delayserver.server.calls import Calls
 from storage.errors import StorageError
 
 PART_PATH = "/internal/batch"
+OPTIONS_PART_PATH = "/internal/batch/options"
+"""Of a part whose messages have options: a node that would not see them must not take it."""
 _TRY_AGAIN = frozenset({429, 503, 504, 507})
 """What a repetition may mend."""
+_NOT_FOUND = 404
+_UPDATE_MS = 60_000
+"""After which a node of an older version may be a newer one."""
 _NOT_IN_TIME = 504
 """Accepted: it may become durable."""
 _JSON_FIELDS = ((b"content-type", JSON),)
@@ -69,7 +74,7 @@ class Batches:
 
     async def answer_part(self, call: PeerCall) -> PeerAnswer | None:
         """The part of a batch that another shard has read."""
-        if call.path != PART_PATH:
+        if call.path not in (PART_PATH, OPTIONS_PART_PATH):
             return None
         return await self._publish_own(_decode(call.body), call)
 
@@ -103,8 +108,25 @@ class Batches:
     def _ask(self, shard: int, batch: PublishBatch, call: PeerCall) -> Awaitable[PeerAnswer]:
         if shard == self._peers.own:
             return self._publish_own(batch, call)
+        if batch.options:
+            return self._ask_with_options(shard, batch, call)
         part = call._replace(path=PART_PATH, body=_encode(batch), caller=None)
         return self._peers.ask(shard, part)
+
+    async def _ask_with_options(
+        self, shard: int, batch: PublishBatch, call: PeerCall
+    ) -> PeerAnswer:
+        part = call._replace(path=OPTIONS_PART_PATH, body=_encode(batch), caller=None)
+        answer = await self._peers.ask(shard, part)
+        if answer.status == _NOT_FOUND:
+            return failed(
+                OverloadedError(
+                    f"the process of shard {shard} is of an older version, which does not know the "
+                    "options of messages (ttl, priority): update all nodes, then try again",
+                    _UPDATE_MS,
+                )
+            )
+        return answer
 
     async def _publish_own(self, batch: PublishBatch, call: PeerCall) -> PeerAnswer:
         try:

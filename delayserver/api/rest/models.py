@@ -102,6 +102,15 @@ class PublishUnderKeyModel(Strict):
     on_event: Literal["cancel", "fire"] | None = Field(
         None, description="what such an event does: cancel (the default), or deliver it now"
     )
+    ttl: Delay = Field(
+        None, description="a dead letter (`expired`) if no delivery begins so soon after it was due"
+    )
+    jitter: Delay = Field(
+        None, description="it is due up to so much later; drawn once, and answered as `deliver_at`"
+    )
+    priority: int | None = Field(
+        None, ge=0, le=9, description="of what is due, higher ones are delivered first; default 0"
+    )
 
 
 class PublishModel(PublishUnderKeyModel):

@@ -139,6 +139,7 @@ class MachineShard:
         self.faults = Faults()
         self.ledger = ShardLedger()
         self.ledger.present = machine.clock.stopwatch_ms
+        self.ledger.clock = machine.clock
         self.lives = 0
         self.server: ShardServer | None = None
         self._hot: RoutedHot
@@ -194,7 +195,8 @@ class MachineShard:
         server.event_loop.sockets = machine.sockets
         calls = server.calls
         place = ShardPlace(self.number, machine.count, Path("simulated"), Path("simulated/sockets"))
-        hot = self._hot = RoutedHot(calls, Intake(self.settings, calls.subjects))
+        intake = Intake(self.settings, calls.subjects, calls.random)
+        hot = self._hot = RoutedHot(calls, intake)
         with server.event_loop.running():
             member = self._member = Member(place, calls, hot, _not_asked)
             self._watch_answers(member)

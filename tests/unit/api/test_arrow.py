@@ -26,7 +26,7 @@ JSON = "application/json"
 
 @pytest.fixture(scope="module")
 def intake():
-    return Intake(Settings(body_max_bytes=1000, batch_max_messages=1000), {"known"})
+    return Intake(Settings(body_max_bytes=1000, batch_max_messages=1000), {"known"}, lambda: 0.5)
 
 
 def read(intake, **columns):
@@ -375,7 +375,7 @@ def documents_of(data):
 @settings(deadline=None, max_examples=300)
 @given(damaged())
 def test_whatever_a_stream_holds_it_is_refused_or_read_as_it_stands(data):
-    intake = Intake(Settings(body_max_bytes=1000, batch_max_messages=5), set())
+    intake = Intake(Settings(body_max_bytes=1000, batch_max_messages=5), set(), lambda: 0.5)
     try:
         found = intake.arrow(data, NOW_MS)
     except InputError:
@@ -399,7 +399,7 @@ import sys
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 assert "pyarrow" not in sys.modules
-intake = Intake(Settings(), set())
+intake = Intake(Settings(), set(), lambda: 0.5)
 assert not intake.reads_arrow
 intake.import_arrow()
 assert intake.reads_arrow
@@ -417,7 +417,7 @@ sys.modules["pyarrow"] = None
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.errors import MediaTypeError
-intake = Intake(Settings(), set())
+intake = Intake(Settings(), set(), lambda: 0.5)
 for read in (intake.import_arrow, lambda: intake.arrow(b"", 0)):
     try:
         read()
@@ -427,3 +427,40 @@ for read in (intake.import_arrow, lambda: intake.arrow(b"", 0)):
         raise AssertionError
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_options_are_columns(intake):
+    messages = [
+        {"subject": "a", "ttl": 5000, "jitter": 10, "priority": 9},
+        {"subject": "a", "jitter": 0},
+        {"subject": "a", "priority": 0},
+    ]
+    expected = intake.batch(json.dumps(messages).encode(), JSON, NOW_MS)
+    columns = {
+        "subject": ["a"] * 3,
+        "ttl": pa.array([5000, None, None], pa.duration("ms")),
+        "jitter": pa.array([10, 0, None], pa.int32()),
+        "priority": pa.array([9, None, 0], pa.int8()),
+    }
+    found = read(intake, **columns)
+    assert found == expected
+    assert (found.dues_ms, len(found.options)) == ([NOW_MS + 5, NOW_MS, NOW_MS], 3)
+    assert read(intake, subject=["a"], ttl=pa.array([None], pa.int64())).options == []
+
+
+def test_wrong_options_in_columns_are_named_as_in_json(intake):
+    columns = {
+        "ttl": pa.array([0, 1, 1, 1], pa.int64()),
+        "jitter": pa.array([0, 1 << 50, 0, 0], pa.int64()),
+        "priority": pa.array([0, 0, 10, 1 << 40], pa.int64()),
+    }
+    data = stream_of(pa.table({"subject": ["a"] * 4, **columns}))
+    errors = refusal(intake, data).errors
+    assert [error.pointer for error in errors] == [
+        "/0/ttl",
+        "/1/jitter",
+        "/2/priority",
+        "/3/priority",
+    ]
+    wrong = stream_of(pa.table({"subject": ["a"], "priority": ["high"]}))
+    assert refusal(intake, wrong).pointer == "/priority"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.records.message import Content, check_key, check_keys
+from delayserver.records.message import Content, MessageOptions, check_key, check_keys
 
 NOW_MS = 1_795_192_200_000
 FORMS = ("application/json", "application/x-ndjson", "application/msgpack")
@@ -30,7 +30,7 @@ VALUES = st.recursive(
 
 @pytest.fixture(scope="module")
 def intake():
-    return Intake(Settings(body_max_bytes=1000, batch_max_messages=5), {"known"})
+    return Intake(Settings(body_max_bytes=1000, batch_max_messages=5), {"known"}, lambda: 0.5)
 
 
 def encode(form, documents):
@@ -218,7 +218,7 @@ DEEP = b'["' + b"[" * 300 + b'\\"",' + b"[" * 255 + b"1" + b"]" * 255 + b',{"a":
     ],
 )
 def test_a_body_is_nested_256_levels_deep_and_no_deeper(read):
-    intake = Intake(Settings(), {"a"})
+    intake = Intake(Settings(), {"a"}, lambda: 0.5)
     assert read(intake, DEEP)
     assert read(intake, b"[" * 255 + b"{}" + b"]" * 255)
     for body in (b"[" + DEEP + b"]", b'{"a":' * 256 + b"[]" + b"}" * 256, b"[" * 900 + b"]" * 900):
@@ -276,7 +276,7 @@ def test_a_float_of_32_bits_and_text_that_looks_like_binary_are_fine(intake):
     ],
 )
 def test_memory_for_a_batch_is_no_more_than_a_few_times_its_length(data):
-    intake = Intake(Settings(), {"a"})
+    intake = Intake(Settings(), {"a"}, lambda: 0.5)
     tracemalloc.start()
     try:
         with pytest.raises(InputError):
@@ -288,7 +288,7 @@ def test_memory_for_a_batch_is_no_more_than_a_few_times_its_length(data):
 
 
 def test_a_long_batch_is_done_in_slices():
-    intake = Intake(Settings(), {"a"})
+    intake = Intake(Settings(), {"a"}, lambda: 0.5)
     batch = [{"subject": "a", "body": [[]] * 10_000}] * 100
     slices = sum(1 for _ in intake.unpacked(msgpack.packb(batch), NOW_MS))
     assert slices >= 3
@@ -350,3 +350,71 @@ def test_one_error_is_told_as_it_is(intake):
         with pytest.raises(InputError, match=text) as wrong:
             intake.one(data, NOW_MS)
         assert not isinstance(wrong.value, InputErrors)
+
+
+# ---- options ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_options_are_read_in_every_form_and_only_where_there_are_some(intake, form):
+    plain, chosen = {"subject": "a"}, {"subject": "a", "ttl": "1m", "priority": 9}
+    batch = read_batch(intake, encode(form, [plain, chosen]), form, NOW_MS)
+    assert batch.options == [None, MessageOptions(60_000, priority=9)]
+    by_default = {"subject": "a", "ttl": None, "priority": 0, "jitter": 0}
+    assert read_batch(intake, encode(form, [plain, by_default]), form, NOW_MS).options == []
+    one = intake.one(json.dumps(chosen).encode(), NOW_MS)
+    assert one == batch.message(1)
+    del chosen["subject"]
+    under_key = intake.under_key(json.dumps(chosen).encode(), "a", "k", NOW_MS)
+    assert under_key.payload.options == one.payload.options
+
+
+@pytest.mark.parametrize(
+    ("drawn", "due_ms"), [(0.0, NOW_MS + 1000), (0.5, NOW_MS + 6000), (0.99999, NOW_MS + 11_000)]
+)
+def test_a_jitter_is_drawn_when_a_message_comes(drawn, due_ms):
+    intake = Intake(Settings(), {"a"}, lambda: drawn)
+    message = {"subject": "a", "delay": 1000, "jitter": "10s"}
+    assert intake.one(json.dumps(message).encode(), NOW_MS).due_ms == due_ms
+    batch = intake.batch(json.dumps([message, {"subject": "a"}]).encode(), FORMS[0], NOW_MS)
+    assert (batch.dues_ms, batch.options) == ([due_ms, NOW_MS], [])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "pointer"),
+    [
+        ({"ttl": 0}, "/ttl"),
+        ({"ttl": "soon"}, "/ttl"),
+        ({"ttl": "900d"}, "/ttl"),
+        ({"ttl": True}, "/ttl"),
+        ({"jitter": -1}, "/jitter"),
+        ({"jitter": "900d"}, "/jitter"),
+        ({"jitter": "1d", "delay": "730d"}, "/jitter"),
+        ({"priority": 10}, "/priority"),
+        ({"priority": -1}, "/priority"),
+        ({"priority": 1.5}, "/priority"),
+        ({"priority": "high"}, "/priority"),
+        ({"priority": 1, "urgency": 9}, "/urgency"),
+    ],
+)
+def test_wrong_options_are_named(intake, wrong, pointer):
+    with pytest.raises(InputError) as caught:
+        intake.one(json.dumps({"subject": "a", **wrong}).encode(), NOW_MS)
+    assert caught.value.pointer == pointer
+    data = json.dumps([{"subject": "a", "ttl": 1}, {"subject": "a", **wrong}]).encode()
+    with pytest.raises(InputErrors) as several:
+        intake.batch(data, FORMS[0], NOW_MS)
+    assert [error.pointer for error in several.value.errors] == [f"/1{pointer}"]
+
+
+def test_all_that_is_wrong_with_options_is_named_at_once(intake):
+    document = {"subject": "a", "ttl": 0, "jitter": "900d", "priority": 10, "delay": "900d"}
+    with pytest.raises(InputErrors) as caught:
+        intake.one(json.dumps(document).encode(), NOW_MS)
+    pointers = {error.pointer for error in caught.value.errors}
+    assert pointers == {"/ttl", "/jitter", "/priority", "/delay"}
+
+
+def test_a_heartbeat_has_no_options(intake):
+    with pytest.raises(InputError, match="unknown field"):
+        intake.heartbeat(b'{"subject": "a", "timeout": "1s", "ttl": 1}', NOW_MS)

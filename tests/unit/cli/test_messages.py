@@ -19,6 +19,7 @@ def test_publish_sends_everything_that_was_given(cli):
     result = cli.run(
         *("publish", "order.unpaid", '{"order": 1001}', "--delay", "30m", "--key", "1001"),
         *("--header", "x-shop=7", "--header", "x-note=a=b"),
+        *("--ttl", "1h", "--jitter", "500", "--priority", "9"),
     )
     assert result.exit_code == 0, result.output
     assert cli.asked == (
@@ -30,6 +31,9 @@ def test_publish_sends_everything_that_was_given(cli):
             "delay": "30m",
             "key": "1001",
             "headers": {"x-shop": "7", "x-note": "a=b"},
+            "ttl": "1h",
+            "jitter": 500,
+            "priority": 9,
         },
     )
     assert "00ff" in result.stdout

@@ -18,7 +18,13 @@ from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.attempts import Attempt, History
-from delayserver.records.message import DueDelivery, Payload, State, decode_payload
+from delayserver.records.message import (
+    DueDelivery,
+    MessageOptions,
+    Payload,
+    State,
+    decode_payload,
+)
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import ChangeState, DeadLetter
 from delayserver.testing.publishes import publish_all
@@ -26,7 +32,7 @@ from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DiskFullError
 from storage.notes import Note
-from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
+from storage.rows import FLAG_OPTIONS, HOUR_MS, MESSAGE_DTYPE, RecordKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
@@ -503,3 +509,81 @@ def test_one_note_is_enough_for_what_is_acknowledged_together() -> None:
         *(parts.seq, 2),
         *(START_MS - 70, 70),
     )
+
+
+# ---- messages with options --------------------------------------------------------------------
+
+
+def with_options(parts: Parts, attempt: int = 1, **options: int) -> DueDelivery:
+    payload = Payload(b"{}", options=MessageOptions(**options))
+    return msgspec.structs.replace(parts.sent(attempt), payload=payload)
+
+
+def record(parts: Parts) -> tuple[Any, Payload]:
+    """The only record of the open group, and the message in it."""
+    rows, payloads = parts.sequencer.group.encode()
+    [row] = np.frombuffer(rows, MESSAGE_DTYPE)
+    sealed = payloads
+    if row["kind"] == RecordKind.DEAD:
+        sealed = msgspec.msgpack.decode(payloads[4:], type=DeadLetter).payload
+    return row, decode_payload(sealed, "", 0, 0)
+
+
+@pytest.mark.parametrize(("ttl_ms", "wait_ms"), [(0, 5_000), (60_000, 5_000), (2_000, 2_000)])
+def test_a_retry_is_due_no_later_than_its_message_expires(ttl_ms: int, wait_ms: int) -> None:
+    parts = Parts()
+    sent = with_options(parts, ttl_ms=ttl_ms, priority=7)
+    parts.outcomes.on_sent([([sent], WebhookResponse(500).result)], START_MS)
+    row, payload = record(parts)
+    assert (row["kind"], row["due_ms"]) == (RecordKind.RETRY, START_MS + wait_ms)
+    assert payload.options == sent.payload.options
+    assert row["flags"] == FLAG_OPTIONS | 7 << 4
+
+
+def test_a_retry_of_what_has_expired_meanwhile_is_due_now() -> None:
+    parts = Parts()
+    sent = with_options(parts, ttl_ms=1_000)
+    later_ms = START_MS + 9_000
+    parts.outcomes.on_sent([([sent], WebhookResponse(500).result)], later_ms)
+    assert record(parts)[0]["due_ms"] == later_ms
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_what_expired_is_a_dead_letter_that_counts_the_attempts_before(attempt: int) -> None:
+    parts = Parts()
+    expired = deliveries(with_options(parts, attempt, ttl_ms=1))
+    parts.outcomes.on_expired(expired, np.array([0]), START_MS + 1)
+    row, _ = record(parts)
+    assert (row["kind"], row["attempt"]) == (RecordKind.DEAD, attempt - 1)
+    # It is on its way until that is durable.
+    assert parts.hours.unsettled() == 1
+    parts.commit()
+    assert (parts.hours.unsettled(), parts.state()) == (0, ChangeState.DEAD)
+    assert parts.given_up == ["expired"]
+
+
+def test_very_many_that_expired_are_recorded_some_in_a_turn() -> None:
+    parts = Parts()
+    parts.outcomes.records_turn = 2
+    ones = [msgspec.structs.replace(delivery(seq), payload=Payload(b"")) for seq in range(10, 15)]
+    parts.outcomes.on_expired(deliveries(*ones), np.arange(5), START_MS)
+    counts = [parts.sequencer.group.count]
+    while parts.ports.turns:
+        parts.ports.turns.pop(0)()
+        counts.append(parts.sequencer.group.count)
+    assert counts == [2, 4, 5]
+
+
+def test_a_redrive_gives_a_new_time_to_live_and_keeps_the_priority() -> None:
+    parts = Parts()
+    parts.outcomes.on_expired(
+        deliveries(with_options(parts, ttl_ms=1, priority=3)), np.array([0]), START_MS + 1
+    )
+    _, payload = record(parts)
+    parts.commit()
+    parts.outcomes.redrive(1, parts.seq, payload, 1, START_MS + 500)
+    row, redriven = record(parts)
+    assert redriven.options == MessageOptions(1, START_MS + 500, 3)
+    assert redriven.origin is not None
+    assert redriven.expires_ms(redriven.origin.due_ms) == START_MS + 501
+    assert (row["kind"], row["flags"]) == (RecordKind.REDRIVE, FLAG_OPTIONS | 3 << 4)

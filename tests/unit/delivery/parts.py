@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.records.message import DueDelivery, ScheduleEntry
+from delayserver.records.message import DueDelivery, MessageOptions, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -89,8 +91,14 @@ class Parts:
         """Answer the oldest read; returns its deliveries."""
         return list(self.read_columns(*unreadable, attempt=attempt, **origin))
 
-    def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
-        """Likewise, as columns."""
+    def read_columns(
+        self,
+        *unreadable: int,
+        attempt: int = 1,
+        options: Mapping[int, MessageOptions] | None = None,
+        **origin: Any,
+    ) -> Deliveries:
+        """Likewise, as columns; `options`: of messages, by seq."""
         self.turn()
         handout = self.ports.handouts.pop(0)
         ones = [
@@ -111,6 +119,8 @@ class Parts:
                 if one.entry.seq in batch.rows["seq"]
             ]
             one.row["route"] = row["route"]
+            chosen = (options or {}).get(one.entry.seq)
+            one.payload = msgspec.structs.replace(one.payload, options=chosen)
         read = deliveries(*ones)
         self.dispatcher.on_read(handout, read, NOW_MS)
         return read

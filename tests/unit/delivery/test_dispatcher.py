@@ -14,10 +14,15 @@ from delayserver.delivery.dispatcher import HELD_LOOK_MS
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.delivery.sink import Recorded
 from delayserver.records.horizon import Mark
-from delayserver.records.message import ScheduleEntry
+from delayserver.records.message import MessageOptions, ScheduleEntry
 from delayserver.records.subscriptions import KafkaTarget, Subscription
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, WHEEL_DTYPE, FiredRows
-from storage.rows import HOUR_MS, Outcome
+from delayserver.schedule.wheel_rows import (
+    ROUTE_SUBSCRIPTION,
+    WHEEL_DTYPE,
+    FiredRows,
+    route_bits,
+)
+from storage.rows import FLAG_OPTIONS, HOUR_MS, PRIORITY_SHIFT, Outcome
 from tests.unit.delivery.parts import NOW_MS, Parts, webhook
 from tests.unit.fakes import (
     HOUR,
@@ -912,3 +917,81 @@ def test_what_is_recorded_already_is_not_recorded_again() -> None:
     seq, _, _, settled_ms, *_ = DISPATCH_ROW.unpack(row)
     assert (seq, settled_ms) == (1, NOW_MS - 50)
     assert parts.hours.unsettled_by_hour().get(HOUR, 0) == 0
+
+
+# ---- messages with options --------------------------------------------------------------------
+
+WITH_OPTIONS = 1 | route_bits(FLAG_OPTIONS)
+OVER = MessageOptions(ttl_ms=NOW_MS - START_MS)
+"""What is due at START_MS, and is read at NOW_MS, has just expired."""
+FINE = MessageOptions(ttl_ms=NOW_MS - START_MS + 1)
+
+
+def test_a_webhook_is_not_sent_what_has_expired() -> None:
+    parts = Parts(webhook())
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS), route=WITH_OPTIONS)
+    parts.read_columns(options={1: OVER, 2: FINE, 3: OVER})
+    assert [one.entry.seq for _, one in parts.ports.sent] == [2]
+    assert [(one.entry.seq, why) for one, why in parts.ports.dropped] == [
+        (1, "expired"),
+        (3, "expired"),
+    ]
+    # Until that is recorded they are on their way.
+    assert parts.dispatcher.in_flight_count() == 3
+    assert parts.hours.unsettled() == 3
+
+
+def test_a_batch_goes_without_what_has_expired_and_not_at_all_where_nothing_is_left() -> None:
+    receiver = webhook(batch_max=2)
+    parts = Parts(receiver)
+    parts.fire(*((seq, START_MS) for seq in (1, 2, 3, 4)), route=WITH_OPTIONS)
+    parts.read_columns(options={1: OVER})
+    parts.read_columns(options={3: OVER, 4: OVER})
+    assert [[one.entry.seq for one in post] for post in parts.ports.posts] == [[2]]
+    assert len(parts.dispatcher.queue(receiver).posts) == 1
+    assert [one.entry.seq for one, _ in parts.ports.dropped] == [1, 3, 4]
+
+
+def test_a_consumer_gets_what_comes_behind_what_has_expired() -> None:
+    consumer = subscription()
+    parts = Parts(consumer)
+    parts.fire(*((seq, START_MS) for seq in (1, 2, 3, 4)), route=WITH_OPTIONS)
+    parts.pull(consumer, 2)
+    parts.read_columns(options={1: OVER, 2: OVER})
+    assert parts.ports.handed_out == []
+    parts.read_columns(options={3: OVER})
+    [(_, given)] = parts.ports.handed_out
+    assert [one.entry.seq for one in given] == [4]
+    assert [one.entry.seq for one, _ in parts.ports.dropped] == [1, 2, 3]
+
+
+def test_a_consumer_gets_nothing_where_all_has_expired() -> None:
+    consumer = subscription()
+    parts = Parts(consumer)
+    parts.fire((1, START_MS), route=WITH_OPTIONS)
+    parts.pull(consumer, 2)
+    parts.read_columns(options={1: OVER})
+    [(_, given)] = parts.ports.handed_out
+    assert len(given) == 0
+
+
+def test_what_is_taken_back_under_another_lease_does_not_expire_here() -> None:
+    """Who may not deliver may not give up, either."""
+    consumer = subscription()
+    parts = Parts(consumer)
+    parts.fire((1, START_MS), route=WITH_OPTIONS)
+    parts.pull(consumer, 1)
+    parts.dispatcher.may_deliver = lambda: False
+    parts.read_columns(options={1: OVER})
+    assert (parts.ports.dropped, parts.waiting(consumer)) == ([], [1])
+
+
+def test_rows_of_a_higher_priority_leave_first_whoever_takes_them() -> None:
+    consumer, receiver = subscription(1), webhook(2, max_in_flight=1)
+    parts = Parts(consumer, receiver)
+    for seq, priority in ((1, 0), (2, 9), (3, 4), (4, 9)):
+        route = 1 | route_bits(FLAG_OPTIONS | priority << PRIORITY_SHIFT)
+        parts.fire((seq, START_MS), route=route)
+    parts.pull(consumer, 4)
+    assert parts.handouts() == [[1], [2, 4, 3, 1]], "the webhook had its first before the others"
+    assert parts.waiting(receiver) == [2, 4, 3]

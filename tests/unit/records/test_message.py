@@ -7,16 +7,19 @@ import pytest
 
 from delayserver.records.message import (
     Content,
+    MessageOptions,
     Origin,
     Payload,
     ScheduleEntry,
     Watch,
     decode_payload,
     encode_payload,
+    encode_payloads,
+    row_flags,
 )
 from storage.errors import DamageError
 from storage.frame import seal
-from storage.rows import HOUR_MS
+from storage.rows import FLAG_OPTIONS, FLAG_WATCHES, HOUR_MS
 
 FULL = Payload(
     b'{"order": 1001}\x00\xff',
@@ -29,7 +32,13 @@ FULL = Payload(
 UNWATCHED = msgspec.structs.replace(FULL, watch=None)
 
 
-@pytest.mark.parametrize("payload", [Payload(b""), Payload(b"{}"), UNWATCHED, FULL])
+WITH_OPTIONS = msgspec.structs.replace(FULL, options=MessageOptions(60_000, 5, 9))
+URGENT = Payload(b"{}", options=MessageOptions(priority=9))
+
+
+@pytest.mark.parametrize(
+    "payload", [Payload(b""), Payload(b"{}"), UNWATCHED, FULL, WITH_OPTIONS, URGENT]
+)
 def test_a_payload_comes_back_as_it_was(payload: Payload) -> None:
     assert decode_payload(encode_payload(payload), "file", 0, 1) == payload
 
@@ -59,7 +68,7 @@ def test_intact_bytes_that_are_no_payload_are_damage_too() -> None:
 def test_a_payload_of_an_older_or_newer_version_can_be_read() -> None:
     older = seal(msgspec.msgpack.encode([b"body"]))
     assert decode_payload(older, "file", 0, 1) == Payload(b"body")
-    for payload in (UNWATCHED, FULL):
+    for payload in (UNWATCHED, FULL, WITH_OPTIONS):
         # What is new comes after every field of today, also after those that may be left out.
         newer = seal(msgspec.msgpack.encode([*msgspec.structs.astuple(payload), "something new"]))
         assert decode_payload(newer, "file", 0, 1) == payload
@@ -67,3 +76,36 @@ def test_a_payload_of_an_older_or_newer_version_can_be_read() -> None:
 
 def test_an_entry_knows_its_hour() -> None:
     assert [ScheduleEntry(1, due_ms).hour for due_ms in (0, HOUR_MS - 1, HOUR_MS)] == [0, 0, 1]
+
+
+def test_what_has_no_options_has_the_bytes_that_it_had_before_there_were_any() -> None:
+    """Else a publish with a key that is known would be a conflict after an update."""
+    plain = [FULL.body, FULL.content, FULL.key, FULL.headers, [5, 1_000, 2, 3_000, 4]]
+    watch = [["order-1001"], 1]
+    assert encode_payload(UNWATCHED) == seal(msgspec.msgpack.encode(plain))
+    assert encode_payload(FULL) == seal(msgspec.msgpack.encode([*plain, watch]))
+    with_options = [*plain, watch, None, [60_000, 5, 9]]
+    assert encode_payload(WITH_OPTIONS) == seal(msgspec.msgpack.encode(with_options))
+
+
+def test_many_payloads_are_encoded_as_each_is() -> None:
+    ones = [Payload(b"1"), URGENT, Payload(b"2", watch=FULL.watch), WITH_OPTIONS]
+    ones = [msgspec.structs.replace(one, origin=None) for one in ones]
+    columns = (
+        [getattr(one, name) for one in ones]
+        for name in ("body", "content", "key", "headers", "watch", "options")
+    )
+    assert list(map(seal, encode_payloads(*columns))) == list(map(encode_payload, ones))
+
+
+def test_flags_tell_of_watch_keys_options_and_priority() -> None:
+    flags = [row_flags(one) for one in (UNWATCHED, FULL, URGENT, WITH_OPTIONS)]
+    urgent = FLAG_OPTIONS | 9 << 4
+    assert flags == [0, FLAG_WATCHES, urgent, urgent | FLAG_WATCHES]
+
+
+def test_when_a_message_expires() -> None:
+    assert Payload(b"").expires_ms(100) is None
+    assert URGENT.expires_ms(100) is None
+    assert Payload(b"", options=MessageOptions(50)).expires_ms(100) == 150
+    assert Payload(b"", options=MessageOptions(50, since_ms=300)).expires_ms(100) == 350

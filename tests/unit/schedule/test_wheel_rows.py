@@ -8,12 +8,16 @@ import pytest
 from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import (
     PAYLOAD_MAX_BYTES,
+    ROUTE_NUMBER,
+    ROUTE_OPTIONS,
     ROUTE_SUBSCRIPTION,
     WHEEL_DTYPE,
     FiredRows,
+    priority_of,
+    route_bits,
     wheel_rows,
 )
-from storage.rows import HOUR_MS, SCHEDULE_DTYPE
+from storage.rows import FLAG_OPTIONS, FLAG_WATCHES, HOUR_MS, SCHEDULE_DTYPE
 from tests.unit.fakes import HOUR, START_MS, place_of
 from tests.unit.fakes import wheel_rows as waiting
 
@@ -60,3 +64,25 @@ def test_a_row_is_found_among_those_that_wait_together() -> None:
     assert both.bounds() == (0, 20, 4, 7)
     assert both.join(late).known_bounds == (0, 20, 4, 7)
     assert both.find(ScheduleEntry(4, START_MS + 20)).tolist() == [2]
+
+
+def test_a_route_says_whether_there_are_options_and_their_priority() -> None:
+    entries = np.zeros(4, SCHEDULE_DTYPE)
+    entries["due_ms"], entries["seq"], entries["subject_id"] = START_MS, [5, 6, 7, 8], 3
+    entries["subscription_id"] = [0, 0, 4, 4]
+    entries["flags"] = [0, FLAG_OPTIONS, FLAG_OPTIONS | 9 << 4, FLAG_WATCHES]
+    routes = wheel_rows(entries, HOUR, 0)["route"].tolist()
+    assert [route & ROUTE_NUMBER for route in routes] == [3, 3, 4, 4]
+    assert [bool(route & ROUTE_SUBSCRIPTION) for route in routes] == [False, False, True, True]
+    assert [bool(route & ROUTE_OPTIONS) for route in routes] == [False, True, True, False]
+    assert list(map(priority_of, routes)) == [0, 0, 9, 0]
+
+
+@pytest.mark.parametrize("priority", range(10))
+def test_a_route_is_made_of_the_flags_of_a_record(priority: int) -> None:
+    flags = FLAG_OPTIONS | FLAG_WATCHES | priority << 4
+    entries = np.zeros(1, SCHEDULE_DTYPE)
+    entries["subject_id"], entries["flags"] = 7, flags
+    [route] = wheel_rows(entries, 0, 0)["route"].tolist()
+    assert route == 7 | route_bits(flags)
+    assert priority_of(route) == priority

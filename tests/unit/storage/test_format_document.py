@@ -11,7 +11,7 @@ import pytest
 
 from delayserver.records.attempts import Attempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
-from delayserver.records.message import Origin, Payload, Watch
+from delayserver.records.message import MessageOptions, Origin, Payload, Watch
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,
@@ -127,7 +127,10 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
         assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
 
 
-RECORDS = [Payload, Watch, History, Attempt, Origin, DeadLetter, Heartbeat, ImportRecord, Note]
+RECORDS = [
+    *(Payload, Watch, MessageOptions, History, Attempt, Origin),
+    *(DeadLetter, Heartbeat, ImportRecord, Note),
+]
 
 
 @pytest.mark.parametrize("record", RECORDS)

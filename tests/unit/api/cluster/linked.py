@@ -133,7 +133,7 @@ class World:
         ]
         self.consuming = []
         for server, node in zip(self.servers, self.nodes, strict=True):
-            intake = Intake(server.settings, server.calls.subjects)
+            intake = Intake(server.settings, server.calls.subjects, server.calls.random)
             self.consuming.append(SharedConsuming(server.calls, intake, node))
         self._links: dict[frozenset[int], Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()

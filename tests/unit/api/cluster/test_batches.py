@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.api.cluster.batches import PART_PATH, Batches
+from delayserver.api.cluster.batches import OPTIONS_PART_PATH, PART_PATH, Batches
 from delayserver.api.cluster.link import failed
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.hot.paths import BATCH_PATH
@@ -22,9 +22,11 @@ from delayserver.errors import (
     AckTimeoutError,
     KeyConflictError,
     MisdirectedError,
+    NotFoundError,
     OverloadedError,
     ShardAwayError,
 )
+from delayserver.records.message import MessageOptions
 from delayserver.records.sharding import shard_of
 from tests.unit.api.hot.test_publish import Machine
 
@@ -70,8 +72,9 @@ class World:
         return Batches(cast(Any, Calls()), machine.hot, cast(Any, Others()))
 
     async def ask(self, shard: int, call: PeerCall) -> PeerAnswer:
-        assert (call.path, call.caller) == (PART_PATH, None)
         batch = msgspec.msgpack.decode(call.body, type=PublishBatch)
+        path = OPTIONS_PART_PATH if batch.options else PART_PATH
+        assert (call.path, call.caller) == (path, None)
         self.parts.append((shard, batch))
         if (refusal := self.refusals.get(shard)) is not None:
             return failed(refusal)
@@ -228,3 +231,27 @@ def test_nothing_else_is_for_it(method: str) -> None:
     world = World()
     assert asyncio.run(cast(Any, world.batches[0].answer(PeerCall(method, BATCH_PATH)))) is None
     assert asyncio.run(cast(Any, world.batches[0].answer(PeerCall("POST", "/v1/events/x")))) is None
+
+
+def test_options_go_along_with_the_part_of_another_shard() -> None:
+    world = World()
+    (key,) = keys_of(1, 1)
+    answer = world.publish([item(key, ttl="1h", priority=9), item(None)])
+    assert answer.status == 200
+    [(shard, batch)] = world.parts
+    assert (shard, batch.options) == (1, [MessageOptions(3_600_000, priority=9), None])
+
+
+def test_a_process_of_an_older_version_is_not_given_options_that_it_would_not_see() -> None:
+    """It does not know the path, and nothing is published without them."""
+    world = World()
+    (key,) = keys_of(1, 1)
+
+    async def ask(shard: int, call: PeerCall) -> PeerAnswer:
+        assert call.path == OPTIONS_PART_PATH
+        return failed(NotFoundError("there is no such path"))
+
+    world.ask = ask  # type: ignore[method-assign]
+    answer = world.publish([item(key, priority=9)])
+    assert answer.status == 503
+    assert b"older version" in answer.body

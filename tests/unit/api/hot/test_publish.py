@@ -43,7 +43,7 @@ class Machine(MessageParts):
             decide_when_free=self.groups.decide_when_free,
         )
         self.calls = calls
-        intake = Intake(self.settings, self.sequencer.subjects)
+        intake = Intake(self.settings, self.sequencer.subjects, lambda: 0.5)
         self.hot = Hot(cast(Calls, calls), intake)
 
     def ask_together(self, bodies: list[bytes], caller: Caller | None = None) -> list[Client]:
@@ -92,6 +92,7 @@ PLAIN = [
     message(key="k"),
     message(key='"é"', delay=1),
     message(deliver_at=1, delay=None),
+    message(ttl="1h", jitter="10s", priority=9),
 ]
 MANY = [*PLAIN, *(message(body=n) for n in range(COLUMNS_MIN))]
 

@@ -1,0 +1,119 @@
+"""Ranks: rows that wait, of a higher priority first, and of one priority in the order they came.
+
+There is a lane for each priority that waits, ten at most, and the one of priority 0 always: where
+no message has another, that is all. No row is sorted: those that fire together are told apart by
+their routes, a comparison for all of them, and each goes to the end of its lane.
+
+    push ──▶ 9 │ ▒▒            ┐
+        ├──▶ 5 │ ▒▒▒▒▒▒        ├─▶ pop: lane by lane, from the highest on
+        └──▶ 0 │ ▒▒▒▒▒▒▒▒▒▒▒▒  ┘
+
+Cost: of a `Lane`, 0.5 µs more for a push (2 µs where several rows come together), and for each lane
+that is there. Threads: belongs to the event loop.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from delayserver.delivery.lane import Lane, Room
+from delayserver.records.message import ScheduleEntry
+from delayserver.schedule.wheel_rows import ROUTE_OPTIONS, FiredRows, priority_of
+from storage.rows import select
+
+
+class Ranks:
+    """A queue of rows for each priority."""
+
+    __slots__ = ("_lanes", "_plain")
+
+    def __init__(self) -> None:
+        self._plain = Lane()
+        self._lanes: dict[int, Lane] = {0: self._plain}
+        """By priority, from the highest on; all but that of 0 have rows."""
+
+    @property
+    def priorities(self) -> list[int]:
+        """Those that may have rows, from the highest on."""
+        return list(self._lanes)
+
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        if len(self._lanes) == 1:
+            return self._plain.count
+        return sum(lane.count for lane in self._lanes.values())
+
+    def slices(self) -> Iterator[FiredRows]:
+        """All rows, in the order in which they leave."""
+        for lane in self._lanes.values():
+            yield from lane.slices
+
+    def push(self, fired: FiredRows) -> None:
+        """Add rows that leave after all others of their priorities."""
+        for priority, rows in _by_priority(fired):
+            self._lane(priority).push(rows)
+
+    def push_front(self, fired: FiredRows) -> None:
+        """Add rows that leave before all others of their priorities."""
+        for priority, rows in _by_priority(fired):
+            self._lane(priority).push_front(rows)
+
+    def extend(self, other: "Ranks") -> None:
+        """Add the rows of others, which leave after all others of their priorities."""
+        for priority, lane in other._lanes.items():
+            self._lane(priority).extend(lane)
+
+    def _lane(self, priority: int) -> Lane:
+        lane = self._lanes.get(priority)
+        if lane is None:
+            self._lanes[priority] = lane = Lane()
+            self._lanes = dict(sorted(self._lanes.items(), reverse=True))
+        return lane
+
+    def first_ms(self) -> int | None:
+        """When the first row of a lane fell due that is the oldest of them."""
+        if len(self._lanes) == 1:
+            return self._plain.first_ms()
+        firsts = (lane.first_ms() for lane in self._lanes.values())
+        return min((first for first in firsts if first is not None), default=None)
+
+    def is_before(self, time_ms: int) -> bool:
+        """Whether the first row of a lane fell due before `time_ms`."""
+        return any(lane.is_before(time_ms) for lane in self._lanes.values())
+
+    def holds(self, entry: ScheduleEntry) -> bool:
+        """Whether the row is here."""
+        return any(lane.holds(entry) for lane in self._lanes.values())
+
+    def pop(
+        self,
+        room: Room,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        priority: int | None = None,
+    ) -> list[FiredRows]:
+        """Rows of that priority (None: of all, from the highest on), as `Lane.pop` takes them."""
+        taken: list[FiredRows] = []
+        for one in self.priorities if priority is None else (priority,):
+            lane = self._lanes.get(one)
+            if lane is not None:
+                taken += lane.pop(room, since_ms, until_ms)
+                if one and not lane.count:
+                    del self._lanes[one]
+        return taken
+
+
+def _by_priority(fired: FiredRows) -> Iterator[tuple[int, FiredRows]]:
+    """Rows of each priority, in their order."""
+    routes = fired.rows["route"]
+    if len(routes) == 1:
+        yield priority_of(int(routes[0])), fired
+        return
+    marks = routes & ROUTE_OPTIONS
+    if (marks == marks[0]).all():
+        yield priority_of(int(marks[0])), fired
+        return
+    priorities = np.array([priority_of(mark) for mark in marks.tolist()], np.uint8)
+    for priority in np.unique(priorities).tolist():
+        yield priority, FiredRows(fired.hour, select(fired.rows, priorities == priority))

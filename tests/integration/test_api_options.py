@@ -1,0 +1,139 @@
+"""Options of a message, over real HTTP: too late, spread, first among what is due."""
+
+import time
+
+import pytest
+
+from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+
+
+@pytest.fixture
+def api(either_api):
+    return either_api
+
+
+@pytest.fixture
+def subject():
+    return unique("options")
+
+
+@pytest.fixture
+def path(api, subject):
+    return api.subscribe(unique("consumer"), subject)
+
+
+def letters(api, path):
+    return api.ask("GET", f"{path}/dead-letters")["dead_letters"]
+
+
+def test_what_nobody_takes_in_time_is_a_dead_letter_and_lives_anew_when_it_is_redriven(
+    api, subject, path
+):
+    late = api.publish(subject, body=1, ttl=1)["id"]
+    in_time = api.publish(subject, body=2, ttl="1h")
+    wait_until(lambda: now_ms() > time_ms(in_time["deliver_at"]) + 1)
+    [pulled] = wait_until(lambda: api.pull(path, wait=0))
+    assert pulled["id"] == in_time["id"]
+    [letter] = wait_until(lambda: letters(api, path))
+    assert (letter["id"], letter["reason"], letter["attempts"]) == (late, "expired", 0)
+    assert api.look_up(late)["state"] == "dead"
+    api.ask("POST", f"{path}/dead-letters/redrive")
+    assert api.look_up(late)["state"] != "dead"
+    [again] = wait_until(lambda: [] if api.pull(path, wait=0) else letters(api, path))
+    assert (again["id"], again["reason"]) == (late, "expired")
+
+
+def test_an_expiry_is_told_and_moves_along(api, subject):
+    message = api.publish(subject, delay="1h", ttl="30m", priority=7)
+    found = api.look_up(message["id"])
+    assert time_ms(found["expires_at"]) == time_ms(message["deliver_at"]) + 1_800_000
+    assert found["priority"] == 7
+    moved = api.ask("PATCH", f"/v1/messages/{message['id']}", json={"delay": "2h"})
+    found = api.look_up(message["id"])
+    assert time_ms(found["expires_at"]) == time_ms(moved["deliver_at"]) + 1_800_000
+    assert found["priority"] == 7
+    plain = api.look_up(api.publish(subject, delay="1h")["id"])
+    assert not plain.keys() & {"expires_at", "priority"}
+
+
+def test_a_jitter_is_drawn_once_for_a_key(api, subject):
+    before_ms = now_ms()
+    first = api.publish(subject, key="k", delay="1h", jitter="1h")
+    due_ms = time_ms(first["deliver_at"])
+    assert before_ms + 3_600_000 <= due_ms <= now_ms() + 7_200_000
+    for _ in range(3):
+        again = api.ask(
+            "POST",
+            "/v1/messages",
+            json={"subject": subject, "key": "k", "delay": "1h", "jitter": "1h"},
+        )
+        assert (again["duplicate"], again["id"]) == (True, first["id"])
+        assert again["deliver_at"] == first["deliver_at"]
+    assert api.look_up(first["id"])["deliver_at"] == first["deliver_at"]
+    path = f"/v1/subjects/{subject}/keys/k"
+    message = {"delay": "1h", "jitter": "1h", "ttl": "5m", "priority": 1}
+    replaced = api.ask("PUT", path, json=message)
+    assert api.look_up(replaced["id"])["priority"] == 1
+
+
+def test_a_batch_with_options(api, subject):
+    drafts = [{"subject": subject, "delay": "1h", "jitter": "1h", "ttl": "1h", "priority": 3}] * 50
+    answer = api.ask("POST", "/v1/messages/batch", json=[*drafts, {"subject": subject}])
+    found = [api.look_up(one) for one in answer["ids"]]
+    assert [one.get("priority", 0) for one in found] == [3] * 50 + [0]
+    assert len({one["deliver_at"] for one in found}) > 25
+
+
+def test_a_key_stands_for_its_options_too(api, subject):
+    api.publish(subject, key="k", delay="1h", priority=3)
+    message = {"subject": subject, "key": "k", "delay": "1h"}
+    api.ask("POST", "/v1/messages", 409, json={**message, "priority": 4})
+    assert api.ask("POST", "/v1/messages", json={**message, "priority": 3})["duplicate"]
+
+
+def test_of_what_is_due_the_higher_priorities_come_first(shared_api, subject):
+    """In each shard by itself; so a server alone is asked."""
+    path = shared_api.subscribe(unique("consumer"), subject)
+    for priority in (0, 9, 4, 9, 0):
+        shared_api.publish(subject, body=priority, priority=priority)
+    waiting = f"/v1/subscriptions/{path.rpartition('/')[2]}"
+    wait_until(lambda: shared_api.ask("GET", waiting)["queued"] == 5)
+    pulled = shared_api.ask("POST", f"{path}/pull", json={"max": 5})["messages"]
+    assert [one["body"] for one in pulled] == [9, 9, 4, 0, 0]
+    leases = [one["lease"] for one in pulled]
+    shared_api.ask("POST", f"{path}/nack", json={"leases": leases, "delay": 1})
+    wait_until(lambda: shared_api.ask("GET", waiting)["queued"] == 5)
+    again = shared_api.ask("POST", f"{path}/pull", json={"max": 5})["messages"]
+    assert [one["body"] for one in again] == [9, 9, 4, 0, 0]
+
+
+def test_options_hold_over_a_kill(lasting_api, subject):
+    path = lasting_api.subscribe(unique("consumer"), subject)
+    deaths = [lasting_api.publish(subject, body=0, ttl=1)["id"]]
+    for priority in (0, 9, 5):
+        lasting_api.publish(subject, body=priority, priority=priority, ttl="1h")
+    time.sleep(0.002)  # the server's clock and ours are one: it is over when it starts again
+    lasting_api.restart(kill=True)
+    waiting = f"/v1/subscriptions/{path.rpartition('/')[2]}"
+    wait_until(lambda: lasting_api.ask("GET", waiting)["queued"] == 4)
+    pulled = lasting_api.ask("POST", f"{path}/pull", json={"max": 10})["messages"]
+    assert [one["body"] for one in pulled] == [9, 5, 0]
+    [letter] = wait_until(lambda: letters(lasting_api, path))
+    assert [letter["id"]] == deaths
+
+
+def test_a_webhook_that_fails_until_it_is_too_late_is_given_up_for_that(api, subject, receiver):
+    url = receiver.hook(500)
+    name = unique("hook")
+    api.subscribe(
+        name,
+        subject,
+        type="webhook",
+        url=url,
+        retry={"max_attempts": 50, "backoff": ["50ms"] * 49},
+    )
+    message = api.publish(subject, ttl=200)
+    [letter] = wait_until(lambda: letters(api, f"/v1/subscriptions/{name}"))
+    assert (letter["id"], letter["reason"]) == (message["id"], "expired")
+    assert letter["attempts"] >= 1
+    assert time_ms(letter["died_at"]) >= time_ms(message["deliver_at"]) + 200
