@@ -289,6 +289,17 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
 
     The rest is as for `put_webhook`."""
 
+    put_redis = _waiting(AsyncSubscriptions.put_redis)
+    """Have the messages of a subject added to a stream of Redis.
+
+    - `url`: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS. Answers show
+      `***` instead of the password.
+    - `max_length`: about how many entries the stream keeps.
+    - `timeout`: how long the broker may take to confirm a message; `max_in_flight`: messages that
+      it has not confirmed.
+
+    The rest is as for `put_webhook`."""
+
     get = _waiting(AsyncSubscriptions.get)
     """A subscription. Raises NotFoundError."""
 

@@ -110,16 +110,13 @@ class AsyncSubscriptions(RetryingClient):
           this time, or becomes a dead letter when it is older.
 
         Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
-        rate = {"per_second": per_second, "burst": burst}
         batch = {"max": batch_max, "linger": _duration(batch_linger)}
         document = {
             "url": url,
             "secret": secret,
             "secrets": secrets,
-            "timeout": _duration(timeout),
-            "max_in_flight": max_in_flight,
-            "rate": _given(rate) or None,
             "batch": _given(batch) or None,
+            **_pushed(timeout, max_in_flight, per_second, burst),
             **_common("webhook", subject, max_attempts, backoff, spread, drop_older_than),
         }
         return await self._put(name, document, timeout_s)
@@ -173,16 +170,49 @@ class AsyncSubscriptions(RetryingClient):
           they have not confirmed.
 
         The rest is as for `put_webhook`."""
-        rate = {"per_second": per_second, "burst": burst}
         document = {
             "bootstrap": bootstrap,
             "topic": topic,
             "key": key,
             "delivery": delivery,
-            "timeout": _duration(timeout),
-            "max_in_flight": max_in_flight,
-            "rate": _given(rate) or None,
+            **_pushed(timeout, max_in_flight, per_second, burst),
             **_common("kafka", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def put_redis(
+        self,
+        name: str,
+        subject: str,
+        url: str,
+        stream: str,
+        *,
+        max_length: int | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject added to a stream of Redis.
+
+        - `url`: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS. Answers
+          show `***` instead of the password.
+        - `max_length`: about how many entries the stream keeps.
+        - `timeout`: how long the broker may take to confirm a message; `max_in_flight`: messages
+          that it has not confirmed.
+
+        The rest is as for `put_webhook`."""
+        document = {
+            "url": url,
+            "stream": stream,
+            "max_length": max_length,
+            **_pushed(timeout, max_in_flight, per_second, burst),
+            **_common("redis", subject, max_attempts, backoff, spread, drop_older_than),
         }
         return await self._put(name, document, timeout_s)
 
@@ -273,6 +303,19 @@ def _common(
         "type": kind,
         "retry": _given(retry) or None,
         "catch_up": _given(catch_up) or None,
+    }
+
+
+def _pushed(
+    timeout: Delay | None,
+    max_in_flight: int | None,
+    per_second: float | None,
+    burst: int | None,
+) -> dict[str, Any]:
+    return {
+        "timeout": _duration(timeout),
+        "max_in_flight": max_in_flight,
+        "rate": _given({"per_second": per_second, "burst": burst}) or None,
     }
 
 

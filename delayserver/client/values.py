@@ -174,11 +174,12 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscription as it is; durations are text such as `15s`. Secrets are never shown."""
+    """A subscription as it is; durations are text such as `15s`. Secrets are never shown,
+    and `***` stands for a password in a URL."""
 
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka"]
+    type: Literal["webhook", "pull", "kafka", "redis"]
     created_at: datetime
     paused: bool
     queued: int
@@ -191,6 +192,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     topic: str | None = None
     key: str | None = None
     delivery: str | None = None
+    stream: str | None = None
+    max_length: int | None = None
     signed: bool | None = None
     timeout: str | None = None
     max_in_flight: int | None = None

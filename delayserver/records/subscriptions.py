@@ -55,8 +55,8 @@ class RetrySchedule:
 
 
 class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
-    """A topic that messages go to. Another kind of sink is another struct with a tag of its own,
-    and `Subscription.target` a union of them."""
+    """A topic that messages go to. Each kind of broker has a struct with a tag of its own, which is
+    the type of its subscriptions."""
 
     bootstrap: str
     """Brokers to begin with, `host:port` with commas between them."""
@@ -67,13 +67,28 @@ class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
     """Whether a record and that it is settled are one transaction."""
 
 
+class RedisTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="redis"):
+    """A stream that messages are added to."""
+
+    url: str
+    """`redis://` or `rediss://`; may hold a password."""
+    stream: str
+    """Its key."""
+    max_length: int = 0
+    """About how many entries it keeps; 0: all."""
+
+
+Target = KafkaTarget | RedisTarget
+"""What a broker does with messages."""
+
+
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A definition as it stands in the log and in the catalog (MessagePack)."""
 
     id: int
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka"]
+    type: Literal["webhook", "pull", "kafka", "redis"]
     created_ms: int
     url: str = ""
     """Webhook: where to POST."""
@@ -101,7 +116,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """When its subject was changed, and nothing due since had fallen due; 0: never."""
     horizon: tuple[Mark, ...] = ()
     """What had fallen due when it was made; empty: all that was due before `created_ms`."""
-    target: KafkaTarget | None = None
+    target: Target | None = None
     """Where messages go, for types that are named like its tag."""
 
     @property
@@ -118,7 +133,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_exactly_once(self) -> bool:
         """Whether what it is delivered is settled in the same transaction."""
-        return self.target is not None and self.target.exactly_once
+        return isinstance(self.target, KafkaTarget) and self.target.exactly_once
 
     @property
     def _marks(self) -> tuple[Mark, ...]:

@@ -74,6 +74,9 @@ class WebhookSink:
             span.end({"http.response.status_code": response.status or 0}, failure)
         told(deliveries, response.result)
 
+    def on_subscription(self, subscription: Subscription) -> None:
+        """See `Sink`. Idle connections are closed within seconds anyway."""
+
     async def close(self) -> None:
         """See `Sink`."""
         await self._sender.close()

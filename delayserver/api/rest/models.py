@@ -227,13 +227,25 @@ class SubscriptionModel(Strict):
                     "bootstrap": "127.0.0.1:9092",
                     "topic": "orders.due",
                 },
+                {
+                    "subject": "order.*",
+                    "type": "redis",
+                    "url": "redis://127.0.0.1:6379",
+                    "stream": "orders.due",
+                    "max_length": 100_000,
+                },
             ]
         },
     )
 
     subject: Pattern = Field(description="exact, or a prefix that ends in .*, or *")
-    type: Literal["webhook", "pull", "kafka"]
-    url: str | None = Field(None, max_length=2048, description="webhook: where to POST")
+    type: Literal["webhook", "pull", "kafka", "redis"]
+    url: str | None = Field(
+        None,
+        max_length=2048,
+        description="webhook: where to POST; redis: redis://[user:password@]host[:port][/database]"
+        ", or rediss:// for TLS",
+    )
     bootstrap: str | None = Field(
         None,
         max_length=2048,
@@ -255,6 +267,16 @@ class SubscriptionModel(Strict):
         description="kafka: at_least_once (the default), or exactly_once, which is a transaction "
         "for each batch: only into the brokers that a cluster has its own logs on",
     )
+    stream: str | None = Field(
+        None, min_length=1, max_length=512, description="redis: the key of a stream"
+    )
+    max_length: int | None = Field(
+        None,
+        strict=True,
+        ge=1,
+        le=SIZE_MAX,
+        description="redis: about how many entries the stream keeps; all, if nothing is said",
+    )
     secret: str | None = Field(None, description="webhook: whsec_…, signs every request")
     secrets: list[str] | None = Field(
         None,
@@ -263,14 +285,14 @@ class SubscriptionModel(Strict):
         description="webhook: instead of secret, newest first; each signs, to change them over",
     )
     timeout: DurationMs = Field(
-        15_000, ge=1, le=HOUR_MS, description="webhook, kafka: time for an answer"
+        15_000, ge=1, le=HOUR_MS, description="not pull: time for an answer"
     )
     max_in_flight: int | None = Field(
         None,
         strict=True,
         ge=1,
         le=10_000,
-        description="webhook: requests at once; kafka: messages (1,000)",
+        description="webhook: requests at once; brokers: messages (1,000)",
     )
     retry: RetryModel = RetryModel()
     rate: RateModel | None = Field(None, description="not pull: at most so many messages")
@@ -303,7 +325,7 @@ class BatchingViewModel(BaseModel):
 
 
 class SubscriptionViewModel(BaseModel):
-    """A subscription as it is. The secret is never shown."""
+    """A subscription as it is. Secrets are never shown, and *** stands for a password."""
 
     name: str
     subject: str
@@ -317,6 +339,8 @@ class SubscriptionViewModel(BaseModel):
     topic: str | None = None
     key: str | None = None
     delivery: str | None = None
+    stream: str | None = None
+    max_length: int | None = None
     signed: bool | None = None
     timeout: str | None = None
     max_in_flight: int | None = None

@@ -124,3 +124,33 @@ def test_help_names_the_commands(cli):
     for command in ("list", "show", "pause", "resume", "delete"):
         assert command in stdout
     assert not cli.requests
+
+
+def test_subscribe_a_stream_of_redis(cli):
+    cli.answer(201, {"name": "due"})
+    result = cli.run(
+        *("subscribe", "due", "order.*", "--redis", "redis://u@r:1/2", "--stream", "s"),
+        *("--max-length", "9", "--broker-password", "p@ss"),
+    )
+    assert result.exit_code == 0, result.output
+    assert cli.asked[2] == {
+        "subject": "order.*",
+        "type": "redis",
+        "url": "redis://u:p%40ss@r:1/2",
+        "stream": "s",
+        "max_length": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--redis", "redis://r", "--kafka", "b:1/t"), "give one of"),
+        (("--redis", "redis://u:p@r", "--broker-password", "x"), "holds a password already"),
+        (("--kafka", "b:1"), "HOST:PORT/TOPIC"),
+    ],
+)
+def test_brokers_that_are_wrong(cli, words, text):
+    result = cli.run("subscribe", "due", "order.*", *words)
+    assert result.exit_code == 2
+    assert text in " ".join(result.stderr.replace("│", " ").split())
