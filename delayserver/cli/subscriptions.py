@@ -55,6 +55,50 @@ MaxLengthOption = Annotated[
     int | None,
     typer.Option(help="Redis: about how many entries the stream keeps.", show_default=False),
 ]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        metavar="URL",
+        help="Publish each message to a stream of NATS JetStream: nats://[USER@]HOST[:PORT], or "
+        "tls://.",
+        show_default=False,
+    ),
+]
+NatsSubjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats-subject",
+        metavar="TEXT",
+        help="NATS: where to; {subject} (the default), {key} and {id} are those of the message.",
+        show_default=False,
+    ),
+]
+AmqpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--amqp",
+        metavar="URL",
+        help="Publish each message to an exchange of RabbitMQ: amqp://[USER@]HOST[:PORT][/VHOST], "
+        "or amqps://; with --exchange.",
+        show_default=False,
+    ),
+]
+ExchangeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--exchange", metavar="NAME", help="AMQP: empty: the default one.", show_default=False
+    ),
+]
+RoutingKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--routing-key",
+        metavar="TEXT",
+        help="AMQP: {subject} (the default), {key} and {id} are those of the message.",
+        show_default=False,
+    ),
+]
 PasswordOption = Annotated[
     str | None,
     typer.Option(
@@ -177,6 +221,8 @@ def register(app: typer.Typer) -> None:
         "subscribe refunds 'envelope.*' --lease 30s",
         "subscribe due 'order.*' --kafka broker1:9092,broker2:9092/orders.due --key '{id}'",
         "subscribe due 'order.*' --redis redis://127.0.0.1:6379 --stream orders.due",
+        "subscribe due 'order.*' --nats nats://127.0.0.1:4222 --nats-subject 'due.{subject}'",
+        "subscribe due 'order.*' --amqp amqp://127.0.0.1:5672 --exchange due",
         "subscribe sms sms --webhook http://127.0.0.1:9000/sms --rate 100 --catch-up spread=10m",
     )(subscribe)
     group = typer.Typer()
@@ -213,6 +259,11 @@ def subscribe(
     redis: RedisOption = None,
     stream: StreamOption = None,
     max_length: MaxLengthOption = None,
+    nats: NatsOption = None,
+    nats_subject: NatsSubjectOption = None,
+    amqp: AmqpOption = None,
+    exchange: ExchangeOption = None,
+    routing_key: RoutingKeyOption = None,
     broker_password: PasswordOption = None,
 ) -> None:
     """Make a subscription, or change it.
@@ -224,9 +275,15 @@ def subscribe(
     }
     document: dict[str, Any] = {
         "subject": subject,
-        **_type({"webhook": webhook, "kafka": kafka, "redis": redis}, broker_password),
+        **_type(
+            {"webhook": webhook, "kafka": kafka, "redis": redis, "nats": nats, "amqp": amqp},
+            broker_password,
+        ),
         "stream": stream,
         "max_length": max_length,
+        "nats_subject": nats_subject,
+        "exchange": exchange,
+        "routing_key": routing_key,
         "key": key,
         "delivery": "exactly_once" if exactly_once else None,
         "secret": None if previous_secret else secret,

@@ -300,6 +300,24 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
 
     The rest is as for `put_webhook`."""
 
+    put_nats = _waiting(AsyncSubscriptions.put_nats)
+    """Have the messages of a subject published to a stream of NATS JetStream.
+
+    - `url`: `nats://[user:password@]host[:port]`, or `tls://`.
+    - `nats_subject`: where to; `{subject}` (the default), `{key}` and `{id}` in it are those of the
+      message.
+
+    The rest is as for `put_redis`."""
+
+    put_amqp = _waiting(AsyncSubscriptions.put_amqp)
+    """Have the messages of a subject published to an exchange of RabbitMQ.
+
+    - `url`: `amqp://[user:password@]host[:port][/virtual host]`, or `amqps://`.
+    - `exchange`: its name; empty: the default exchange, whose routing keys are names of queues.
+    - `routing_key`: `{subject}` (the default), `{key}` and `{id}` in it are those of the message.
+
+    The rest is as for `put_redis`."""
+
     get = _waiting(AsyncSubscriptions.get)
     """A subscription. Raises NotFoundError."""
 

@@ -216,6 +216,73 @@ class AsyncSubscriptions(RetryingClient):
         }
         return await self._put(name, document, timeout_s)
 
+    async def put_nats(
+        self,
+        name: str,
+        subject: str,
+        url: str,
+        *,
+        nats_subject: str | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject published to a stream of NATS JetStream.
+
+        - `url`: `nats://[user:password@]host[:port]`, or `tls://`.
+        - `nats_subject`: where to; `{subject}` (the default), `{key}` and `{id}` in it are those of
+          the message.
+
+        The rest is as for `put_redis`."""
+        document = {
+            "url": url,
+            "nats_subject": nats_subject,
+            **_pushed(timeout, max_in_flight, per_second, burst),
+            **_common("nats", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def put_amqp(
+        self,
+        name: str,
+        subject: str,
+        url: str,
+        exchange: str,
+        *,
+        routing_key: str | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject published to an exchange of RabbitMQ.
+
+        - `url`: `amqp://[user:password@]host[:port][/virtual host]`, or `amqps://`.
+        - `exchange`: its name; empty: the default exchange, whose routing keys are names of queues.
+        - `routing_key`: `{subject}` (the default), `{key}` and `{id}` in it are those of the
+          message.
+
+        The rest is as for `put_redis`."""
+        document = {
+            "url": url,
+            "exchange": exchange,
+            "routing_key": routing_key,
+            **_pushed(timeout, max_in_flight, per_second, burst),
+            **_common("amqp", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
     async def get(self, name: str, *, timeout_s: float | None = None) -> Subscription:
         """A subscription. Raises NotFoundError."""
         answer = await self._call("GET", path_of("subscriptions", name), timeout_s=timeout_s)

@@ -179,7 +179,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka", "redis"]
+    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
     created_at: datetime
     paused: bool
     queued: int
@@ -194,6 +194,9 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     delivery: str | None = None
     stream: str | None = None
     max_length: int | None = None
+    nats_subject: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
     signed: bool | None = None
     timeout: str | None = None
     max_in_flight: int | None = None

@@ -7,8 +7,13 @@ unless the module of a kind says otherwise.
 Cost: 2 µs. Threads: pure functions.
 """
 
+import re
+from typing import Final
+
 from delayserver.records.message import DueDelivery
 from delayserver.times import format_time
+
+_PLACE: Final = re.compile(r"\{(?:key|subject|id)\}")
 
 
 def headers(delivery: DueDelivery) -> list[tuple[str, str]]:
@@ -28,14 +33,10 @@ def headers(delivery: DueDelivery) -> list[tuple[str, str]]:
 
 
 def filled(template: str, delivery: DueDelivery) -> str | None:
-    """What a template stands for: `{key}`, `{subject}` or `{id}` of the message (None: it has no
-    key), or the text itself."""
-    match template:
-        case "{key}":
-            return delivery.payload.key
-        case "{subject}":
-            return delivery.subject
-        case "{id}":
-            return delivery.message_id
-        case text:
-            return text
+    """What a template stands for: `{key}`, `{subject}` and `{id}` in it are those of the message.
+    None: it is nothing but the key of a message that has none."""
+    key = delivery.payload.key
+    if template == "{key}":
+        return key
+    values = {"{key}": key or "", "{subject}": delivery.subject, "{id}": delivery.message_id}
+    return _PLACE.sub(lambda match: values[match[0]], template)

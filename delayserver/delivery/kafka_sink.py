@@ -210,11 +210,11 @@ class KafkaOpener:
         self._make_settings = make_settings
 
     def key(self, subscription: Subscription) -> Hashable:
-        """See `Opener`."""
+        """See `OutletOpener`."""
         return _target(subscription).bootstrap, subscription.timeout_ms
 
     async def open(self, subscription: Subscription) -> ProducerOutlet:
-        """See `Opener`."""
+        """See `OutletOpener`."""
         target, loop = _target(subscription), asyncio.get_running_loop()
         settings = self._make_settings(target.bootstrap, subscription.timeout_ms)
         try:

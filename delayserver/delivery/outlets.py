@@ -1,12 +1,12 @@
 """Outlets: clients of brokers, and the one sink that all kinds of brokers share.
 
     deliver ──▶ outlet of the subscription's broker ──▶ Outlet.send ──▶ broker
-                 │ opened at first use, by an Opener         │
+                 │ opened at first use, by an OutletOpener         │
       told ◀─────┴───── Handed.report ◀───── confirmed, or why not
 
-A kind of broker is a module with an `Opener`: it checks the target against the allow list, and
+A kind of broker is a module with an `OutletOpener`: it checks the target against the allow list, and
 makes the client. What is here is the same for all. An outlet serves every subscription with the
-same `Opener.key`; it is opened once for all who wait for it, replaced when it is broken, and closed
+same `OutletOpener.key`; it is opened once for all who wait for it, replaced when it is broken, and closed
 when the last subscription that used it was deleted or goes elsewhere, or when nobody has used it
 for IDLE_S. Each message has a result of its own: those that come in one turn of the event loop are
 told together.
@@ -67,7 +67,7 @@ class Outlet(Protocol):
         ...
 
 
-class Opener(Protocol):
+class OutletOpener(Protocol):
     """Makes the outlets of one kind of broker."""
 
     def key(self, subscription: Subscription) -> Hashable:
@@ -132,7 +132,7 @@ class _Opened:
 class OutletSink:
     """A `Sink` for one kind of broker."""
 
-    def __init__(self, opener: Opener) -> None:
+    def __init__(self, opener: OutletOpener) -> None:
         self._opener = opener
         self._opened: dict[Hashable, _Opened] = {}
         self._used_by: dict[int, Hashable] = {}

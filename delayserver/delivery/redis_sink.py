@@ -93,11 +93,11 @@ class RedisOpener:
         self._ca_data = ca_data
 
     def key(self, subscription: Subscription) -> Hashable:
-        """See `Opener`."""
+        """See `OutletOpener`."""
         return _target(subscription).url, subscription.timeout_ms
 
     async def open(self, subscription: Subscription) -> Outlet:
-        """See `Opener`."""
+        """See `OutletOpener`."""
         parts, database = split_redis_url(_target(subscription).url)
         target = parts.target
         settings: dict[str, Any] = {

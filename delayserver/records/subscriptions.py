@@ -78,7 +78,27 @@ class RedisTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="redis"):
     """About how many entries it keeps; 0: all."""
 
 
-Target = KafkaTarget | RedisTarget
+class NatsTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="nats"):
+    """A subject of NATS, which a stream of JetStream stores."""
+
+    url: str
+    """`nats://` or `tls://`; may hold a password or a token."""
+    subject: str = "{subject}"
+    """May hold the `{subject}`, `{key}` and `{id}` of a message."""
+
+
+class AmqpTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="amqp"):
+    """An exchange of RabbitMQ."""
+
+    url: str
+    """`amqp://` or `amqps://`; may hold a password."""
+    exchange: str
+    """Empty: the default exchange, whose routing keys are names of queues."""
+    routing_key: str = "{subject}"
+    """May hold the `{subject}`, `{key}` and `{id}` of a message."""
+
+
+Target = KafkaTarget | RedisTarget | NatsTarget | AmqpTarget
 """What a broker does with messages."""
 
 
@@ -88,7 +108,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     id: int
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka", "redis"]
+    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
     created_ms: int
     url: str = ""
     """Webhook: where to POST."""

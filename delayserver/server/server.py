@@ -26,7 +26,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
-from delayserver.delivery.outlets import OutletSink
+from delayserver.delivery.outlets import OutletOpener, OutletSink
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Result, Sink
@@ -369,10 +369,23 @@ class Server(Shard):
             from delayserver.delivery.kafka_sink import make_kafka_sink
 
             return make_kafka_sink(self._targets, self.transactions, self.clock)
-        assert kind == "redis", kind
-        from delayserver.delivery.redis_sink import RedisOpener
+        return OutletSink(self._make_opener(kind))
 
-        return OutletSink(RedisOpener(self._targets))
+    def _make_opener(self, kind: str) -> OutletOpener:
+        match kind:
+            case "redis":
+                from delayserver.delivery.redis_sink import RedisOpener
+
+                return RedisOpener(self._targets)
+            case "nats":
+                from delayserver.delivery.nats_sink import NatsOpener
+
+                return NatsOpener(self._targets)
+            case _:
+                assert kind == "amqp", kind
+                from delayserver.delivery.amqp_sink import AmqpOpener
+
+                return AmqpOpener(self._targets)
 
     def _on_result(
         self,

@@ -58,11 +58,6 @@ class RedisServer(Broker):
             for body in [fields.pop(b"body")]
         ]
 
-    def connections(self) -> int:
-        with self.client as client:
-            clients: Any = client.client_list()
-        return sum(one["user"] == USER for one in clients)
-
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:

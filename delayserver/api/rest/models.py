@@ -198,6 +198,7 @@ class DropModel(Strict):
 
 
 RECORD_KEY_PATTERN = r"^(\{key\}|\{subject\}|\{id\}|[^{}]*)$"
+ROUTING_PATTERN = r"^([^{}]|\{key\}|\{subject\}|\{id\})*$"
 BOOTSTRAP_PATTERN = r"^[^\s,]+:[0-9]{1,5}(,[^\s,]+:[0-9]{1,5})*$"
 
 
@@ -234,17 +235,30 @@ class SubscriptionModel(Strict):
                     "stream": "orders.due",
                     "max_length": 100_000,
                 },
+                {
+                    "subject": "order.*",
+                    "type": "nats",
+                    "url": "nats://127.0.0.1:4222",
+                    "nats_subject": "due.{subject}",
+                },
+                {
+                    "subject": "order.*",
+                    "type": "amqp",
+                    "url": "amqp://127.0.0.1:5672",
+                    "exchange": "due",
+                },
             ]
         },
     )
 
     subject: Pattern = Field(description="exact, or a prefix that ends in .*, or *")
-    type: Literal["webhook", "pull", "kafka", "redis"]
+    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
     url: str | None = Field(
         None,
         max_length=2048,
         description="webhook: where to POST; redis: redis://[user:password@]host[:port][/database]"
-        ", or rediss:// for TLS",
+        ", or rediss:// for TLS; nats: nats://[user:password@]host[:port], or tls://; "
+        "amqp: amqp://[user:password@]host[:port][/virtual host], or amqps://",
     )
     bootstrap: str | None = Field(
         None,
@@ -276,6 +290,23 @@ class SubscriptionModel(Strict):
         ge=1,
         le=SIZE_MAX,
         description="redis: about how many entries the stream keeps; all, if nothing is said",
+    )
+    nats_subject: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        pattern=ROUTING_PATTERN,
+        description="nats: where messages go; {subject} (the default), {key} and {id} in it are "
+        "those of the message",
+    )
+    exchange: str | None = Field(
+        None, max_length=255, description="amqp: its name; empty: the default exchange"
+    )
+    routing_key: str | None = Field(
+        None,
+        max_length=512,
+        pattern=ROUTING_PATTERN,
+        description="amqp: {subject} (the default), {key} and {id} in it are those of the message",
     )
     secret: str | None = Field(None, description="webhook: whsec_…, signs every request")
     secrets: list[str] | None = Field(
@@ -341,6 +372,9 @@ class SubscriptionViewModel(BaseModel):
     delivery: str | None = None
     stream: str | None = None
     max_length: int | None = None
+    nats_subject: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
     signed: bool | None = None
     timeout: str | None = None
     max_in_flight: int | None = None

@@ -13,13 +13,20 @@ from typing import Any, Final
 
 from delayserver.api.rest import models
 from delayserver.errors import InputError
-from delayserver.records.subscriptions import KafkaTarget, RedisTarget, Subscription, Target
+from delayserver.records.subscriptions import (
+    AmqpTarget,
+    KafkaTarget,
+    NatsTarget,
+    RedisTarget,
+    Subscription,
+    Target,
+)
 from delayserver.security.broker_urls import masked
 from delayserver.security.targets import TargetPolicy, split_bootstrap
 
-BROKERS: Final = ("kafka", "redis")
+BROKERS: Final = ("kafka", "redis", "nats", "amqp")
 _ONLY_OF: Final[Mapping[str, tuple[str, ...]]] = {
-    "url": ("webhook", "redis"),
+    "url": ("webhook", "redis", "nats", "amqp"),
     "secret": ("webhook",),
     "secrets": ("webhook",),
     "rate": ("webhook", *BROKERS),
@@ -30,13 +37,23 @@ _ONLY_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "delivery": ("kafka",),
     "stream": ("redis",),
     "max_length": ("redis",),
+    "nats_subject": ("nats",),
+    "exchange": ("amqp",),
+    "routing_key": ("amqp",),
 }
 _NEEDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "webhook": ("url",),
     "kafka": ("bootstrap", "topic"),
     "redis": ("url", "stream"),
+    "nats": ("url",),
+    "amqp": ("url", "exchange"),
 }
-_MODULES: Final = {"kafka": "confluent_kafka", "redis": "redis"}
+_MODULES: Final = {
+    "kafka": "confluent_kafka",
+    "redis": "redis",
+    "nats": "nats",
+    "amqp": "aiormq",
+}
 """What is imported for a type, which has an extra of its name."""
 
 
@@ -84,6 +101,14 @@ def target_fields(subscription: Subscription) -> dict[str, Any]:
                 "stream": target.stream,
                 "max_length": target.max_length or None,
             }
+        case NatsTarget() as target:
+            return {"url": masked(target.url), "nats_subject": target.subject}
+        case AmqpTarget() as target:
+            return {
+                "url": masked(target.url),
+                "exchange": target.exchange,
+                "routing_key": target.routing_key,
+            }
 
 
 def _kafka(wanted: models.SubscriptionModel, policy: TargetPolicy) -> KafkaTarget:
@@ -109,7 +134,29 @@ def _redis(wanted: models.SubscriptionModel, policy: TargetPolicy) -> RedisTarge
     return RedisTarget(url=wanted.url, stream=wanted.stream, max_length=wanted.max_length or 0)
 
 
+def _nats(wanted: models.SubscriptionModel, policy: TargetPolicy) -> NatsTarget:
+    from delayserver.delivery.nats_sink import check_subject, split_nats_url
+
+    assert wanted.url is not None
+    policy.check_broker(split_nats_url(wanted.url).target, "/url")
+    subject = "{subject}" if wanted.nats_subject is None else wanted.nats_subject
+    check_subject(subject)
+    return NatsTarget(url=wanted.url, subject=subject)
+
+
+def _amqp(wanted: models.SubscriptionModel, policy: TargetPolicy) -> AmqpTarget:
+    from delayserver.delivery.amqp_sink import split_amqp_url
+
+    assert wanted.url is not None and wanted.exchange is not None
+    parts, _ = split_amqp_url(wanted.url)
+    policy.check_broker(parts.target, "/url")
+    routing_key = "{subject}" if wanted.routing_key is None else wanted.routing_key
+    return AmqpTarget(url=wanted.url, exchange=wanted.exchange, routing_key=routing_key)
+
+
 _MAKERS: Final[Mapping[str, Callable[[models.SubscriptionModel, TargetPolicy], Target]]] = {
     "kafka": _kafka,
     "redis": _redis,
+    "nats": _nats,
+    "amqp": _amqp,
 }

@@ -143,6 +143,26 @@ def test_subscribe_a_stream_of_redis(cli):
 
 
 @pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (
+            ("--nats", "nats://n", "--nats-subject", "due.{id}", "--broker-password", "p"),
+            {"type": "nats", "url": "nats://:p@n", "nats_subject": "due.{id}"},
+        ),
+        (
+            ("--amqp", "amqp://u@a/v", "--exchange", "", "--routing-key", "q"),
+            {"type": "amqp", "url": "amqp://u@a/v", "exchange": "", "routing_key": "q"},
+        ),
+    ],
+)
+def test_subscribe_other_brokers(cli, words, fields):
+    cli.answer(201, {"name": "due"})
+    result = cli.run("subscribe", "due", "order.*", *words)
+    assert result.exit_code == 0, result.output
+    assert cli.asked[2] == {"subject": "order.*", **fields}
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (("--redis", "redis://r", "--kafka", "b:1/t"), "give one of"),

@@ -12,6 +12,8 @@ from tests.unit.fakes import subscription
 
 GOOD: dict[str, dict[str, Any]] = {
     "kafka": {"bootstrap": "127.0.0.1:9092", "topic": "t"},
+    "nats": {"url": "nats://u:secret@127.0.0.1"},
+    "amqp": {"url": "amqp://u:secret@127.0.0.1", "exchange": "e"},
     "redis": {"url": "redis://u:secret@127.0.0.1", "stream": "s"},
 }
 
