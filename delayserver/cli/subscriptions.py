@@ -37,6 +37,25 @@ KafkaOption = Annotated[
         show_default=False,
     ),
 ]
+KafkaUserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka-user",
+        metavar="NAME",
+        help="Kafka: whom the brokers let in (SASL); with --broker-password.",
+        show_default=False,
+    ),
+]
+KafkaMechanismOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka-mechanism",
+        metavar="PLAIN|SCRAM-SHA-256|SCRAM-SHA-512",
+        help="Kafka: how that user logs in; PLAIN if nothing is said.",
+        show_default=False,
+    ),
+]
+KafkaTlsOption = Annotated[bool, typer.Option("--kafka-tls", help="Kafka: encrypted.")]
 RedisOption = Annotated[
     str | None,
     typer.Option(
@@ -104,7 +123,7 @@ PasswordOption = Annotated[
     typer.Option(
         "--broker-password",
         envvar="DELAYSERVER_BROKER_PASSWORD",
-        help="The password for the URL of a broker that has none in it.",
+        help="The password of --kafka-user, or for the URL of a broker that has none in it.",
         show_default=False,
     ),
 ]
@@ -256,6 +275,9 @@ def subscribe(
     kafka: KafkaOption = None,
     key: KeyOption = None,
     exactly_once: ExactlyOnceOption = False,
+    kafka_user: KafkaUserOption = None,
+    kafka_mechanism: KafkaMechanismOption = None,
+    kafka_tls: KafkaTlsOption = False,
     redis: RedisOption = None,
     stream: StreamOption = None,
     max_length: MaxLengthOption = None,
@@ -279,6 +301,10 @@ def subscribe(
             {"webhook": webhook, "kafka": kafka, "redis": redis, "nats": nats, "amqp": amqp},
             broker_password,
         ),
+        "username": kafka_user,
+        "password": None if kafka_user is None else broker_password,
+        "mechanism": kafka_mechanism,
+        "tls": kafka_tls or None,
         "stream": stream,
         "max_length": max_length,
         "nats_subject": nats_subject,

@@ -284,6 +284,8 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
     - `key`: of each record: `{key}` (the default), `{subject}` or `{id}` of its message, or this
       text.
     - `delivery`: `exactly_once` only from a cluster into its own brokers.
+    - `username`, `password`, `mechanism` (SASL; `PLAIN` if nothing is said), `tls`: how brokers let
+      somebody in.
     - `timeout`: how long brokers may take to confirm a message; `max_in_flight`: messages that they
       have not confirmed.
 

@@ -150,6 +150,10 @@ class AsyncSubscriptions(RetryingClient):
         *,
         key: str | None = None,
         delivery: Literal["at_least_once", "exactly_once"] | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None,
+        tls: bool | None = None,
         timeout: Delay | None = None,
         max_in_flight: int | None = None,
         max_attempts: int | None = None,
@@ -166,6 +170,8 @@ class AsyncSubscriptions(RetryingClient):
         - `key`: of each record: `{key}` (the default), `{subject}` or `{id}` of its message, or
           this text.
         - `delivery`: `exactly_once` only from a cluster into its own brokers.
+        - `username`, `password`, `mechanism` (SASL; `PLAIN` if nothing is said), `tls`: how brokers
+          let somebody in.
         - `timeout`: how long brokers may take to confirm a message; `max_in_flight`: messages that
           they have not confirmed.
 
@@ -175,6 +181,10 @@ class AsyncSubscriptions(RetryingClient):
             "topic": topic,
             "key": key,
             "delivery": delivery,
+            "username": username,
+            "password": password,
+            "mechanism": mechanism,
+            "tls": tls,
             **_pushed(timeout, max_in_flight, per_second, burst),
             **_common("kafka", subject, max_attempts, backoff, spread, drop_older_than),
         }

@@ -175,7 +175,7 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """A subscription as it is; durations are text such as `15s`. Secrets are never shown,
-    and `***` stands for a password in a URL."""
+    and `***` stands for a password."""
 
     name: str
     subject: str
@@ -192,6 +192,10 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     topic: str | None = None
     key: str | None = None
     delivery: str | None = None
+    username: str | None = None
+    password: str | None = None
+    mechanism: str | None = None
+    tls: bool | None = None
     stream: str | None = None
     max_length: int | None = None
     nats_subject: str | None = None

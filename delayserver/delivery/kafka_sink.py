@@ -47,11 +47,14 @@ from delayserver.security.targets import Target, TargetPolicy, split_bootstrap, 
 from storage.replicated.kafka_settings import sink_settings
 from storage.replicated.transactions import Header, SettledTransactions, TopicRecord
 
-OPEN_TIMEOUT_S: Final = 5.0
+OPEN_TRIES: Final = 5
+OPEN_TRY_S: Final = 1.0
 """For the question which brokers there are."""
 POLL_S: Final = 0.5
 CLOSE_TRIES: Final = 20
 CLOSE_POLL_S: Final = 0.05
+
+_REFUSED: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +79,19 @@ def topic_record(subscription: Subscription, delivery: DueDelivery) -> TopicReco
     assert isinstance(target, KafkaTarget)
     key = record_key(target, delivery)
     return TopicRecord(target.topic, delivery.payload.body, key, record_headers(delivery))
+
+
+def login_settings(target: KafkaTarget) -> dict[str, str]:
+    """How a client makes itself known, in the words of librdkafka."""
+    protocol = ("sasl_" if target.username else "") + ("ssl" if target.tls else "plaintext")
+    settings = {"security.protocol": protocol}
+    if target.username:
+        settings |= {
+            "sasl.mechanism": target.mechanism,
+            "sasl.username": target.username,
+            "sasl.password": target.password,
+        }
+    return settings
 
 
 def reason_of(error: KafkaError) -> str:
@@ -107,10 +123,17 @@ class ProducerOutlet:
         """See `Outlet`."""
         return self._is_ending
 
-    def brokers(self, topic: str) -> list[tuple[str, int]]:
-        """All that the cluster has. Asks one of them; in any thread. Raises KafkaException."""
-        found = self._producer.list_topics(topic, timeout=OPEN_TIMEOUT_S).brokers.values()
-        return [(broker.host, broker.port) for broker in found]
+    def brokers(self, topic: str, is_refused: Callable[[], bool]) -> list[tuple[str, int]]:
+        """All that the cluster has. Asks one of them, as long as they may let us in; in any thread.
+        Raises KafkaException."""
+        for left in reversed(range(OPEN_TRIES)):
+            try:
+                found = self._producer.list_topics(topic, timeout=OPEN_TRY_S).brokers.values()
+                return [(broker.host, broker.port) for broker in found]
+            except KafkaException:
+                if not left or is_refused():
+                    raise
+        raise AssertionError
 
     async def send(
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
@@ -211,24 +234,36 @@ class KafkaOpener:
 
     def key(self, subscription: Subscription) -> Hashable:
         """See `OutletOpener`."""
-        return _target(subscription).bootstrap, subscription.timeout_ms
+        target = _target(subscription)
+        login = target.username, target.password, target.mechanism, target.tls
+        return target.bootstrap, subscription.timeout_ms, login
 
     async def open(self, subscription: Subscription) -> ProducerOutlet:
         """See `OutletOpener`."""
         target, loop = _target(subscription), asyncio.get_running_loop()
         settings = self._make_settings(target.bootstrap, subscription.timeout_ms)
+        refusals: list[KafkaError] = []
+
+        def on_error(error: KafkaError) -> None:
+            if error.code() in _REFUSED:
+                refusals.append(error)
+
+        more = {**login_settings(target), "error_cb": on_error}
         try:
             await asyncio.to_thread(self._check, split_bootstrap(target.bootstrap))
-            outlet = await asyncio.to_thread(ProducerOutlet, settings, loop)
+            outlet = await asyncio.to_thread(ProducerOutlet, {**settings, **more}, loop)
             try:
-                named = await asyncio.to_thread(outlet.brokers, target.topic)
+                named = await asyncio.to_thread(
+                    outlet.brokers, target.topic, lambda: bool(refusals)
+                )
                 brokers = tuple(split_broker(_authority(host, port)) for host, port in named)
                 await asyncio.to_thread(self._check, brokers)
             except BaseException:
                 await outlet.close()
                 raise
         except (KafkaException, OSError) as error:
-            raise OutletError(_text(error)) from error
+            # That no broker answers is all that a question tells where they let nobody in.
+            raise OutletError(reason_of(refusals[-1]) if refusals else _text(error)) from error
         return outlet
 
     def _check(self, brokers: tuple[Target, ...]) -> None:

@@ -4,12 +4,12 @@
                  │ opened at first use, by an OutletOpener         │
       told ◀─────┴───── Handed.report ◀───── confirmed, or why not
 
-A kind of broker is a module with an `OutletOpener`: it checks the target against the allow list, and
-makes the client. What is here is the same for all. An outlet serves every subscription with the
-same `OutletOpener.key`; it is opened once for all who wait for it, replaced when it is broken, and closed
-when the last subscription that used it was deleted or goes elsewhere, or when nobody has used it
-for IDLE_S. Each message has a result of its own: those that come in one turn of the event loop are
-told together.
+A kind of broker is a module with an `OutletOpener`: it checks the target against the allow list,
+and makes the client. What is here is the same for all. An outlet serves every subscription with the
+same `OutletOpener.key`; it is opened once for all who wait for it, replaced when it is broken, and
+closed when the last subscription that used it was deleted or goes elsewhere, or when nobody has
+used it for IDLE_S. Each message has a result of its own: those that come in one turn of the event
+loop are told together.
 
 There are at most OUTLETS_MAX for each kind. Where there are so many, one that is idle makes room,
 and if none is, the delivery has failed and is tried again.

@@ -65,6 +65,11 @@ class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
     """What the key of a record is: that of the message, its `{subject}` or `{id}`, or this text."""
     exactly_once: bool = False
     """Whether a record and that it is settled are one transaction."""
+    username: str = ""
+    """Whom the brokers let in (SASL); empty: anybody."""
+    password: str = ""
+    mechanism: str = "PLAIN"
+    tls: bool = False
 
 
 class RedisTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="redis"):

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from tests.integration.api_support import ApiServer, wait_until
-from tests.sinks.programs import Broker, Entry
+from tests.sinks.programs import ESCAPED, PASSWORD, Broker, Entry
 
 QUICKLY = {"max_attempts": 50, "backoff": ["100ms"] * 49}
 
@@ -23,7 +23,8 @@ class SinkContract:
         view = server.ask("PUT", path, 201, json=definition)
         masked = broker.definition(name, "***")
         assert view.items() >= {"subject": name, **masked, "max_in_flight": 1000}.items()
-        assert broker.definition(name)["url"] not in server.get("/v1/subscriptions").text
+        shown = server.get("/v1/subscriptions").text
+        assert ESCAPED not in shown and PASSWORD not in shown
         published = server.publish(name, body={"a": [1, 2]}, key="k-7", headers={"x-shop": "7"})
         (entry,) = broker.read(name, 1)
         assert json.loads(entry.body) == {"a": [1, 2]}
@@ -114,7 +115,7 @@ class SinkContract:
         definition = {"subject": name, **broker.definition(name), "timeout": "7s"}
         server.ask("PUT", path, 201, json=definition)
         server.recorded(server.publish(name, body=1)["id"])
-        assert broker.connections() == before + 1
+        assert broker.connections() > before
         server.delete(path)
         wait_until(lambda: broker.connections() == before)
 

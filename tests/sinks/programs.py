@@ -17,6 +17,7 @@ import pytest
 from delayserver.cli.demo.process import free_port
 
 START_TIMEOUT_S = 60.0
+ESTABLISHED = "01"
 USER, PASSWORD, ESCAPED = "delays", "p@ss:w/rd", "p%40ss%3Aw%2Frd"
 
 
@@ -77,9 +78,11 @@ class Broker(ABC):
 
     def connections(self) -> int:
         """How many clients are connected to it."""
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        ends = [(line.split()[1], line.split()[3]) for line in lines]
-        return sum(local.endswith(f":{self.port:04X}") and state == "01" for local, state in ends)
+        # The client's ends: that of a broker may be a socket of IPv6.
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(
+            line[2] == f"0100007F:{self.port:04X}" and line[3] == ESTABLISHED for line in lines
+        )
 
     def environment(self) -> Mapping[str, str]:
         return os.environ

@@ -281,6 +281,16 @@ class SubscriptionModel(Strict):
         description="kafka: at_least_once (the default), or exactly_once, which is a transaction "
         "for each batch: only into the brokers that a cluster has its own logs on",
     )
+    username: str | None = Field(
+        None, min_length=1, max_length=256, description="kafka: whom the brokers let in (SASL)"
+    )
+    password: str | None = Field(None, max_length=1024, description="kafka: of that user")
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="kafka: how the user logs in; PLAIN, if nothing is said"
+    )
+    tls: bool | None = Field(
+        None, strict=True, description="kafka: encrypted, to brokers whose certificate is trusted"
+    )
     stream: str | None = Field(
         None, min_length=1, max_length=512, description="redis: the key of a stream"
     )
@@ -370,6 +380,10 @@ class SubscriptionViewModel(BaseModel):
     topic: str | None = None
     key: str | None = None
     delivery: str | None = None
+    username: str | None = None
+    password: str | None = None
+    mechanism: str | None = None
+    tls: bool | None = None
     stream: str | None = None
     max_length: int | None = None
     nats_subject: str | None = None

@@ -21,7 +21,7 @@ from delayserver.records.subscriptions import (
     Subscription,
     Target,
 )
-from delayserver.security.broker_urls import masked
+from delayserver.security.broker_urls import MASK, masked
 from delayserver.security.targets import TargetPolicy, split_bootstrap
 
 BROKERS: Final = ("kafka", "redis", "nats", "amqp")
@@ -35,6 +35,10 @@ _ONLY_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": ("kafka",),
     "key": ("kafka",),
     "delivery": ("kafka",),
+    "username": ("kafka",),
+    "password": ("kafka",),
+    "mechanism": ("kafka",),
+    "tls": ("kafka",),
     "stream": ("redis",),
     "max_length": ("redis",),
     "nats_subject": ("nats",),
@@ -94,6 +98,8 @@ def target_fields(subscription: Subscription) -> dict[str, Any]:
                 "topic": target.topic,
                 "key": target.key,
                 "delivery": "exactly_once" if target.exactly_once else "at_least_once",
+                "tls": target.tls or None,
+                **(_login(target) if target.username else {}),
             }
         case RedisTarget() as target:
             return {
@@ -111,17 +117,36 @@ def target_fields(subscription: Subscription) -> dict[str, Any]:
             }
 
 
+def _login(target: KafkaTarget) -> dict[str, Any]:
+    return {"username": target.username, "password": MASK, "mechanism": target.mechanism}
+
+
 def _kafka(wanted: models.SubscriptionModel, policy: TargetPolicy) -> KafkaTarget:
     assert wanted.bootstrap is not None and wanted.topic is not None
     for broker in split_bootstrap(wanted.bootstrap):
         policy.check_broker(broker)
     if wanted.topic in (".", ".."):
         raise InputError("no topic may have that name", "/topic")
+    for field, given in {"password": wanted.password, "mechanism": wanted.mechanism}.items():
+        if given is not None and wanted.username is None:
+            raise InputError("it needs a username", f"/{field}")
+    if wanted.username is not None and wanted.password is None:
+        raise InputError("a username needs its password", "/password")
+    if wanted.password == MASK:
+        raise InputError(f"{MASK} stands for a password in answers; write it", "/password")
+    if wanted.delivery == "exactly_once" and (wanted.username is not None or wanted.tls):
+        raise InputError(
+            "exactly_once goes to the brokers of the cluster, as --kafka-config says", "/delivery"
+        )
     return KafkaTarget(
         bootstrap=wanted.bootstrap,
         topic=wanted.topic,
         key="{key}" if wanted.key is None else wanted.key,
         exactly_once=wanted.delivery == "exactly_once",
+        username=wanted.username or "",
+        password=wanted.password or "",
+        mechanism=wanted.mechanism or "PLAIN",
+        tls=bool(wanted.tls),
     )
 
 

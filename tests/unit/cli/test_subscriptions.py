@@ -150,6 +150,13 @@ def test_subscribe_a_stream_of_redis(cli):
             {"type": "nats", "url": "nats://:p@n", "nats_subject": "due.{id}"},
         ),
         (
+            ("--kafka", "b:1/t", "--kafka-user", "u", "--broker-password", "p", "--kafka-tls"),
+            {
+                **{"type": "kafka", "bootstrap": "b:1", "topic": "t"},
+                **{"username": "u", "password": "p", "tls": True},
+            },
+        ),
+        (
             ("--amqp", "amqp://u@a/v", "--exchange", "", "--routing-key", "q"),
             {"type": "amqp", "url": "amqp://u@a/v", "exchange": "", "routing_key": "q"},
         ),

@@ -62,6 +62,31 @@ def test_the_allow_list_is_asked(kind: str) -> None:
     assert "webhook_targets" in caught.value.detail
 
 
+def test_the_login_of_kafka() -> None:
+    login = {"username": "u", "password": "secret", "mechanism": "SCRAM-SHA-512", "tls": True}
+    target = targets.target_of(model("kafka", **login), TargetPolicy())
+    shown = targets.target_fields(subscription(type="kafka", target=target))
+    assert shown.items() >= {**login, "password": "***"}.items()
+    plain = targets.target_of(model("kafka"), TargetPolicy())
+    assert "username" not in targets.target_fields(subscription(type="kafka", target=plain))
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"username": "u"}, "/password"),
+        ({"password": "p"}, "/password"),
+        ({"mechanism": "PLAIN"}, "/mechanism"),
+        ({"username": "u", "password": "***"}, "/password"),
+        ({"tls": True, "delivery": "exactly_once"}, "/delivery"),
+    ],
+)
+def test_a_login_that_is_none(fields: dict[str, Any], pointer: str) -> None:
+    with pytest.raises(InputError) as caught:
+        targets.target_of(model("kafka", **fields), TargetPolicy())
+    assert caught.value.pointer == pointer
+
+
 def test_the_modules_are_there() -> None:
     for module in targets._MODULES.values():
         assert importlib.util.find_spec(module) is not None
