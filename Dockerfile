@@ -13,7 +13,7 @@ WORKDIR /usr/src/delayserver
 COPY pyproject.toml README.md LICENSE ./
 COPY scripts/constraints.txt scripts/
 RUN mkdir delayserver storage && touch delayserver/__init__.py storage/__init__.py \
-    && /opt/delayserver/bin/pip install --constraint scripts/constraints.txt ".[server,kafka,otel]" \
+    && /opt/delayserver/bin/pip install --constraint scripts/constraints.txt ".[server,kafka,redis,nats,amqp,otel]" \
     && /opt/delayserver/bin/pip uninstall --yes delayserver
 
 COPY delayserver delayserver

@@ -1,11 +1,12 @@
 # shellcheck shell=bash
 # Shared by the other scripts, which source it: the virtual environment .venv of the project, its
-# packages, Java for Spark, wrk for benchmarks, and Kafka. Everything it prints goes to stderr.
+# packages, Java for Spark, wrk for benchmarks, and brokers. Everything it prints goes to stderr.
 #
 #   ensure_environment [extra ...]   makes .venv and installs the server, with these extras besides;
 #                                    does nothing when it was done and nothing has changed since
 #   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
+#   ensure_redis, ensure_nats, ensure_rabbitmq   find these brokers, or install them likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
 #   show_help FILE                   prints the comment at the head of FILE
@@ -166,31 +167,27 @@ ensure_java() {
     "On Debian and Ubuntu: apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
 }
 
-ensure_wrk() {
-  if command -v wrk >/dev/null; then
+# ensure_program NAME PACKAGE WHAT: finds a program, or installs its Debian package.
+ensure_program() {
+  local path=$PATH:/usr/sbin
+  if PATH=$path command -v "$1" >/dev/null; then
     return
   fi
   if can_apt; then
-    apt_install wrk || true
-    if command -v wrk >/dev/null; then
+    apt_install "$2" || true
+    if PATH=$path command -v "$1" >/dev/null; then
       return
     fi
   fi
-  fail "the load generator wrk is missing. On Debian and Ubuntu: apt-get install wrk"
+  fail "$3 is missing. On Debian and Ubuntu: apt-get install $2"
 }
 
-ensure_maven() {
-  if command -v mvn >/dev/null; then
-    return
-  fi
-  if can_apt; then
-    apt_install maven || true
-    if command -v mvn >/dev/null; then
-      return
-    fi
-  fi
-  fail "Maven, which fetches Kafka's jars, is missing. On Debian and Ubuntu: apt-get install maven"
-}
+ensure_wrk() { ensure_program wrk wrk "the load generator wrk"; }
+ensure_redis() { ensure_program redis-server redis-server Redis; }
+ensure_nats() { ensure_program nats-server nats-server NATS; }
+ensure_rabbitmq() { ensure_program rabbitmq-server rabbitmq-server RabbitMQ; }
+
+ensure_maven() { ensure_program mvn maven "Maven, which fetches Kafka's jars,"; }
 
 # The stamp holds the fingerprint of the pom. What is there costs a look at it, and no Maven.
 has_kafka_jars() {

@@ -4,6 +4,7 @@ Cost: one request each. Threads: one.
 """
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -22,7 +23,7 @@ WebhookOption = Annotated[
     typer.Option(
         "--webhook",
         metavar="URL",
-        help="POST each message to this address. Without it and --kafka, messages wait to be "
+        help="POST each message to this address. Without it or a broker, messages wait to be "
         "pulled.",
         show_default=False,
     ),
@@ -33,6 +34,96 @@ KafkaOption = Annotated[
         "--kafka",
         metavar="HOST:PORT[,HOST:PORT…]/TOPIC",
         help="Write each message to this topic of Kafka.",
+        show_default=False,
+    ),
+]
+KafkaUserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka-user",
+        metavar="NAME",
+        help="Kafka: whom the brokers let in (SASL); with --broker-password.",
+        show_default=False,
+    ),
+]
+KafkaMechanismOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka-mechanism",
+        metavar="PLAIN|SCRAM-SHA-256|SCRAM-SHA-512",
+        help="Kafka: how that user logs in; PLAIN if nothing is said.",
+        show_default=False,
+    ),
+]
+KafkaTlsOption = Annotated[bool, typer.Option("--kafka-tls", help="Kafka: encrypted.")]
+RedisOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        help="Add each message to a stream of Redis: redis://[USER@]HOST[:PORT][/DATABASE], or "
+        "rediss:// for TLS; with --stream.",
+        show_default=False,
+    ),
+]
+StreamOption = Annotated[
+    str | None,
+    typer.Option("--stream", metavar="KEY", help="Redis: the stream.", show_default=False),
+]
+MaxLengthOption = Annotated[
+    int | None,
+    typer.Option(help="Redis: about how many entries the stream keeps.", show_default=False),
+]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        metavar="URL",
+        help="Publish each message to a stream of NATS JetStream: nats://[USER@]HOST[:PORT], or "
+        "tls://.",
+        show_default=False,
+    ),
+]
+NatsSubjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats-subject",
+        metavar="TEXT",
+        help="NATS: where to; {subject} (the default), {key} and {id} are those of the message.",
+        show_default=False,
+    ),
+]
+AmqpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--amqp",
+        metavar="URL",
+        help="Publish each message to an exchange of RabbitMQ: amqp://[USER@]HOST[:PORT][/VHOST], "
+        "or amqps://; with --exchange.",
+        show_default=False,
+    ),
+]
+ExchangeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--exchange", metavar="NAME", help="AMQP: empty: the default one.", show_default=False
+    ),
+]
+RoutingKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--routing-key",
+        metavar="TEXT",
+        help="AMQP: {subject} (the default), {key} and {id} are those of the message.",
+        show_default=False,
+    ),
+]
+PasswordOption = Annotated[
+    str | None,
+    typer.Option(
+        "--broker-password",
+        envvar="DELAYSERVER_BROKER_PASSWORD",
+        help="The password of --kafka-user, or for the URL of a broker that has none in it.",
         show_default=False,
     ),
 ]
@@ -73,7 +164,9 @@ TimeoutOption = Annotated[
 ]
 MaxInFlightOption = Annotated[
     int | None,
-    typer.Option(help="Webhook: most requests at once; Kafka: most messages.", show_default=False),
+    typer.Option(
+        help="Webhook: most requests at once; brokers: most messages.", show_default=False
+    ),
 ]
 MaxAttemptsOption = Annotated[
     int | None,
@@ -172,6 +265,9 @@ def register(app: typer.Typer) -> None:
         "subscribe shop order.unpaid --webhook http://127.0.0.1:9000/unpaid",
         "subscribe refunds 'envelope.*' --lease 30s",
         "subscribe due 'order.*' --kafka broker1:9092,broker2:9092/orders.due --key '{id}'",
+        "subscribe due 'order.*' --redis redis://127.0.0.1:6379 --stream orders.due",
+        "subscribe due 'order.*' --nats nats://127.0.0.1:4222 --nats-subject 'due.{subject}'",
+        "subscribe due 'order.*' --amqp amqp://127.0.0.1:5672 --exchange due",
         "subscribe sms sms --webhook http://127.0.0.1:9000/sms --rate 100 --catch-up spread=10m",
         "subscribe crm 'order.*' --webhook http://127.0.0.1:9000/ --header authorization=…",
     )(subscribe)
@@ -209,6 +305,18 @@ def subscribe(
     header: OwnHeaderOption = None,
     method: MethodOption = None,
     disable_after: DisableAfterOption = None,
+    kafka_user: KafkaUserOption = None,
+    kafka_mechanism: KafkaMechanismOption = None,
+    kafka_tls: KafkaTlsOption = False,
+    redis: RedisOption = None,
+    stream: StreamOption = None,
+    max_length: MaxLengthOption = None,
+    nats: NatsOption = None,
+    nats_subject: NatsSubjectOption = None,
+    amqp: AmqpOption = None,
+    exchange: ExchangeOption = None,
+    routing_key: RoutingKeyOption = None,
+    broker_password: PasswordOption = None,
 ) -> None:
     """Make a subscription, or change it.
 
@@ -219,8 +327,19 @@ def subscribe(
     }
     document: dict[str, Any] = {
         "subject": subject,
-        "url": webhook,
-        **_type(webhook, kafka),
+        **_type(
+            {"webhook": webhook, "kafka": kafka, "redis": redis, "nats": nats, "amqp": amqp},
+            broker_password,
+        ),
+        "username": kafka_user,
+        "password": None if kafka_user is None else broker_password,
+        "mechanism": kafka_mechanism,
+        "tls": kafka_tls or None,
+        "stream": stream,
+        "max_length": max_length,
+        "nats_subject": nats_subject,
+        "exchange": exchange,
+        "routing_key": routing_key,
         "key": key,
         "delivery": "exactly_once" if exactly_once else None,
         "secret": None if previous_secret else secret,
@@ -245,15 +364,32 @@ def subscribe(
     session.show(session.call("PUT", path("subscriptions", name), _given(document)))
 
 
-def _type(webhook: str | None, kafka: str | None) -> dict[str, str]:
-    if kafka is None:
-        return {"type": "pull" if webhook is None else "webhook"}
-    if webhook is not None:
-        raise typer.BadParameter("give one of --webhook and --kafka", param_hint="--kafka")
-    bootstrap, slash, topic = kafka.partition("/")
-    if not slash:
-        raise typer.BadParameter("write HOST:PORT/TOPIC", param_hint="--kafka")
-    return {"type": "kafka", "bootstrap": bootstrap, "topic": topic}
+def _type(receivers: dict[str, str | None], password: str | None) -> dict[str, str]:
+    """The type of subscription, and where its messages go; `receivers`: what each option says."""
+    given = _given(receivers)
+    if not given:
+        return {"type": "pull"}
+    kind, receiver = next(iter(given.items()))
+    if len(given) > 1:
+        both = " and ".join(f"--{name}" for name in given)
+        raise typer.BadParameter(f"give one of {both}", param_hint=f"--{kind}")
+    if kind == "kafka":
+        bootstrap, slash, topic = receiver.partition("/")
+        if not slash:
+            raise typer.BadParameter("write HOST:PORT/TOPIC", param_hint="--kafka")
+        return {"type": "kafka", "bootstrap": bootstrap, "topic": topic}
+    if kind != "webhook" and password is not None:
+        receiver = _with_password(receiver, password)
+    return {"type": kind, "url": receiver}
+
+
+def _with_password(url: str, password: str) -> str:
+    """The server judges the rest of it."""
+    scheme, separator, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    if ":" in user:
+        raise typer.BadParameter("the URL holds a password already", param_hint="--broker-password")
+    return f"{scheme}{separator}{user}:{quote(password, safe='')}@{host if at else rest}"
 
 
 def _secrets(secret: str | None, previous: list[str] | None) -> list[str] | None:
@@ -287,8 +423,8 @@ def subscriptions(session: Session) -> None:
     """List all subscriptions, or look at one and change it."""
     answer = session.call("GET", path("subscriptions"))
     columns = (
-        *("name", "subject", "type", "url", "topic", "lease", "paused", "pause_reason"),
-        *("queued", "in_flight"),
+        *("name", "subject", "type", "url", "topic", "stream", "lease"),
+        *("paused", "pause_reason", "queued", "in_flight"),
     )
     empty = "There are no subscriptions; make one with `delayserver subscribe`."
     session.show(answer, lambda: rows(answer["subscriptions"], columns, empty=empty))

@@ -294,10 +294,41 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
     - `key`: of each record: `{key}` (the default), `{subject}` or `{id}` of its message, or this
       text.
     - `delivery`: `exactly_once` only from a cluster into its own brokers.
+    - `username`, `password`, `mechanism` (SASL; `PLAIN` if nothing is said), `tls`: how brokers let
+      somebody in.
     - `timeout`: how long brokers may take to confirm a message; `max_in_flight`: messages that they
       have not confirmed.
 
     The rest is as for `put_webhook`."""
+
+    put_redis = _waiting(AsyncSubscriptions.put_redis)
+    """Have the messages of a subject added to a stream of Redis.
+
+    - `url`: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS. Answers show
+      `***` instead of the password.
+    - `max_length`: about how many entries the stream keeps.
+    - `timeout`: how long the broker may take to confirm a message; `max_in_flight`: messages that
+      it has not confirmed.
+
+    The rest is as for `put_webhook`."""
+
+    put_nats = _waiting(AsyncSubscriptions.put_nats)
+    """Have the messages of a subject published to a stream of NATS JetStream.
+
+    - `url`: `nats://[user:password@]host[:port]`, or `tls://`.
+    - `nats_subject`: where to; `{subject}` (the default), `{key}` and `{id}` in it are those of the
+      message.
+
+    The rest is as for `put_redis`."""
+
+    put_amqp = _waiting(AsyncSubscriptions.put_amqp)
+    """Have the messages of a subject published to an exchange of RabbitMQ.
+
+    - `url`: `amqp://[user:password@]host[:port][/virtual host]`, or `amqps://`.
+    - `exchange`: its name; empty: the default exchange, whose routing keys are names of queues.
+    - `routing_key`: `{subject}` (the default), `{key}` and `{id}` in it are those of the message.
+
+    The rest is as for `put_redis`."""
 
     get = _waiting(AsyncSubscriptions.get)
     """A subscription. Raises NotFoundError."""

@@ -116,7 +116,6 @@ class AsyncSubscriptions(RetryingClient):
         - `disable_after`: after so long of nothing but failures the server pauses it.
 
         Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
-        rate = {"per_second": per_second, "burst": burst}
         batch = {"max": batch_max, "linger": _duration(batch_linger)}
         document = {
             "url": url,
@@ -125,10 +124,8 @@ class AsyncSubscriptions(RetryingClient):
             "headers": None if headers is None else dict(headers),
             "method": method,
             "disable_after": _duration(disable_after),
-            "timeout": _duration(timeout),
-            "max_in_flight": max_in_flight,
-            "rate": _given(rate) or None,
             "batch": _given(batch) or None,
+            **_pushed(timeout, max_in_flight, per_second, burst),
             **_common("webhook", subject, max_attempts, backoff, spread, drop_older_than),
         }
         return await self._put(name, document, timeout_s)
@@ -162,6 +159,10 @@ class AsyncSubscriptions(RetryingClient):
         *,
         key: str | None = None,
         delivery: Literal["at_least_once", "exactly_once"] | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None,
+        tls: bool | None = None,
         timeout: Delay | None = None,
         max_in_flight: int | None = None,
         max_attempts: int | None = None,
@@ -178,20 +179,126 @@ class AsyncSubscriptions(RetryingClient):
         - `key`: of each record: `{key}` (the default), `{subject}` or `{id}` of its message, or
           this text.
         - `delivery`: `exactly_once` only from a cluster into its own brokers.
+        - `username`, `password`, `mechanism` (SASL; `PLAIN` if nothing is said), `tls`: how brokers
+          let somebody in.
         - `timeout`: how long brokers may take to confirm a message; `max_in_flight`: messages that
           they have not confirmed.
 
         The rest is as for `put_webhook`."""
-        rate = {"per_second": per_second, "burst": burst}
         document = {
             "bootstrap": bootstrap,
             "topic": topic,
             "key": key,
             "delivery": delivery,
-            "timeout": _duration(timeout),
-            "max_in_flight": max_in_flight,
-            "rate": _given(rate) or None,
+            "username": username,
+            "password": password,
+            "mechanism": mechanism,
+            "tls": tls,
+            **_pushed(timeout, max_in_flight, per_second, burst),
             **_common("kafka", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def put_redis(
+        self,
+        name: str,
+        subject: str,
+        url: str,
+        stream: str,
+        *,
+        max_length: int | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject added to a stream of Redis.
+
+        - `url`: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS. Answers
+          show `***` instead of the password.
+        - `max_length`: about how many entries the stream keeps.
+        - `timeout`: how long the broker may take to confirm a message; `max_in_flight`: messages
+          that it has not confirmed.
+
+        The rest is as for `put_webhook`."""
+        document = {
+            "url": url,
+            "stream": stream,
+            "max_length": max_length,
+            **_pushed(timeout, max_in_flight, per_second, burst),
+            **_common("redis", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def put_nats(
+        self,
+        name: str,
+        subject: str,
+        url: str,
+        *,
+        nats_subject: str | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject published to a stream of NATS JetStream.
+
+        - `url`: `nats://[user:password@]host[:port]`, or `tls://`.
+        - `nats_subject`: where to; `{subject}` (the default), `{key}` and `{id}` in it are those of
+          the message.
+
+        The rest is as for `put_redis`."""
+        document = {
+            "url": url,
+            "nats_subject": nats_subject,
+            **_pushed(timeout, max_in_flight, per_second, burst),
+            **_common("nats", subject, max_attempts, backoff, spread, drop_older_than),
+        }
+        return await self._put(name, document, timeout_s)
+
+    async def put_amqp(
+        self,
+        name: str,
+        subject: str,
+        url: str,
+        exchange: str,
+        *,
+        routing_key: str | None = None,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Have the messages of a subject published to an exchange of RabbitMQ.
+
+        - `url`: `amqp://[user:password@]host[:port][/virtual host]`, or `amqps://`.
+        - `exchange`: its name; empty: the default exchange, whose routing keys are names of queues.
+        - `routing_key`: `{subject}` (the default), `{key}` and `{id}` in it are those of the
+          message.
+
+        The rest is as for `put_redis`."""
+        document = {
+            "url": url,
+            "exchange": exchange,
+            "routing_key": routing_key,
+            **_pushed(timeout, max_in_flight, per_second, burst),
+            **_common("amqp", subject, max_attempts, backoff, spread, drop_older_than),
         }
         return await self._put(name, document, timeout_s)
 
@@ -282,6 +389,19 @@ def _common(
         "type": kind,
         "retry": _given(retry) or None,
         "catch_up": _given(catch_up) or None,
+    }
+
+
+def _pushed(
+    timeout: Delay | None,
+    max_in_flight: int | None,
+    per_second: float | None,
+    burst: int | None,
+) -> dict[str, Any]:
+    return {
+        "timeout": _duration(timeout),
+        "max_in_flight": max_in_flight,
+        "rate": _given({"per_second": per_second, "burst": burst}) or None,
     }
 
 

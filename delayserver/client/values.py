@@ -208,11 +208,12 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscription as it is; durations are text such as `15s`. Secrets are never shown."""
+    """A subscription as it is; durations are text such as `15s`. Secrets are never shown,
+    and `***` stands for a password."""
 
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka"]
+    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
     created_at: datetime
     paused: bool
     queued: int
@@ -225,6 +226,15 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     topic: str | None = None
     key: str | None = None
     delivery: str | None = None
+    username: str | None = None
+    password: str | None = None
+    mechanism: str | None = None
+    tls: bool | None = None
+    stream: str | None = None
+    max_length: int | None = None
+    nats_subject: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
     signed: bool | None = None
     headers: dict[str, str] | None = None
     """Their names; each value is masked."""

@@ -54,6 +54,8 @@ class Subscribing:
         self._failing = Failing()
         self.on_paused: Callable[[int], None] = lambda subscription_id: None
         """Told of a subscription that the server pauses by itself, when that is decided."""
+        self.on_defined: Callable[[Subscription], None] = lambda subscription: None
+        """Told of each that was added, changed or deleted, when that is in force."""
 
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over what has fired though it is not due yet, in the process before."""
@@ -184,6 +186,7 @@ class Subscribing:
     def _on_durable(self, subscription: Subscription) -> None:
         self._registry.put(subscription)
         self._dispatcher.on_subscription(subscription, self._dispatcher.now_ms)
+        self.on_defined(subscription)
 
     def subscription(self, name: str) -> Subscription:
         """A subscription by name, as it is in force. Raises NotFoundError."""

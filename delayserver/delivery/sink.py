@@ -4,11 +4,11 @@
                                                               │ outcome (pure)
        Delivered │ RetryLater │ GiveUp │ PauseSubscription │ ReturnToQueue
 
-A kind of receiver is a module with a `Sink`: webhooks (`delayserver.server.webhook_sink`), topics
-of Kafka (`delayserver.delivery.kafka_sink`). Everything before and behind it is the same for all:
-the queue with its rates and its pause, retries, dead letters, metrics. How many deliveries are out
-at once is the caller's business (`max_in_flight`); a sink that cannot take more lets its caller
-wait.
+A kind of receiver is a module with a `Sink`: webhooks (`delayserver.server.webhook_sink`), and
+brokers, which share one (`delayserver.delivery.outlets`) and differ in their clients. Everything
+before and behind it is the same for all: the queue with its rates and its pause, retries, dead
+letters, metrics. How many deliveries are out at once is the caller's business (`max_in_flight`); a
+sink that cannot take more lets its caller wait.
 
 Rejected: an answer for all of a batch at once. Of five hundred messages to a topic one partition
 may hang for seconds, and the others would not be settled that long.
@@ -100,6 +100,10 @@ class Sink(Protocol):
 
         Whatever the receiver or the network does is a result, never an exception. Whoever is
         cancelled tells no more."""
+        ...
+
+    def on_subscription(self, subscription: Subscription) -> None:
+        """It was changed or deleted: let go of what only its former self needed."""
         ...
 
     async def close(self) -> None:

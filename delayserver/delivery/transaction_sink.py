@@ -21,11 +21,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from delayserver.delivery.outlets import Handed
 from delayserver.delivery.settler import pack_settled
 from delayserver.delivery.sink import Confirmed, Failed, Recorded, Result, Told, Untried
 from delayserver.delivery.turns import Turns
@@ -51,30 +52,11 @@ ABORTED_PAUSE_S: Final = 0.2
 log = structlog.get_logger()
 
 
-@dataclass(eq=False, slots=True)
-class _Handed:
-    """What was given to `deliver` together."""
-
-    left: int
-    told: Told
-    done: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    def tell(self, deliveries: list[DueDelivery], result: Result) -> None:
-        if self.done.done():
-            return  # Cancelled.
-        self.told(deliveries, result)
-        self.left -= len(deliveries)
-        if not self.left:
-            self.done.set_result(None)
-
-
 @dataclass(slots=True)
 class _Waiting:
     delivery: DueDelivery
     record: TopicRecord
-    handed: _Handed
+    handed: Handed
 
 
 class TransactionSink:
@@ -100,7 +82,7 @@ class TransactionSink:
         self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
     ) -> None:
         """See `Sink`. Raises FencedError: the process has to end."""
-        handed = _Handed(len(deliveries), told)
+        handed = Handed(len(deliveries), told)
         try:
             await self._open()
         except EngineError as error:
@@ -190,7 +172,7 @@ def _take(waiting: deque[_Waiting]) -> list[_Waiting]:
 
 def _tell(batch: list[_Waiting], result_of: Callable[[int], Result]) -> None:
     """In parts of equal results and of one `deliver`, in their order."""
-    parts: list[tuple[_Handed, Result, list[DueDelivery]]] = []
+    parts: list[tuple[Handed, Result, list[DueDelivery]]] = []
     for index, one in enumerate(batch):
         result = result_of(index)
         if not parts or parts[-1][0] is not one.handed or parts[-1][1] != result:

@@ -27,7 +27,7 @@ from delayserver.times import format_time
 
 # What may stand in `delay-key` as it is, besides letters, digits and "_.-~": all visible ASCII but
 # the percent sign.
-_KEY_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
+KEY_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
         return headers
     headers["delay-subject"] = request.subject
     if request.key is not None:
-        headers["delay-key"] = quote(request.key, _KEY_SAFE)
+        headers["delay-key"] = quote(request.key, KEY_SAFE)
     headers["delay-due"] = format_time(request.due_ms)
     headers["delay-attempt"] = str(request.attempt)
     own = request.subscription_headers

@@ -68,8 +68,8 @@ class RetrySchedule:
 
 
 class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
-    """A topic that messages go to. Another kind of sink is another struct with a tag of its own,
-    and `Subscription.target` a union of them."""
+    """A topic that messages go to. Each kind of broker has a struct with a tag of its own, which is
+    the type of its subscriptions."""
 
     bootstrap: str
     """Brokers to begin with, `host:port` with commas between them."""
@@ -78,6 +78,46 @@ class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
     """What the key of a record is: that of the message, its `{subject}` or `{id}`, or this text."""
     exactly_once: bool = False
     """Whether a record and that it is settled are one transaction."""
+    username: str = ""
+    """Whom the brokers let in (SASL); empty: anybody."""
+    password: str = ""
+    mechanism: str = "PLAIN"
+    tls: bool = False
+
+
+class RedisTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="redis"):
+    """A stream that messages are added to."""
+
+    url: str
+    """`redis://` or `rediss://`; may hold a password."""
+    stream: str
+    """Its key."""
+    max_length: int = 0
+    """About how many entries it keeps; 0: all."""
+
+
+class NatsTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="nats"):
+    """A subject of NATS, which a stream of JetStream stores."""
+
+    url: str
+    """`nats://` or `tls://`; may hold a password or a token."""
+    subject: str = "{subject}"
+    """May hold the `{subject}`, `{key}` and `{id}` of a message."""
+
+
+class AmqpTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="amqp"):
+    """An exchange of RabbitMQ."""
+
+    url: str
+    """`amqp://` or `amqps://`; may hold a password."""
+    exchange: str
+    """Empty: the default exchange, whose routing keys are names of queues."""
+    routing_key: str = "{subject}"
+    """May hold the `{subject}`, `{key}` and `{id}` of a message."""
+
+
+Target = KafkaTarget | RedisTarget | NatsTarget | AmqpTarget
+"""What a broker does with messages."""
 
 
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,7 +126,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     id: int
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka"]
+    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
     created_ms: int
     url: str = ""
     """Webhook: where to POST."""
@@ -114,7 +154,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """When its subject was changed, and nothing due since had fallen due; 0: never."""
     horizon: tuple[Mark, ...] = ()
     """What had fallen due when it was made; empty: all that was due before `created_ms`."""
-    target: KafkaTarget | None = None
+    target: Target | None = None
     """Where messages go, for types that are named like its tag."""
     headers: dict[str, str] = {}
     """Webhook: sent along with each request, by names in lower case; secrets, as a rule."""
@@ -141,7 +181,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_exactly_once(self) -> bool:
         """Whether what it is delivered is settled in the same transaction."""
-        return self.target is not None and self.target.exactly_once
+        return isinstance(self.target, KafkaTarget) and self.target.exactly_once
 
     @property
     def _marks(self) -> tuple[Mark, ...]:

@@ -95,7 +95,7 @@ class Target:
     """The parts of a URL that a connection needs. Equal targets may share connections."""
 
     scheme: str
-    """`http` or `https`; `kafka` for a broker."""
+    """`http` or `https`; for a broker the scheme of its URL, and `kafka` where it has none."""
     host: str
     """A name in lower case, or an address as `ipaddress` writes it, without brackets."""
     port: int
@@ -211,15 +211,15 @@ class TargetPolicy:
                 "/url",
             )
 
-    def check_broker(self, broker: Target) -> None:
-        """The name gate for a broker. Raises InputError at `/bootstrap`."""
+    def check_broker(self, broker: Target, pointer: str = "/bootstrap") -> None:
+        """The name gate for a broker. Raises InputError at `pointer`."""
         try:
             self.check_target(broker)
         except InputError:
             raise InputError(
                 f"messages to the broker {broker.host}:{broker.port} are not allowed; the operator "
                 "may add the host to webhook_targets",
-                "/bootstrap",
+                pointer,
             ) from None
 
     def check_address(self, host: str, port: int, ip: str) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 import structlog
 
 from delayserver.config import Settings
+from delayserver.delivery.outlets import OUTLETS_MAX
 from delayserver.errors import InputError
 from delayserver.recovery.store import READ_HOURS_MAX, WRITTEN_HOURS_MIN
 
@@ -31,9 +32,10 @@ SCHEDULE_HOURS_MAX: Final = 20_000
 than two years."""
 _WRITTEN_LOGS: Final = 2
 _READ_LOGS: Final = 7
-_OTHERS_MAX: Final = 128
+_OTHERS_MAX: Final = 128 + OUTLETS_MAX
 """Segments, definitions, catalog, tokens, staged files; listener, event loop, timer, resolver
-threads, exporter of traces, the connection that is accepted to be refused; and some to spare."""
+threads, exporter of traces, the connection that is accepted to be refused; connections to brokers
+of one kind, and some to spare."""
 OWN_MIN: Final = (
     # Each log opens a file before it closes the one that was used least.
     _WRITTEN_LOGS * (WRITTEN_HOURS_MIN + 1) + _READ_LOGS * (READ_HOURS_MAX + 1) + _OTHERS_MAX

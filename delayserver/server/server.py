@@ -26,6 +26,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import NEVER_MS
+from delayserver.delivery.outlets import OutletOpener, OutletSink
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Result, Sink
@@ -145,6 +146,7 @@ class Server(Shard):
         )
         open_catalog = partial(open_catalog_in, files, settings, verify_all=verify_catalog)
         super().__init__(settings, files, open_catalog, around(surroundings))
+        self.engine.subscribing.on_defined = self._on_defined
         self.gauges = Gauges(self.engine, settings, self.clock)
         self.metrics = self.gauges.metrics
         turns = self._turns = Turns(settings.webhook_connections_max)
@@ -351,6 +353,11 @@ class Server(Shard):
             sink = self._sinks[kind] = self._make_sink(kind)
         return sink
 
+    def _on_defined(self, subscription: Subscription) -> None:
+        sink = self._sinks.get(subscription.type)
+        if sink is not None:
+            sink.on_subscription(subscription)
+
     def _make_sink(self, kind: str) -> Sink:
         if kind == "webhook":
             sender = self._sender or HttpWebhookSender(
@@ -359,11 +366,28 @@ class Server(Shard):
                 answer_kept_max_bytes=self.settings.answer_kept_max_bytes,
             )
             return WebhookSink(sender, self._turns, self.clock, self.metrics, self.telemetry)
-        assert kind == "kafka", kind
-        # Its client is an extra, and takes 0.1 s to import.
-        from delayserver.delivery.kafka_sink import make_kafka_sink
+        # Their clients are extras, and take 0.1 s to import.
+        if kind == "kafka":
+            from delayserver.delivery.kafka_sink import make_kafka_sink
 
-        return make_kafka_sink(self._targets, self.transactions, self.clock)
+            return make_kafka_sink(self._targets, self.transactions, self.clock)
+        return OutletSink(self._make_opener(kind))
+
+    def _make_opener(self, kind: str) -> OutletOpener:
+        match kind:
+            case "redis":
+                from delayserver.delivery.redis_sink import RedisOpener
+
+                return RedisOpener(self._targets)
+            case "nats":
+                from delayserver.delivery.nats_sink import NatsOpener
+
+                return NatsOpener(self._targets)
+            case _:
+                assert kind == "amqp", kind
+                from delayserver.delivery.amqp_sink import AmqpOpener
+
+                return AmqpOpener(self._targets)
 
     def _on_result(
         self,

@@ -76,6 +76,9 @@ class WebhookSink:
             span.end({"http.response.status_code": response.status or 0}, failure)
         told(deliveries, response.result(began_ms, round(took_s * 1000)))
 
+    def on_subscription(self, subscription: Subscription) -> None:
+        """See `Sink`. Idle connections are closed within seconds anyway."""
+
     async def close(self) -> None:
         """See `Sink`."""
         await self._sender.close()

@@ -208,6 +208,7 @@ class DropModel(Strict):
 
 
 RECORD_KEY_PATTERN = r"^(\{key\}|\{subject\}|\{id\}|[^{}]*)$"
+ROUTING_PATTERN = r"^([^{}]|\{key\}|\{subject\}|\{id\})*$"
 BOOTSTRAP_PATTERN = r"^[^\s,]+:[0-9]{1,5}(,[^\s,]+:[0-9]{1,5})*$"
 
 
@@ -237,13 +238,38 @@ class SubscriptionModel(Strict):
                     "bootstrap": "127.0.0.1:9092",
                     "topic": "orders.due",
                 },
+                {
+                    "subject": "order.*",
+                    "type": "redis",
+                    "url": "redis://127.0.0.1:6379",
+                    "stream": "orders.due",
+                    "max_length": 100_000,
+                },
+                {
+                    "subject": "order.*",
+                    "type": "nats",
+                    "url": "nats://127.0.0.1:4222",
+                    "nats_subject": "due.{subject}",
+                },
+                {
+                    "subject": "order.*",
+                    "type": "amqp",
+                    "url": "amqp://127.0.0.1:5672",
+                    "exchange": "due",
+                },
             ]
         },
     )
 
     subject: Pattern = Field(description="exact, or a prefix that ends in .*, or *")
-    type: Literal["webhook", "pull", "kafka"]
-    url: str | None = Field(None, max_length=2048, description="webhook: where to POST")
+    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
+    url: str | None = Field(
+        None,
+        max_length=2048,
+        description="webhook: where to POST; redis: redis://[user:password@]host[:port][/database]"
+        ", or rediss:// for TLS; nats: nats://[user:password@]host[:port], or tls://; "
+        "amqp: amqp://[user:password@]host[:port][/virtual host], or amqps://",
+    )
     bootstrap: str | None = Field(
         None,
         max_length=2048,
@@ -264,6 +290,43 @@ class SubscriptionModel(Strict):
         None,
         description="kafka: at_least_once (the default), or exactly_once, which is a transaction "
         "for each batch: only into the brokers that a cluster has its own logs on",
+    )
+    username: str | None = Field(
+        None, min_length=1, max_length=256, description="kafka: whom the brokers let in (SASL)"
+    )
+    password: str | None = Field(None, max_length=1024, description="kafka: of that user")
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
+        None, description="kafka: how the user logs in; PLAIN, if nothing is said"
+    )
+    tls: bool | None = Field(
+        None, strict=True, description="kafka: encrypted, to brokers whose certificate is trusted"
+    )
+    stream: str | None = Field(
+        None, min_length=1, max_length=512, description="redis: the key of a stream"
+    )
+    max_length: int | None = Field(
+        None,
+        strict=True,
+        ge=1,
+        le=SIZE_MAX,
+        description="redis: about how many entries the stream keeps; all, if nothing is said",
+    )
+    nats_subject: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        pattern=ROUTING_PATTERN,
+        description="nats: where messages go; {subject} (the default), {key} and {id} in it are "
+        "those of the message",
+    )
+    exchange: str | None = Field(
+        None, max_length=255, description="amqp: its name; empty: the default exchange"
+    )
+    routing_key: str | None = Field(
+        None,
+        max_length=512,
+        pattern=ROUTING_PATTERN,
+        description="amqp: {subject} (the default), {key} and {id} in it are those of the message",
     )
     secret: str | None = Field(None, description="webhook: whsec_…, signs every request")
     secrets: list[str] | None = Field(
@@ -289,14 +352,14 @@ class SubscriptionModel(Strict):
         "year; a resume or a PUT ends that",
     )
     timeout: DurationMs = Field(
-        15_000, ge=1, le=HOUR_MS, description="webhook, kafka: time for an answer"
+        15_000, ge=1, le=HOUR_MS, description="not pull: time for an answer"
     )
     max_in_flight: int | None = Field(
         None,
         strict=True,
         ge=1,
         le=10_000,
-        description="webhook: requests at once; kafka: messages (1,000)",
+        description="webhook: requests at once; brokers: messages (1,000)",
     )
     retry: RetryModel = RetryModel()
     rate: RateModel | None = Field(None, description="not pull: at most so many messages")
@@ -329,7 +392,7 @@ class BatchingViewModel(BaseModel):
 
 
 class SubscriptionViewModel(BaseModel):
-    """A subscription as it is. The secret is never shown."""
+    """A subscription as it is. Secrets are never shown, and *** stands for a password."""
 
     name: str
     subject: str
@@ -348,6 +411,15 @@ class SubscriptionViewModel(BaseModel):
     topic: str | None = None
     key: str | None = None
     delivery: str | None = None
+    username: str | None = None
+    password: str | None = None
+    mechanism: str | None = None
+    tls: bool | None = None
+    stream: str | None = None
+    max_length: int | None = None
+    nats_subject: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
     signed: bool | None = None
     headers: dict[str, str] | None = Field(None, description=f"names, each with {MASK}")
     method: str | None = None

@@ -7,7 +7,6 @@ Cost: about 100 µs per call; a change waits for the disk, and dead letters for 
 Threads: belongs to the event loop.
 """
 
-from importlib.util import find_spec
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Query, Request, Response
@@ -42,18 +41,18 @@ from delayserver.api.rest.common import (
     shard_page,
 )
 from delayserver.api.rest.openapi import answer, json_body
+from delayserver.api.rest.targets import check_fields, target_fields, target_of
 from delayserver.errors import ConflictError, InputError
 from delayserver.records.subscriptions import (
     FAILURES,
     MASK,
-    KafkaTarget,
     Registry,
     RetrySchedule,
     Subscription,
     check_own_headers,
 )
 from delayserver.security.signing import WebhookSecret
-from delayserver.security.targets import TargetPolicy, split_bootstrap
+from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
@@ -282,9 +281,10 @@ def _subscription(
         raise ConflictError(f"there are {len(known)} subscriptions, the limit")
     if existing is not None and existing.type != wanted.type:
         raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
-    if wanted.url is not None:
-        targets.check_url(wanted.url)
-    target = _target(wanted, targets)
+    target = target_of(wanted, targets)
+    webhook_url = (wanted.url or "") if target is None else ""
+    if webhook_url:
+        targets.check_url(webhook_url)
     secrets = _secrets(wanted)
     rate, catch_up = wanted.rate, wanted.catch_up
     backoff_ms = tuple(wanted.retry.backoff)
@@ -298,7 +298,7 @@ def _subscription(
         subject=wanted.subject,
         type=wanted.type,
         created_ms=existing.created_ms if existing else calls.clock(),
-        url=wanted.url or "",
+        url=webhook_url,
         secrets=secrets,
         timeout_ms=wanted.timeout,
         max_in_flight=wanted.max_in_flight
@@ -321,54 +321,6 @@ def _subscription(
         headers=check_own_headers(wanted.headers or {}),
         method=wanted.method or "POST",
         disable_after_ms=wanted.disable_after or 0,
-    )
-
-
-def check_fields(wanted: models.SubscriptionModel) -> None:
-    """Whether a subscription of its type has these fields. Raises InputError."""
-    for field, types in _ONLY_OF.items():
-        if wanted.type not in types and getattr(wanted, field) is not None:
-            raise InputError(f"a {wanted.type} subscription has none", f"/{field}")
-    for field in _NEEDED_BY.get(wanted.type, ()):
-        if getattr(wanted, field) is None:
-            raise InputError(f"a {wanted.type} subscription needs it", f"/{field}")
-
-
-_ONLY_OF: Final = {
-    "url": ("webhook",),
-    "secret": ("webhook",),
-    "secrets": ("webhook",),
-    "rate": ("webhook", "kafka"),
-    "batch": ("webhook",),
-    "headers": ("webhook",),
-    "method": ("webhook",),
-    "disable_after": ("webhook",),
-    "bootstrap": ("kafka",),
-    "topic": ("kafka",),
-    "key": ("kafka",),
-    "delivery": ("kafka",),
-}
-_NEEDED_BY: Final = {"webhook": ("url",), "kafka": ("bootstrap", "topic")}
-
-
-def _target(wanted: models.SubscriptionModel, targets: TargetPolicy) -> KafkaTarget | None:
-    """Raises InputError."""
-    if wanted.bootstrap is None or wanted.topic is None:
-        return None
-    if find_spec("confluent_kafka") is None:
-        raise InputError(
-            "this server has no client of Kafka: install it with pip install 'delayserver[kafka]'",
-            "/type",
-        )
-    for broker in split_bootstrap(wanted.bootstrap):
-        targets.check_broker(broker)
-    if wanted.topic in (".", ".."):
-        raise InputError("no topic may have that name", "/topic")
-    return KafkaTarget(
-        bootstrap=wanted.bootstrap,
-        topic=wanted.topic,
-        key="{key}" if wanted.key is None else wanted.key,
-        exactly_once=wanted.delivery == "exactly_once",
     )
 
 
@@ -395,9 +347,7 @@ def _catch_up(subscription: Subscription) -> str | dict[str, str]:
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
     queued, in_flight = calls.waiting(subscription)
     policy = subscription.retry_schedule
-    webhook, target = subscription.type == "webhook", subscription.target
-    is_pushed = subscription.is_pushed
-    delivery = "exactly_once" if subscription.is_exactly_once else "at_least_once"
+    is_pushed, webhook = subscription.is_pushed, subscription.type == "webhook"
     return models.SubscriptionViewModel(
         name=subscription.name,
         subject=subscription.subject,
@@ -407,11 +357,7 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         pause_reason=(subscription.pause_reason or "asked") if subscription.paused else None,
         queued=queued,
         in_flight=in_flight,
-        url=subscription.url or None,
-        bootstrap=target and target.bootstrap,
-        topic=target and target.topic,
-        key=target and target.key,
-        delivery=target and delivery,
+        **target_fields(subscription),
         signed=bool(subscription.secrets) if webhook else None,
         headers=dict.fromkeys(subscription.headers, MASK) if subscription.headers else None,
         method=subscription.method if webhook else None,

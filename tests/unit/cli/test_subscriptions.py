@@ -128,3 +128,60 @@ def test_help_names_the_commands(cli):
     for command in ("list", "show", "pause", "resume", "delete"):
         assert command in stdout
     assert not cli.requests
+
+
+def test_subscribe_a_stream_of_redis(cli):
+    cli.answer(201, {"name": "due"})
+    result = cli.run(
+        *("subscribe", "due", "order.*", "--redis", "redis://u@r:1/2", "--stream", "s"),
+        *("--max-length", "9", "--broker-password", "p@ss"),
+    )
+    assert result.exit_code == 0, result.output
+    assert cli.asked[2] == {
+        "subject": "order.*",
+        "type": "redis",
+        "url": "redis://u:p%40ss@r:1/2",
+        "stream": "s",
+        "max_length": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (
+            ("--nats", "nats://n", "--nats-subject", "due.{id}", "--broker-password", "p"),
+            {"type": "nats", "url": "nats://:p@n", "nats_subject": "due.{id}"},
+        ),
+        (
+            ("--kafka", "b:1/t", "--kafka-user", "u", "--broker-password", "p", "--kafka-tls"),
+            {
+                **{"type": "kafka", "bootstrap": "b:1", "topic": "t"},
+                **{"username": "u", "password": "p", "tls": True},
+            },
+        ),
+        (
+            ("--amqp", "amqp://u@a/v", "--exchange", "", "--routing-key", "q"),
+            {"type": "amqp", "url": "amqp://u@a/v", "exchange": "", "routing_key": "q"},
+        ),
+    ],
+)
+def test_subscribe_other_brokers(cli, words, fields):
+    cli.answer(201, {"name": "due"})
+    result = cli.run("subscribe", "due", "order.*", *words)
+    assert result.exit_code == 0, result.output
+    assert cli.asked[2] == {"subject": "order.*", **fields}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--redis", "redis://r", "--kafka", "b:1/t"), "give one of"),
+        (("--redis", "redis://u:p@r", "--broker-password", "x"), "holds a password already"),
+        (("--kafka", "b:1"), "HOST:PORT/TOPIC"),
+    ],
+)
+def test_brokers_that_are_wrong(cli, words, text):
+    result = cli.run("subscribe", "due", "order.*", *words)
+    assert result.exit_code == 2
+    assert text in " ".join(result.stderr.replace("│", " ").split())

@@ -113,3 +113,27 @@ async def test_a_redrive_is_not_asked_for_twice():
         await subscriptions.redrive("shop")
     path = "/v1/subscriptions/shop/dead-letters/redrive"
     assert transport.requests == [("POST", path, {"ids": ["a", "b"]}), ("POST", path, {})]
+
+
+@asynchronous
+async def test_what_goes_to_brokers():
+    subscriptions, transport = make(*[answer(200, VIEW)] * 4)
+    await subscriptions.put_kafka("k", "s", "b:1", "t", key="{id}", timeout="5s")
+    await subscriptions.put_redis("r", "s", "redis://r", "due", max_length=5, per_second=1)
+    await subscriptions.put_nats("n", "s", "nats://n", nats_subject="due.{id}")
+    await subscriptions.put_amqp("a", "s", "amqp://a", "", routing_key="q", max_in_flight=2)
+    assert [request[2] for request in transport.requests] == [
+        {
+            **{"subject": "s", "type": "kafka", "bootstrap": "b:1", "topic": "t", "key": "{id}"},
+            "timeout": "5s",
+        },
+        {
+            **{"subject": "s", "type": "redis", "url": "redis://r", "stream": "due"},
+            **{"max_length": 5, "rate": {"per_second": 1}},
+        },
+        {"subject": "s", "type": "nats", "url": "nats://n", "nats_subject": "due.{id}"},
+        {
+            **{"subject": "s", "type": "amqp", "url": "amqp://a", "exchange": ""},
+            **{"routing_key": "q", "max_in_flight": 2},
+        },
+    ]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from delayserver.delivery.kafka_sink import KafkaSink, record_headers, record_key
+from delayserver.delivery.kafka_sink import KafkaOpener, KafkaSink, record_headers, record_key
 from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery, Payload
@@ -44,7 +44,7 @@ def with_payload(seq: int, **payload: Any) -> DueDelivery:
 
 class Machine:
     def __init__(self, policy: TargetPolicy, **more: Any) -> None:
-        self.sink = KafkaSink(policy, **more)
+        self.sink = KafkaSink(KafkaOpener(policy, **more))
         self.told: list[tuple[int, Result]] = []
 
     async def deliver(self, subscription: Subscription, *deliveries: DueDelivery) -> None:

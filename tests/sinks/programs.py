@@ -1,0 +1,134 @@
+"""Real brokers on free ports of the loopback: started, killed, stopped and gone on with, by pid."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from delayserver.cli.demo.process import free_port
+
+START_TIMEOUT_S = 60.0
+ESTABLISHED = "01"
+USER, PASSWORD, ESCAPED = "delays", "p@ss:w/rd", "p%40ss%3Aw%2Frd"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands in a broker."""
+
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def id(self) -> str:
+        return self.headers["delay-id"]
+
+
+def need(program: str, ensure: str) -> str:
+    """The path of a program. Where it is missing the test is skipped by name, and fails in CI."""
+    places = ("/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin")
+    found = shutil.which(program, path=":".join(places))
+    if found is None:
+        text = f"{program} is not installed; {ensure} in scripts/environment.sh installs it"
+        if os.environ.get("CI"):
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)
+    return found
+
+
+class Broker(ABC):
+    """A broker with a directory, a port and an account of its own."""
+
+    kind: ClassVar[str]
+    """The type of its subscriptions."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What starts it."""
+
+    @abstractmethod
+    def definition(self, name: str, password: str = ESCAPED) -> dict[str, Any]:
+        """The fields of a subscription that sends to the place of that name."""
+
+    @abstractmethod
+    def prepare(self, name: str) -> None:
+        """Make that place."""
+
+    @abstractmethod
+    def refuse(self, name: str) -> str:
+        """Have the place refuse messages; what a reason says then."""
+
+    @abstractmethod
+    def read(self, name: str, count: int) -> list[Entry]:
+        """All that is there, at least so many."""
+
+    def connections(self) -> int:
+        """How many clients are connected to it."""
+        # The client's ends: that of a broker may be a socket of IPv6.
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(
+            line[2] == f"0100007F:{self.port:04X}" and line[3] == ESTABLISHED for line in lines
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    def is_ready(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def start(self) -> None:
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                cwd=self.directory,
+                env=dict(self.environment()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        give_up_s = time.monotonic() + START_TIMEOUT_S
+        while not self.is_ready():
+            log_text = (self.directory / "log").read_text(errors="replace")[-2000:]
+            assert self._process.poll() is None, log_text
+            assert time.monotonic() < give_up_s, log_text
+            time.sleep(0.02)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+    def stop(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self.kill()

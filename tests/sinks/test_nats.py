@@ -1,0 +1,125 @@
+"""Subscriptions of type nats, with a real NATS and JetStream."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
+from nats.js.errors import NotFoundError
+
+from tests.integration.api_support import ApiServer, wait_until
+from tests.sinks.contract import SinkContract
+from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+
+T = TypeVar("T")
+
+
+class NatsServer(Broker):
+    kind = "nats"
+
+    def command(self) -> list[str]:
+        program = need("nats-server", "ensure_nats")
+        config = self.directory / "nats.conf"
+        config.write_text(
+            f"listen: 127.0.0.1:{self.port}\n"
+            f'jetstream {{ store_dir: "{self.directory}/streams" }}\n'
+            f'authorization {{ users: [{{ user: "{USER}", password: "{PASSWORD}" }}] }}\n'
+        )
+        return [program, "--config", str(config)]
+
+    def definition(self, name: str, password: str = ESCAPED) -> dict[str, Any]:
+        return {"type": "nats", "url": f"nats://{USER}:{password}@127.0.0.1:{self.port}"}
+
+    def ask(self, question: Callable[[JetStreamContext], Awaitable[T]]) -> T:
+        async def main() -> T:
+            url = f"nats://127.0.0.1:{self.port}"
+            client = await nats.connect(url, user=USER, password=PASSWORD)
+            try:
+                return await question(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(main())
+
+    def prepare(self, name: str) -> None:
+        config = StreamConfig(name=name, subjects=[name, f"other.{name}"])
+        self.ask(lambda stream: stream.add_stream(config))
+
+    def refuse(self, name: str) -> str:
+        return "no response from stream"
+
+    def read(self, name: str, count: int) -> list[Entry]:
+        async def look(stream: JetStreamContext) -> list[Entry]:
+            found = (await stream.stream_info(name)).state.messages
+            if found < count:
+                return []
+            subscription = await stream.subscribe("", stream=name, ordered_consumer=True)
+            return [self.entry(await subscription.next_msg(10)) for _ in range(found)]
+
+        return wait_until(lambda: self.ask(look))
+
+    @staticmethod
+    def entry(message: Any) -> Entry:
+        headers = dict(message.headers)
+        assert headers.pop("Nats-Msg-Id") == headers["delay-id"]
+        return Entry(headers, message.data)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with NatsServer(tmp_path_factory.mktemp("nats")) as started:
+        yield started
+
+
+class TestNats(SinkContract):
+    def test_where_it_goes_and_what_stays_here(
+        self, broker: NatsServer, server: ApiServer, name: str, path: str
+    ) -> None:
+        broker.prepare(name)
+        where = {"nats_subject": "other.{subject}"}
+        server.ask("PUT", path, 201, json={"subject": name, **broker.definition(name), **where})
+        headers = {"Nats-Rollup": "all", "x": "\xe4"}
+        for _ in range(2):
+            server.publish(name, body=1, key=None, headers=headers)
+        one, two = broker.read(name, 2)
+        assert one.headers["x"] == "\xe4"
+        assert "Nats-Rollup" not in one.headers and "Nats-Rollup" not in two.headers
+        keyed = server.publish(name, body=1, key="a\r\nNats-Rollup: all \u00fc%")
+        *_, entry = broker.read(name, 3)
+        assert entry.id == keyed["id"]
+        assert entry.headers["delay-key"] == "a%0D%0ANats-Rollup:%20all%20%C3%BC%25"
+
+    def test_a_message_that_is_longer_than_the_server_takes(
+        self, broker: NatsServer, server: ApiServer, name: str, path: str
+    ) -> None:
+        broker.prepare(name)
+        retry = {"max_attempts": 1, "backoff": ["50ms"]}
+        server.ask(
+            "PUT", path, 201, json={"subject": name, **broker.definition(name), "retry": retry}
+        )
+        server.publish(name, body="x" * 1_048_500)
+        (letter,) = wait_until(lambda: server.ask("GET", f"{path}/dead-letters")["dead_letters"])
+        assert "longer than the server takes" in letter["reason"]
+        server.recorded(server.publish(name, body=1)["id"])
+
+    def test_what_is_refused(self, broker: NatsServer, server: ApiServer) -> None:
+        good = {"subject": "s", **broker.definition("due-x")}
+
+        def refused(**changes: object) -> str:
+            answer = server.ask("PUT", "/v1/subscriptions/bad", 422, json={**good, **changes})
+            (error,) = answer["errors"]
+            return str(error["pointer"])
+
+        for url in ("redis://127.0.0.1", "nats://127.0.0.1/a", "nats://token@127.0.0.1"):
+            assert refused(url=url) == "/url"
+        for subject in ("", "a b", "a.*", ">", "a..b", "$JS.API.STREAM.DELETE.x", "{other}"):
+            assert refused(nats_subject=subject) == "/nats_subject"
+        assert refused(stream="s") == "/stream"
+
+
+def test_the_tests_know_a_stream_that_is_not_there(broker: NatsServer) -> None:
+    with pytest.raises(NotFoundError):
+        broker.ask(lambda stream: stream.stream_info("no-such-stream"))

@@ -1,0 +1,99 @@
+"""Subscriptions of type redis, with a real Redis."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.integration.api_support import ApiServer, wait_until
+from tests.sinks.contract import SinkContract
+from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+
+
+class RedisServer(Broker):
+    kind = "redis"
+
+    def command(self) -> list[str]:
+        program = need("redis-server", "ensure_redis")
+        config = self.directory / "redis.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\nsave ''\n"
+            # What was answered is on the disk.
+            "appendonly yes\nappendfsync always\n"
+            f"user {USER} on >{PASSWORD} ~due-* +xadd\n"
+        )
+        return [program, str(config)]
+
+    def definition(self, name: str, password: str = ESCAPED) -> dict[str, Any]:
+        url = f"redis://{USER}:{password}@127.0.0.1:{self.port}"
+        return {"type": "redis", "url": url, "stream": name}
+
+    @property
+    def client(self) -> "redis.Redis":
+        return redis.Redis(port=self.port)
+
+    def is_ready(self) -> bool:
+        try:
+            with self.client as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    def prepare(self, name: str) -> None:
+        """A stream is made by its first entry."""
+
+    def refuse(self, name: str) -> str:
+        with self.client as client:
+            client.set(name, "no stream")
+        return "WRONGTYPE"
+
+    def read(self, name: str, count: int) -> list[Entry]:
+        with self.client as client:
+            wait_until(lambda: client.xlen(name) >= count)
+            entries: Any = client.xrange(name)
+        return [
+            Entry({key.decode(): value.decode() for key, value in fields.items()}, body)
+            for _, fields in entries
+            for body in [fields.pop(b"body")]
+        ]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+class TestRedis(SinkContract):
+    def test_a_stream_that_keeps_so_many(
+        self, broker: RedisServer, server: ApiServer, name: str, path: str
+    ) -> None:
+        definition = {"subject": name, **broker.definition(name), "max_length": 100}
+        assert server.ask("PUT", path, 201, json=definition)["max_length"] == 100
+        batch = [{"subject": name, "body": n} for n in range(1000)]
+        server.ask("POST", "/v1/messages/batch", 200, json=batch)
+        last = f'delayserver_sink_results_total{{result="confirmed",subscription="{name}"}} 1000'
+        wait_until(lambda: last in server.get("/metrics").text)
+        assert 100 <= len(broker.read(name, 1)) < 400
+
+    def test_what_is_refused(self, broker: RedisServer, server: ApiServer) -> None:
+        good = {"subject": "s", **broker.definition("due-x")}
+
+        def refused(**changes: object) -> tuple[str, str]:
+            document = {**good, **changes}
+            answer = server.ask("PUT", "/v1/subscriptions/bad", 422, json=document)
+            (error,) = answer["errors"]
+            return error["pointer"], error["detail"]
+
+        pointer, detail = refused(url="redis://redis.example:6379")
+        assert pointer == "/url" and "webhook_targets" in detail
+        assert refused(url="redis://10.0.0.1")[0] == "/url"
+        for url in ("http://127.0.0.1/", "redis://127.0.0.1/a", "redis://u:***@127.0.0.1"):
+            assert refused(url=url)[0] == "/url"
+        assert refused(stream="")[0] == "/stream"
+        assert refused(max_length=0)[0] == "/max_length"
+        assert refused(topic="t")[0] == "/topic"
+        assert refused(batch={"max": 3})[0] == "/batch"
+        del good["stream"]
+        assert refused()[0] == "/stream"
