@@ -6,6 +6,7 @@
 #                                    does nothing when it was done and nothing has changed since
 #   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
+#   ensure_redis                     finds redis-server, or installs it likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
 #   show_help FILE                   prints the comment at the head of FILE
@@ -177,6 +178,19 @@ ensure_wrk() {
     fi
   fi
   fail "the load generator wrk is missing. On Debian and Ubuntu: apt-get install wrk"
+}
+
+ensure_redis() {
+  if command -v redis-server >/dev/null; then
+    return
+  fi
+  if can_apt; then
+    apt_install redis-server || true
+    if command -v redis-server >/dev/null; then
+      return
+    fi
+  fi
+  fail "redis-server is missing. On Debian and Ubuntu: apt-get install redis-server"
 }
 
 ensure_maven() {
