@@ -1,5 +1,6 @@
 """Tasks of Celery that wait in a real server: real workers, a real Redis, and kills of each."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.integration.celery_support import Redis, Shop
 
 DUE_S = 1.2
 """Just more than the threshold of the app."""
+DOCUMENT = Path(__file__).parents[2] / "docs" / "celery.md"
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Call to deprecated setex:DeprecationWarning"  # by Celery, of the client of Redis
 )
@@ -259,6 +261,22 @@ def test_with_tokens_shards_and_processes_that_are_forked(make_shop, make_api, s
     assert set(shop.counts.values()) == {1}
     assert str(worker.pid) not in {run[-2] for run in shop.runs}
     assert worker.stop() == 0
+
+
+# ── as the document has it ─────────────────────────────────────────────────────────────────────
+
+
+def test_the_program_of_the_document(shared_api, store, tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    program = program.replace("http://127.0.0.1:8080", shared_api.process.url)
+    (tmp_path / "shop.py").write_text(program.replace("redis://127.0.0.1:6379/0", store.url(9)))
+    command = [sys.executable, "-c", "import shop; shop.place(1001)"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=30)
+    listed = shared_api.ask("GET", "/v1/subjects/celery.tasks/messages")["messages"]
+    (task,) = [one["body"]["headers"] for one in listed]
+    assert (task["task"], task["argsrepr"]) == ("shop.close_if_unpaid", "(1001,)")
+    left = datetime.fromisoformat(task["eta"]) - datetime.now(UTC)
+    assert timedelta(minutes=29) < left <= timedelta(minutes=30)
 
 
 # ── the command ────────────────────────────────────────────────────────────────────────────────
