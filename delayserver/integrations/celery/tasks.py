@@ -1,0 +1,317 @@
+"""What `apply_async`, `retry` and `revoke` do besides, once an app has `DelayedTasks`.
+
+    apply_async ─▶ send_task ─due soon──▶ Celery, as without it
+                       └─────due later──▶ Celery makes the message ─▶ POST /v1/messages ─▶ durable
+    revoke ─▶ the workers are told, as without it; and what waits is cancelled
+
+All ways to send a task end in `app.send_task`, so that is where it is decided. Celery itself makes
+the message, with routes, signals, stamps and all, and hands it to a producer; that one is ours. The
+due time goes into the header `eta`, where Celery has it, and not into `send_task`, since that would
+make RabbitMQ delay the task a second time where it has quorum queues.
+
+The key of the message is the id of the task: sent again after a lost answer, it is the same
+message. Another message with the id of one that waits (a retry after its worker was killed, or an
+id that was chosen) takes its place.
+
+Cost: a request to the delay server instead of one to the broker. Threads: any, and both sides of a
+fork.
+"""
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import kombu
+import msgspec
+from celery import Celery
+from celery.app.control import Control
+from celery.app.task import Context
+from celery.result import AsyncResult
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils.imports import symbol_by_name
+
+from delayserver.client import (
+    ClientError,
+    ConflictError,
+    Consumer,
+    DiskFullError,
+    NotFoundError,
+    OverloadedError,
+    Producer,
+    RetryPolicy,
+    UnansweredError,
+    UnreachableError,
+)
+from delayserver.client.calling import URL_DEFAULT
+from delayserver.client.cluster_map import OwnerHosts
+from delayserver.client.transport import Transport
+from delayserver.client.values import Delay, duration
+from delayserver.integrations.celery.forwarder import CONCURRENCY, Forwarder, forwarding_step
+from delayserver.integrations.celery.wire import NotATaskError, WireTask
+from delayserver.times import parse_duration_ms
+
+SUBJECT = "celery.tasks"
+THRESHOLD = "5m"
+LEASE = "30s"
+RETRY = RetryPolicy(timeout_s=10)
+"""Who sends a task is often in the middle of a request that somebody waits for."""
+REPLACE_ATTEMPTS = 2
+CONTROL = "celery.app.control:Control"
+_NOT_NOW = (UnansweredError, OverloadedError, DiskFullError)
+"""What says nothing against the task itself."""
+
+log = logging.getLogger("delayserver.celery")
+
+
+class DelayedTasks:
+    """Has tasks that are due later than `threshold` wait in the delay server.
+
+        app = Celery("shop", broker="redis://127.0.0.1:6379/0")
+        DelayedTasks(app, "http://127.0.0.1:8080", token=os.environ["DELAYSERVER_TOKEN"])
+
+    Every process that sends tasks makes one, and so do the workers. It opens nothing before it is
+    used, so it may be made before a fork.
+
+    - `threshold`: tasks that are due sooner go to the broker at once, as without it. A timedelta,
+      text such as "5m", or whole milliseconds.
+    - `subject`: under which they wait. Apps that share a delay server and not a broker need
+      different ones, or tasks come out at the wrong broker.
+    - `fallback`: where the delay server cannot take a task for the moment, it goes to the broker
+      with its ETA, as without it, and a warning is logged. Where only the answer was lost it may
+      run twice then. Else the error of the client library reaches who has sent the task.
+    - `forward`: each worker of the app brings back what is due. Without, run
+      `python -m delayserver.integrations.celery -A APP`.
+    - `lease`: after how long what a killed forwarder had comes again; `concurrency`: how many tasks
+      it takes at once.
+    - `retry`: how long to ask again while the server is away, ten seconds by default; `token`,
+      `tls`, `owner_hosts` are those of the client library.
+    - `now_ms`: the clock, in ms since the epoch; `transport`: for tests.
+
+    Raises ValueError for a second one of the same app; InputError for a duration that is none."""
+
+    def __init__(
+        self,
+        app: Celery,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        threshold: Delay = THRESHOLD,
+        subject: str = SUBJECT,
+        fallback: bool = False,
+        forward: bool = True,
+        lease: Delay = LEASE,
+        concurrency: int = CONCURRENCY,
+        retry: RetryPolicy = RETRY,
+        owner_hosts: OwnerHosts = "same",
+        tls: ssl.SSLContext | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        transport: Transport | None = None,
+    ) -> None:
+        if delayed_tasks(app) is not None:
+            raise ValueError(f"{app!r} has DelayedTasks already; make one for each app")
+        self.app = app
+        self.subject = subject
+        self._threshold = timedelta(milliseconds=parse_duration_ms(duration(threshold)))
+        self._fallback = fallback
+        self._now_ms = now_ms
+        self._producer = Producer(
+            url, token=token, retry=retry, tls=tls, owner_hosts=owner_hosts, transport=transport
+        )
+        self._make_consumer = partial(
+            Consumer,
+            url,
+            token=token,
+            concurrency=concurrency,
+            owner_hosts=owner_hosts,
+            tls=tls,
+            transport=transport,
+        )
+        self._lease = lease
+        vars(app)["send_task"] = self._send_task
+        control: type[Control] = symbol_by_name(app.control_cls or CONTROL)
+        vars(app)["control_cls"] = _revoking(control, self)
+        vars(app).pop("control", None)
+        if forward:
+            app.steps["worker"].add(forwarding_step(self.forwarder))
+        vars(app)[_NAME] = self
+
+    def forwarder(self) -> Forwarder:
+        """What brings tasks back that are due; for a process of its own."""
+        return Forwarder(
+            self.app, self._make_consumer, self.subject, lease=self._lease, now_ms=self._now_ms
+        )
+
+    def close(self) -> None:
+        """Disconnect; no task can be stored any more. A process that ends need not."""
+        self._producer.close()
+
+    # ── send ───────────────────────────────────────────────────────────────────────────────────
+
+    def _send_task(
+        self,
+        name: str,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        countdown: float | None = None,
+        eta: datetime | str | None = None,
+        task_id: str | None = None,
+        producer: kombu.Producer | None = None,
+        connection: kombu.Connection | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> "AsyncResult[Any]":
+        """In place of `Celery.send_task`, with the same arguments."""
+        # The class is asked at each call: others may have wrapped its method since.
+        send: Callable[..., AsyncResult[Any]] = partial(
+            type(self.app).send_task, self.app, name, args, kwargs
+        )
+        due = self._due(countdown, eta)
+        if due is None or not self._is_own_broker(connection, producer):
+            return send(countdown, eta, task_id, producer, connection, *others, **options)
+        options["headers"] = {**(options.get("headers") or {}), "eta": due.isoformat()}
+        with self.app.producer_or_acquire(producer) as broker:
+            storing = _StoringProducer(broker, partial(self._store, due), fallback=self._fallback)
+            return send(None, None, task_id, storing, None, *others, **options)
+
+    def _due(self, countdown: float | None, eta: datetime | str | None) -> datetime | None:
+        """When a task is due that is to wait in the delay server; of the two arguments Celery
+        takes the first, and a time without a zone as its workers do."""
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
+        if countdown:
+            due = now + timedelta(seconds=countdown)
+        elif time := maybe_iso8601(eta) if eta else None:
+            due = maybe_make_aware(time, self.app.timezone)
+        else:
+            return None
+        return due if due - now >= self._threshold else None
+
+    def _is_own_broker(
+        self, connection: kombu.Connection | None, producer: kombu.Producer | None
+    ) -> bool:
+        """Whether a task goes where a forwarder of the app would put it."""
+        connection = connection or (producer.connection if producer is not None else None)
+        return connection is None or _urls(connection) == _urls(self.app.connection_for_write())
+
+    def _store(self, due: datetime, body: object, headers: dict[str, Any], **options: Any) -> None:
+        """Publish a task that Celery has made. Raises ClientError."""
+        task = WireTask.make(body, headers=headers, now_ms=self._now_ms(), **options)
+        key = str(headers.get("id") or options["correlation_id"])
+        message = msgspec.Raw(task.encode())
+        try:
+            self._producer.publish(self.subject, message, deliver_at=due, key=key)
+        except ConflictError:
+            self._replace(key, message, due)
+
+    def _replace(self, key: str, message: msgspec.Raw, due: datetime) -> None:
+        """Put a task in the place of one with the same id. After a lost answer it is sent once
+        more, which the client library leaves to its caller: whether the first was taken or not,
+        it is due much later, so that one of the two waits."""
+        for attempt in range(1, REPLACE_ATTEMPTS + 1):
+            try:
+                self._producer.replace(self.subject, key, message, deliver_at=due)
+                return
+            except UnreachableError:
+                raise
+            except UnansweredError:
+                if attempt == REPLACE_ATTEMPTS:
+                    raise
+
+    # ── revoke ─────────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self, task_id: str) -> bool:
+        """Cancel a task that waits in the delay server; when this returns True, it never runs, and
+        its state is REVOKED. False: it does not wait there, or is on its way. Raises ClientError.
+
+        `app.control.revoke` and `AsyncResult.revoke` do it besides what they do."""
+        try:
+            stored = self._producer.get(subject=self.subject, key=task_id)
+            if stored.state != "scheduled":
+                return False
+            self._producer.cancel(subject=self.subject, key=task_id)
+        except (ConflictError, NotFoundError):
+            return False
+        self._mark_revoked(task_id, stored.raw)
+        return True
+
+    def _mark_revoked(self, task_id: str, body: bytes) -> None:
+        """Say so in the result backend, and to its chord, as a worker would that gets the task."""
+        headers: dict[str, Any] = {}
+        args: Any = ()
+        kwargs: Any = {}
+        embedded: dict[str, Any] = {}
+        try:
+            task = WireTask.decode(body)
+            headers = task.headers
+            args, kwargs, embedded = task.content(self.app.conf.accept_content)
+        except (NotATaskError, ValueError) as error:
+            log.warning("task %s is cancelled, and its chord is not told: %s", task_id, error)
+        request = Context({**headers, **embedded, "id": task_id, "args": args, "kwargs": kwargs})
+        store = not headers.get("ignore_result")
+        self.app.backend.mark_as_revoked(task_id, "revoked", request=request, store_result=store)
+
+
+class _StoringProducer:
+    """A producer of kombu to Celery, which stores the one task that it is made for. What comes
+    after that is an event about it, and goes to the broker."""
+
+    def __init__(
+        self, broker: kombu.Producer, store: Callable[..., None], *, fallback: bool
+    ) -> None:
+        self._broker = broker
+        self._store: Callable[..., None] | None = store
+        self._fallback = fallback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def publish(self, body: object, **options: Any) -> Any:
+        store, self._store = self._store, None
+        if store is None:
+            return self._broker.publish(body, **options)
+        about_the_broker = ("retry", "retry_policy", "timeout", "confirm_timeout")
+        kept = {name: value for name, value in options.items() if name not in about_the_broker}
+        try:
+            return store(body, **kept)
+        except _NOT_NOW as error:
+            if not self._fallback:
+                raise
+            log.warning("the delay server takes no task, a worker keeps it instead: %s", error)
+            return self._broker.publish(body, **options)
+
+
+def _urls(connection: kombu.Connection) -> list[str]:
+    """Where a connection goes, or may go."""
+    return connection.alt or [connection.as_uri(include_password=True)]
+
+
+def _revoking(control: type[Control], delayed: DelayedTasks) -> type[Control]:
+    """A control whose `revoke` cancels what waits in the delay server, too."""
+
+    class DelayedControl(control):  # type: ignore[misc, valid-type]
+        def revoke(self, task_id: str | Sequence[str], *arguments: Any, **options: Any) -> Any:
+            # The workers first: what comes out of the delay server in this moment is refused there.
+            replies = super().revoke(task_id, *arguments, **options)
+            failed: ClientError | None = None
+            for one in (task_id,) if isinstance(task_id, str) else task_id:
+                try:
+                    delayed.cancel(one)
+                except ClientError as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+            return replies
+
+    return DelayedControl
+
+
+_NAME = "delayed_tasks"
+"""Where an app keeps them."""
+
+
+def delayed_tasks(app: Celery) -> DelayedTasks | None:
+    """Those of an app."""
+    return vars(app).get(_NAME)

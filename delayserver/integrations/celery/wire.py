@@ -1,0 +1,131 @@
+"""A task as Celery puts it onto the broker, as the body of a message of the delay server.
+
+The body of the task is what Celery's serializer and compression have made of it, and is not looked
+into here. Headers and properties may hold what kombu's JSON knows besides JSON (datetimes, UUIDs,
+bytes): they are written and read by it, so that the same values arrive.
+
+What it says of routing is what Celery had decided: exchange, routing key, and the names of the
+queues that have to be declared. Their definitions are those of the app that forwards.
+
+Cost: 20 µs each way. Threads: pure.
+"""
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import msgspec
+from kombu import Exchange, Queue
+from kombu.compression import compress, decompress
+from kombu.exceptions import KombuError
+from kombu.serialization import dumps, loads, prepare_accept_content
+from kombu.utils import json
+
+from delayserver.errors import DelayServerError
+
+
+class NotATaskError(DelayServerError):
+    """A message is none that `DelayedTasks` has stored."""
+
+
+class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is published onto the broker when the task is due."""
+
+    body: str
+    """Text, or base64 where `is_base64`."""
+    is_base64: bool = False
+    content_type: str
+    content_encoding: str
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    """Arguments of kombu's `Producer.publish`: priority, correlation_id, delivery_mode, …"""
+    exchange: str
+    routing_key: str
+    queues: list[str] = []
+    """To be declared, by their names."""
+    expires_at_ms: int | None = None
+    """When the broker may drop it, in ms since the epoch."""
+
+    @classmethod
+    def make(
+        cls,
+        body: object,
+        *,
+        now_ms: int,
+        exchange: Exchange | str,
+        routing_key: str,
+        headers: Mapping[str, Any],
+        serializer: str | None = None,
+        compression: str | None = None,
+        declare: Iterable[Exchange | Queue] | None = None,
+        expiration: float | None = None,
+        **properties: Any,
+    ) -> Self:
+        """Of what Celery hands to kombu's `Producer.publish`; `expiration` is in seconds from
+        `now_ms`. Raises kombu.exceptions.EncodeError where the arguments cannot be serialized."""
+        content_type, content_encoding, encoded = dumps(body, serializer=serializer)
+        headers = dict(headers)
+        data: str | bytes = encoded
+        if compression:
+            data, headers["compression"] = compress(encoded, compression)
+        is_base64 = isinstance(data, bytes)
+        return cls(
+            body=base64.b64encode(data).decode() if isinstance(data, bytes) else data,
+            is_base64=is_base64,
+            content_type=content_type,
+            content_encoding=content_encoding,
+            headers=headers,
+            properties=properties,
+            exchange=exchange.name if isinstance(exchange, Exchange) else exchange,
+            routing_key=routing_key,
+            queues=[one.name for one in declare or () if isinstance(one, Queue)],
+            expires_at_ms=None if expiration is None else now_ms + int(expiration * 1000),
+        )
+
+    def encode(self) -> bytes:
+        """As the body of a message, in JSON. Raises TypeError for headers that JSON cannot say."""
+        return json.dumps(msgspec.structs.asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The same again. Raises NotATaskError."""
+        try:
+            return msgspec.convert(json.loads(data), cls)
+        except (ValueError, TypeError) as error:
+            raise NotATaskError(
+                f"this is no task of Celery: {error}; nothing but DelayedTasks may publish "
+                "under its subject, and apps of different brokers need different subjects"
+            ) from error
+
+    @property
+    def data(self) -> str | bytes:
+        """The body as Celery has made it. Raises NotATaskError."""
+        if not self.is_base64:
+            return self.body
+        try:
+            return base64.b64decode(self.body, validate=True)
+        except binascii.Error as error:
+            raise NotATaskError(f"the body of the task is not base64: {error}") from error
+
+    def content(self, accept: Iterable[str]) -> Any:
+        """What the body says: of the usual protocol a triple of arguments, keyword arguments, and
+        what hangs on the task. `accept`: content types, or names of serializers.
+
+        Raises NotATaskError where it cannot be read, or must not."""
+        data = self.data
+        try:
+            if isinstance(data, bytes) and (kind := self.headers.get("compression")):
+                data = decompress(data, kind)
+            return loads(
+                data, self.content_type, self.content_encoding, prepare_accept_content(accept)
+            )
+        except (KombuError, KeyError, ValueError, zlib.error) as error:
+            raise NotATaskError(f"the body of the task cannot be read: {error}") from error
+
+    def expiration_s(self, now_ms: int) -> float | None:
+        """What is left until the broker may drop it."""
+        if self.expires_at_ms is None:
+            return None
+        return max(0, self.expires_at_ms - now_ms) / 1000

@@ -1,0 +1,169 @@
+"""A broker, workers and forwarders of Celery as processes of their own, that can be killed for
+real."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from delayserver.cli.demo.process import free_port
+from tests.integration.api_support import unique, wait_until
+from tests.integration.celery_app import make_app
+
+
+class Process:
+    """One program, and what it says."""
+
+    def __init__(self, command: list[str], log_path: Path, environment: dict[str, str]) -> None:
+        self.log_path = log_path
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **environment},
+            )
+        self.pid = self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def until_told(self, text: str) -> None:
+        wait_until(lambda: text in self.log or not self.is_running)
+        assert text in self.log, self.log
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """End it in order; the status."""
+        self.send(signal.SIGTERM)
+        return self._process.wait(30)
+
+    def kill(self) -> None:
+        """End it, and the processes that it has forked, with SIGKILL; nothing if it has ended."""
+        forked = _children(self.pid) if self.is_running else []
+        self._process.kill()
+        self._process.wait()
+        for pid in forked:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Redis:
+    """A Redis that loses nothing it has answered: `appendfsync always`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.port = free_port()
+        self.start()
+
+    def start(self) -> None:
+        options = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": self._directory,
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+        }
+        command = ["redis-server"]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        self.process = Process(command, self._directory / "redis.log", {})
+        wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        assert self.process.is_running, self.process.log
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(100) == b"+PONG\r\n"
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def url(self, database: int) -> str:
+        return f"redis://127.0.0.1:{self.port}/{database}"
+
+
+class Shop:
+    """An app of Celery, with a queue, a subject and a file of runs of its own."""
+
+    def __init__(
+        self, directory: Path, server: str, broker: str, backend: str = "", token: str = ""
+    ) -> None:
+        self.directory = directory
+        self.runs_path = directory / "runs"
+        self.subject = unique("celery.shop")
+        self.settings = {
+            "TEST_SUBJECT": self.subject,
+            "TEST_SERVER": server,
+            "TEST_BROKER": broker,
+            "TEST_RUNS": str(self.runs_path),
+            **({"TEST_BACKEND": backend} if backend else {}),
+            **({"TEST_TOKEN": token} if token else {}),
+        }
+        self.app: Any = make_app(self.settings)
+        self._processes: list[Process] = []
+
+    def _start(self, *arguments: str, **settings: str) -> Process:
+        path = self.directory / f"{unique('process')}.log"
+        command = [sys.executable, "-m", *arguments]
+        self._processes.append(Process(command, path, {**self.settings, **settings}))
+        return self._processes[-1]
+
+    def worker(self, *options: str, pool: str = "solo", forward: str = "yes") -> Process:
+        """A worker, which is not ready yet."""
+        app = ("-A", "tests.integration.celery_app")
+        quick = ("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO")
+        command = ("celery", *app, "worker", "-P", pool, *quick, *options)
+        return self._start(*command, TEST_FORWARD=forward)
+
+    def forwarder(self) -> Process:
+        app = ("-A", "tests.integration.celery_app")
+        return self._start("delayserver.integrations.celery", *app, "-l", "debug")
+
+    def end(self) -> None:
+        """Kill whatever runs still."""
+        for process in self._processes:
+            process.kill()
+        # Results say good-bye to the broker when they go, which is there still.
+        gc.collect()
+        self.app.close()
+
+    @property
+    def runs(self) -> list[list[str]]:
+        """Task id, label, …, process id and moment of each run so far."""
+        text = self.runs_path.read_text() if self.runs_path.exists() else ""
+        return [line.split() for line in text.splitlines()]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each task ran."""
+        return Counter(run[0] for run in self.runs)
+
+    def until_run(self, task_ids: Iterable[str], timeout_s: float = 30) -> None:
+        """Wait until each has run."""
+        wanted = set(task_ids)
+        wait_until(lambda: wanted <= set(self.counts), timeout_s)
