@@ -65,6 +65,14 @@ class Watch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """0: an event cancels the message; 1: it fires it."""
 
 
+class ScheduledRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Which run of a schedule a message is, and where the schedule stands behind it."""
+
+    schedule: str
+    state: bytes
+    """`delayserver.records.schedules.ScheduleState`, packed."""
+
+
 class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The variable part of a message, as it stands in the logs."""
 
@@ -75,6 +83,7 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     headers: dict[str, str] | None = None
     origin: Origin | None = None
     watch: Watch | None = None
+    run: ScheduledRun | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -86,12 +95,12 @@ _ARRAY_OF = struct.Struct(">BI")
 
 def encode_payload(payload: Payload) -> bytes:
     """The bytes of a payload, sealed with their checksum."""
-    if payload.watch is None:
-        # The bytes must be the same as before there were watch keys: their digest decides whether
-        # a publish with a known key repeats that message or contradicts it.
-        plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
-        return seal(_encoder.encode(plain))
-    return seal(_encoder.encode(payload))
+    if payload.run is not None:
+        return seal(_encoder.encode(payload))
+    # The bytes must be the same as before there were runs, or watch keys: their digest decides
+    # whether a publish with a known key repeats that message or contradicts it.
+    plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
+    return seal(_encoder.encode(plain if payload.watch is None else (*plain, payload.watch)))
 
 
 def encode_payloads(
@@ -108,9 +117,7 @@ def encode_payloads(
         for index, watch in enumerate(watches):
             if watch is not None:
                 encoded[index] = encode(
-                    Payload(
-                        bodies[index], contents[index], keys[index], headers[index], watch=watch
-                    )
+                    (bodies[index], contents[index], keys[index], headers[index], None, watch)
                 )
     return encoded
 

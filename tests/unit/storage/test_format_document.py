@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from delayserver.records.definitions import TABLE_NUMBERS
-from delayserver.records.message import Origin, Payload, Watch
+from delayserver.records.message import Origin, Payload, ScheduledRun, Watch
+from delayserver.records.schedules import (
+    Schedule,
+    ScheduleChange,
+    ScheduleState,
+    unpack_state,
+)
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,
@@ -125,17 +131,49 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
         assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
 
 
-@pytest.mark.parametrize("record", [Payload, Watch, Origin, DeadLetter, Heartbeat, ImportRecord])
+@pytest.mark.parametrize(
+    "record",
+    [
+        Payload,
+        ScheduledRun,
+        Watch,
+        Origin,
+        DeadLetter,
+        Heartbeat,
+        ScheduleChange,
+        Schedule,
+        ImportRecord,
+    ],
+)
 def test_the_payloads(record: type[msgspec.Struct]) -> None:
     (rows,) = tables(f"### {record.__name__}")
     names = [field_name(row[1]) for row in rows]
     assert tuple(names) == record.__struct_fields__
     assert [int(row[0]) for row in rows] == list(range(len(rows)))
     assert record.__struct_config__.array_like
-    wanted = {int: "int", str: "str", bytes: "bin", str | None: "str or nil"}
+    wanted = {
+        int: "int",
+        str: "str",
+        bytes: "bin",
+        str | None: "str or nil",
+        int | None: "int or nil",
+        bytes | None: "bin or nil",
+    }
     hints = get_type_hints(record)
     for name, row in zip(names, rows, strict=True):
         assert wanted.get(hints[name], row[2]) == row[2]
+
+
+def test_the_state_of_a_schedule() -> None:
+    (rows,) = tables("### ScheduleState")
+    assert tuple(field_name(row[0]) for row in rows) == ScheduleState.__struct_fields__
+    state = ScheduleState(*range(1, len(rows)), is_paused=True)
+    types = {"bool": "?"} | {one: STRUCT_TYPES[one] for one in ("u64", "i64")}
+    packed = struct.pack(
+        ">" + "".join(types[row[1]] for row in rows), *msgspec.structs.astuple(state)
+    )
+    assert state.pack() == packed and unpack_state(packed) == state
+    assert f"big-endian, {len(packed)} bytes" in DOCUMENT
 
 
 def test_the_format_file() -> None:
