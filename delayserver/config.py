@@ -131,6 +131,7 @@ class Settings(BaseSettings):
     subjects_max: int = Field(100_000, gt=0, le=100_000_000, description="most subjects")
     subscriptions_max: int = Field(10_000, gt=0, description="most subscriptions")
     heartbeats_max: int = Field(1_000_000, gt=0, description="most heartbeats")
+    schedules_max: int = Field(100_000, gt=0, description="most schedules")
     dedupe_window_ms: int = Field(
         5 * MINUTE_MS, ge=0, description="a key stays taken this long after the due time"
     )
@@ -367,6 +368,7 @@ _OF_ALL: Final = (
     "connections_max",
     "heartbeats_max",
     "receiving_max_bytes",
+    "schedules_max",
     "unfiled_max_bytes",
     "webhook_connections_max",
 )
@@ -400,6 +402,7 @@ GROUPS: Final = {
         "subjects_max",
         "subscriptions_max",
         "heartbeats_max",
+        "schedules_max",
         "unfiled_max_bytes",
     ),
     "Connections": (

@@ -21,6 +21,7 @@ import errno
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from itertools import takewhile
 from operator import itemgetter
@@ -65,6 +66,10 @@ class Table(StrEnum):
     """Import id → what was adopted."""
     ARCHIVES = "archives"
     """Hour → what an archive of it covers."""
+    SCHEDULES = "schedules"
+    """Name → definition."""
+    SCHEDULE_STATES = "schedule_states"
+    """Name → next run, last run, counts."""
     DAMAGE = "damage"
     """Path + offset → what was found damaged and when."""
 
@@ -233,10 +238,12 @@ class LmdbCatalog:
                 # The backlog is larger than memory and access is random: read-ahead only evicts.
                 readahead=False,
             )
-            self._tables = {
-                table: self._environment.open_db(table.value.encode(), create=not readonly)
-                for table in Table
-            }
+            self._tables: dict[Table, Any] = {}
+            for table in Table:
+                # Who only reads leaves out what is newer than the directory: it is empty.
+                with suppress(*([lmdb.NotFoundError] if readonly else [])):
+                    name = table.value.encode()
+                    self._tables[table] = self._environment.open_db(name, create=not readonly)
         except lmdb.Error as error:
             raise CatalogError("open", f"{error}") from error
 
@@ -261,6 +268,8 @@ class LmdbCatalog:
     # ── reading and writing ────────────────────────────────────────────────────────────────────
 
     def get(self, table: Table, key: bytes) -> bytes | None:
+        if table not in self._tables:
+            return None
         try:
             with self._environment.begin(db=self._tables[table]) as transaction:
                 sealed: bytes | None = transaction.get(key)
@@ -272,6 +281,8 @@ class LmdbCatalog:
         return LmdbView(self._path, self._environment, self._tables)
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        if table not in self._tables:
+            return {}
         try:
             with self._environment.begin(db=self._tables[table]) as transaction:
                 found = transaction.cursor().getmulti(keys)
@@ -282,6 +293,8 @@ class LmdbCatalog:
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:
+        if table not in self._tables:
+            return
         try:
             with self._environment.begin(db=self._tables[table]) as transaction:
                 cursor = transaction.cursor()
@@ -299,6 +312,8 @@ class LmdbCatalog:
         return self.scan(table)
 
     def size(self, table: Table) -> int:
+        if table not in self._tables:
+            return 0
         try:
             with self._environment.begin() as transaction:
                 entries: int = transaction.stat(self._tables[table])["entries"]

@@ -50,6 +50,7 @@ from storage.rows import (
     FLAG_WATCHES,
     PRIORITY_MAX,
     PRIORITY_SHIFT,
+    PUBLISHES,
     REMOVES,
     SCHEDULES,
     LogKind,
@@ -515,7 +516,7 @@ def _known(values: Iterable[int]) -> Mask:
     return known
 
 
-_SCHEDULES, _REMOVES = _known(SCHEDULES), _known(REMOVES)
+_PUBLISHES, _SCHEDULES, _REMOVES = map(_known, (PUBLISHES, SCHEDULES, REMOVES))
 _RECORD_KINDS, _OUTCOMES = _known(RecordKind), _known(Outcome)
 _FLAGS = np.uint8(FLAG_WATCHES | FLAG_OPTIONS | 0xF0)
 """Of a row that makes an entry, and of the entry."""
@@ -535,7 +536,7 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
     # An import takes more seqs than its own.
     has_import = kinds[-1] == RecordKind.IMPORT
     wrong_last = header.last_seq < last_seq if has_import else header.last_seq != last_seq
-    is_publish = kinds == RecordKind.PUBLISH
+    is_publish = _PUBLISHES[kinds]
     return [
         ("seqs have gaps or do not match the header", (seqs != expected) | wrong_last),
         ("unknown kinds of records", ~_RECORD_KINDS[kinds]),

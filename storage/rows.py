@@ -58,10 +58,18 @@ class RecordKind(IntEnum):
     FIRE = 12
     """Removes `target_seq` and schedules the message again at `due_ms`. The message watches nothing
     from then on, since an event has fired it."""
+    RUN = 13
+    """A new message, as PUBLISH, that a schedule has made. Its payload says besides how the
+    schedule stands then, so that message and next run are one record."""
+    SCHEDULE = 14
+    """The payload is how a schedule stands, with or without its definition, or its end."""
 
+
+PUBLISHES = (RecordKind.PUBLISH, RecordKind.RUN)
+"""The kinds that make a new message."""
 
 SCHEDULES = (
-    RecordKind.PUBLISH,
+    *PUBLISHES,
     RecordKind.MOVE,
     RecordKind.RETRY,
     RecordKind.REDRIVE,

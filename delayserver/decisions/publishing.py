@@ -177,6 +177,14 @@ class Publishing:
         message = NewMessage("", now_ms, Payload(b""))
         return self._accept(message, subject_id, NO_KEY, sealed).seq
 
+    def publish_run(self, subject_id: int, payload: Payload, due_ms: int) -> Accepted:
+        """Accept a message that a schedule has made, under its key, whatever holds that."""
+        sealed = encode_payload(payload)
+        self._groups.make_room(len(sealed))
+        key_hash = self._messages.key_hash(subject_id, payload.key)
+        message = NewMessage("", due_ms, payload)
+        return self._accept(message, subject_id, key_hash, sealed, RecordKind.RUN)
+
     def refuse_when_disk_is_low(self) -> None:
         """Raise DiskReserveError while less than `disk_reserve_bytes` of the disk are free."""
         if self.disk_is_low:
@@ -324,14 +332,19 @@ class Publishing:
         return Accepted(message_id, due_ms, True, group, known.seq)
 
     def _accept(
-        self, message: NewMessage, subject_id: int, key_hash: bytes, sealed: bytes
+        self,
+        message: NewMessage,
+        subject_id: int,
+        key_hash: bytes,
+        sealed: bytes,
+        kind: RecordKind = RecordKind.PUBLISH,
     ) -> Accepted:
         """Put the record of a message, which is new, into the open group."""
         sequencer, due_ms, watch = self._sequencer, message.due_ms, message.payload.watch
         digest = 0 if key_hash is NO_KEY else content_digest(message.payload, sealed)
         flags = row_flags(message.payload)
         seq = sequencer.append(
-            RecordKind.PUBLISH,
+            kind,
             due_ms=due_ms,
             key_hash=key_hash,
             subject_id=subject_id,

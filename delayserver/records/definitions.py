@@ -1,8 +1,9 @@
-"""The six tables that no hour file tells of, and how the definitions log keeps them.
+"""The eight tables that no hour file tells of, and how the definitions log keeps them.
 
-Subjects, subscriptions, why and when a message died, heartbeats, adopted imports and confirmed
-archives stand in the message log until a checkpoint, and in the catalog from then on. The
-definitions log (`storage.definitions_log`) holds them besides: so the catalog can be built again.
+Subjects, subscriptions, why and when a message died, heartbeats, adopted imports, confirmed
+archives, schedules and how far they are stand in the message log until a checkpoint, and in the
+catalog from then on. The definitions log (`storage.definitions_log`) holds them besides: so the
+catalog can be built again.
 
 Cost: 1 µs per change. Threads: functions without state.
 """
@@ -19,6 +20,8 @@ TABLE_NUMBERS = {
     Table.HEARTBEATS: 4,
     Table.IMPORTS: 5,
     Table.ARCHIVES: 6,
+    Table.SCHEDULES: 13,
+    Table.SCHEDULE_STATES: 14,
 }
 """In a row of the definitions log."""
 DEFINED_TABLES = {number: table for table, number in TABLE_NUMBERS.items()}

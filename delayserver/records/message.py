@@ -81,6 +81,14 @@ class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return (self.since_ms or due_ms) + self.ttl_ms if self.ttl_ms else None
 
 
+class ScheduledRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Which run of a schedule a message is, and where the schedule stands behind it."""
+
+    schedule: str
+    state: bytes
+    """`delayserver.records.schedules.ScheduleState`, packed."""
+
+
 class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The variable part of a message, as it stands in the logs."""
 
@@ -94,6 +102,7 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     history: History | None = None
     """The attempts that were made so far."""
     options: MessageOptions | None = None
+    run: ScheduledRun | None = None
 
     def expires_ms(self, due_ms: int) -> int | None:
         """From when on it is too late for a message whose first attempt is due at `due_ms`; None:
@@ -114,9 +123,9 @@ def encode_payload(payload: Payload) -> bytes:
 
 
 def _encode(payload: Payload) -> bytes:
-    if payload.options is not None or payload.history is not None:
+    if any((payload.history, payload.options, payload.run)):
         return _encoder.encode(payload)
-    # The bytes must be the same as before there were options, or watch keys: their digest decides
+    # The bytes must be the same as before there were these, or watch keys: their digest decides
     # whether a publish with a known key repeats that message or contradicts it.
     plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
     return _encoder.encode(plain if payload.watch is None else (*plain, payload.watch))

@@ -1,4 +1,4 @@
-"""The twelve tables of the catalog: keys, values, and whether an entry is one of its table.
+"""The fourteen tables of the catalog: keys, values, and whether an entry is one of its table.
 
 The catalog (`storage.catalog`) knows bytes alone. What the bytes of each table mean stands here,
 table by table, and nowhere else: replay writes them; recovery, check, repair and the pipeline read
@@ -15,9 +15,11 @@ them; FORMAT.md describes them.
     HEARTBEATS      what is published when a renewal does not come    key
     IMPORTS         bulk loads that were adopted                      id
     ARCHIVES        which hours somebody keeps a copy of              hour
+    SCHEDULES       what publishes again and again                    name
+    SCHEDULE_STATES when each of them runs next, and ran last         name
     DAMAGE          places that a start found damaged                 path, offset
 
-Six of them follow from no hour file: `records.definitions`.
+Eight of them follow from no hour file: `records.definitions`.
 
 A section has the key of its table, the value, `pack_…` and its inverse `parse_…` or `unpack_…`, and
 what `check_entry` holds an entry against.
@@ -36,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.message import decode_payload
+from delayserver.records.schedules import unpack_schedule, unpack_state
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from storage.buckets import DAY_HOURS, is_day, places_of
 from storage.catalog import Catalog, Table
@@ -670,6 +673,26 @@ def _check_archived(key: bytes, value: bytes) -> None:
     unpack_archived(value)
 
 
+# ── SCHEDULES, SCHEDULE_STATES (values: `records.schedules`) ─────────────────────────────────────
+
+
+def schedule_key(name: str) -> bytes:
+    """A key of the tables SCHEDULES and SCHEDULE_STATES."""
+    return name.encode()
+
+
+def _check_schedule(key: bytes, value: bytes) -> None:
+    schedule = unpack_schedule(value)
+    _must(schedule_key(schedule.name) == key, "a schedule of another name")
+    _must(bool(schedule.cron) != bool(schedule.every_ms), "a schedule with two ways to run")
+    decode_payload(schedule.payload, CATALOG_DIRECTORY, 0, 0)
+
+
+def _check_schedule_state(key: bytes, value: bytes) -> None:
+    key.decode()
+    unpack_state(value)
+
+
 # ── DAMAGE ───────────────────────────────────────────────────────────────────────────────────────
 
 _DAMAGE_OFFSET = struct.Struct(">Q")
@@ -738,6 +761,8 @@ CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.HEARTBEATS: _check_heartbeat,
     Table.IMPORTS: _check_import,
     Table.ARCHIVES: _check_archived,
+    Table.SCHEDULES: _check_schedule,
+    Table.SCHEDULE_STATES: _check_schedule_state,
     Table.DAMAGE: _check_damage,
 }
 

@@ -7,7 +7,8 @@
     subjects                         the subjects of filed rows; numbered from 1 without gaps
     watches                          hours that are kept
     heartbeats                       subjects that are known
-    the six tables of definitions    the definitions log: the same entries
+    schedules                        subjects that are known, and where they stand
+    the eight tables of definitions  the definitions log: the same entries
     imports behind the checkpoint    the staged files: they are needed still
     keys, changes, dead letters, …   themselves: each entry can be read
 
@@ -26,6 +27,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.records.schedules import unpack_schedule
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     UNREADABLE,
@@ -399,6 +401,7 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
     _check_subjects(catalog, report)
     _check_watches(catalog, report)
     _check_heartbeats(catalog, report)
+    _check_schedules(catalog, report)
     _add_known_damage(catalog, report)
 
 
@@ -432,6 +435,20 @@ def _check_heartbeats(catalog: Catalog, report: Report) -> None:
             if subject_id and catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
                 name = key.decode()
                 report.add(CATALOG_DIRECTORY, f"heartbeat {name!r} has an unknown subject")
+
+
+def _check_schedules(catalog: Catalog, report: Report) -> None:
+    for key, value in catalog.scan(Table.SCHEDULES):
+        with contextlib.suppress(*UNREADABLE):  # reported above
+            subject_id = unpack_schedule(value).subject_id
+            if catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
+                report.add(CATALOG_DIRECTORY, f"schedule {key.decode()!r} has an unknown subject")
+            # A server that runs removes both in one commit.
+            is_half = catalog.get(Table.SCHEDULE_STATES, key) is None
+            if is_half and catalog.get(Table.SCHEDULES, key) is not None:
+                report.add(
+                    CATALOG_DIRECTORY, f"schedule {key.decode()!r} does not say when it runs"
+                )
 
 
 def _add_known_damage(catalog: Catalog, report: Report) -> None:

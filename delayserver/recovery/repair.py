@@ -279,6 +279,8 @@ class _Repair:
         self._mend_dispatch(findings)
         is_damaged = not is_current and bool(self._lost_definitions)
         names, losses = name_what_is_lost(defined, rebuilt, is_damaged=is_damaged)
+        if not is_current:
+            losses += rebuilt.mend_schedules(defined)
         for table, pairs in names.items():
             defined[table].update(pairs)
         self.report.losses += losses

@@ -5,7 +5,7 @@
     changes         what the newest record of a message (and subscription) did to it
     watches         the keys that each message watches; what an event has completed is there again,
                     and stays completed
-    subjects, subscriptions, dead letters, heartbeats, imports, archives
+    subjects, subscriptions, dead letters, heartbeats, imports, archives, schedules
                     the definitions log. Where that is damaged, too, what is missing is named; a
                     number in use is not given again: a subject is `(lost subject N)` then, and a
                     subscription a deleted one
@@ -20,6 +20,7 @@ import msgspec
 
 from delayserver.records.content import content_digest
 from delayserver.records.message import decode_payload, encode_payload
+from delayserver.records.schedules import ScheduleState, unpack_state
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -36,12 +37,13 @@ from delayserver.records.tables import (
     pack_watch,
     parse_dead_letter_key,
     parse_number_key,
+    schedule_key,
     watch_key,
 )
 from delayserver.records.tracecontext import TRACE_NAMES
 from storage.catalog import Table
 from storage.frame import Rows
-from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, NO_KEY, RecordKind
+from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, NO_KEY, PUBLISHES, RecordKind
 
 _STATES = {RecordKind.MOVE: ChangeState.MOVED, RecordKind.FIRE: ChangeState.FIRED}
 Values = dict[bytes, bytes]
@@ -60,6 +62,8 @@ class Rebuilt:
     _changes: dict[_Place, tuple[int, Change]] = field(default_factory=dict)
     """With the seq of the record that made the change."""
     _watches: Values = field(default_factory=dict)
+    _runs: dict[bytes, ScheduleState] = field(default_factory=dict)
+    """Of each schedule the state behind the newest run."""
 
     def hour(self) -> Callable[[Rows, bytes], None]:
         """What takes in one hour: called with the rows and the payloads of each frame, in order."""
@@ -82,7 +86,9 @@ class Rebuilt:
                 key_hash = bytes(row["key_hash"])
                 if int(row["flags"]) & FLAG_WATCHES:
                     self._put_watches(message_seq, due_ms, sealed)
-                if kind is RecordKind.PUBLISH:
+                if kind is RecordKind.RUN:
+                    self._put_run(sealed)
+                if kind in PUBLISHES:
                     if key_hash != NO_KEY:
                         self._put_key(key_hash, seq, due_ms, published_digest(sealed))
                     continue
@@ -119,6 +125,14 @@ class Rebuilt:
             value = pack_watch(due_ms, watch.on_event)
             self._watches |= {watch_key(key, message_seq): value for key in watch.keys}
 
+    def _put_run(self, sealed: bytes) -> None:
+        run = decode_payload(sealed, "schedule", 0, 0).run
+        if run is not None:
+            key, state = schedule_key(run.schedule), unpack_state(run.state)
+            known = self._runs.get(key)
+            if known is None or known.seq < state.seq:
+                self._runs[key] = state
+
     def _put_change(self, place: _Place, seq: int, change: Change) -> None:
         known = self._changes.get(place)
         if known is None or known[0] <= seq:
@@ -137,6 +151,20 @@ class Rebuilt:
     def watches(self) -> Values:
         """The table WATCHES."""
         return self._watches
+
+    def mend_schedules(self, defined: Tables) -> list[str]:
+        """Bring the schedules in `defined` as far as their runs are that were filed, so that none
+        is made again, and take out those of which a half is lost. Returns in words what is lost."""
+        schedules, states = defined[Table.SCHEDULES], defined[Table.SCHEDULE_STATES]
+        for key in schedules:
+            run, known = self._runs.get(key), states.get(key)
+            if run is not None and (known is None or unpack_state(known).seq < run.seq):
+                states[key] = run.pack()
+        lost = schedules.keys() ^ states.keys()
+        for key in lost:
+            schedules.pop(key, None)
+            states.pop(key, None)
+        return [f"the schedule {key.decode()!r}: put it again" for key in sorted(lost)]
 
 
 def published_digest(sealed: bytes) -> int:

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.records.message import Watch, decode_payload
+from delayserver.records.message import Payload, decode_payload
+from delayserver.records.schedules import unpack_schedule_change
 from delayserver.records.tables import (
     KEYS_AHEAD_KEY,
     Change,
@@ -42,6 +43,7 @@ from delayserver.records.tables import (
     pack_watch,
     parse_number_key,
     read_keys_ahead,
+    schedule_key,
     unpack_heartbeat,
     unpack_key_entry,
     watch_key,
@@ -50,7 +52,16 @@ from delayserver.schedule.committed import ROWS_SLICE
 from storage.catalog import Catalog, Table, Writes
 from storage.catalog_columns import Columns, ascending
 from storage.frame import Damage, Rows, unseal
-from storage.rows import FLAG_WATCHES, MESSAGE_DTYPE, NO_KEY, RecordKind, keep, select
+from storage.rows import (
+    FLAG_WATCHES,
+    MESSAGE_DTYPE,
+    NO_KEY,
+    PUBLISHES,
+    RecordKind,
+    is_among,
+    keep,
+    select,
+)
 
 _KEYS_SLICE = 8_192
 """Keys in a transaction. Each may touch a page of its own, which is in memory until the end, and
@@ -109,14 +120,15 @@ class Effects:
         """Note what records mean.
 
         `rows`: MESSAGE_DTYPE, in seq order, without imports; `blob`: their payloads."""
-        published = rows["kind"] == RecordKind.PUBLISH
+        published = is_among(rows["kind"], np.array(PUBLISHES, np.uint8))
         self.note_published(keep(rows, published))
         watching = select(rows, published & (rows["flags"] & FLAG_WATCHES != 0))
         for start in range(0, len(watching), ROWS_SLICE):
             for row in watching[start : start + ROWS_SLICE].tolist():
                 self._note_watches(MessageRow(*row), blob)
         cancels = (rows["kind"] == RecordKind.CANCEL) & (rows["payload_length"] == 0)
-        others = select(rows, ~(published | cancels))
+        # A run is a new message, and also a step of its schedule, whose steps have an order.
+        others = select(rows, (rows["kind"] != RecordKind.PUBLISH) & ~cancels)
         for start in range(0, len(others), ROWS_SLICE):
             for row in others[start : start + ROWS_SLICE].tolist():
                 self._note_effect(MessageRow(*row), blob)
@@ -144,10 +156,22 @@ class Effects:
         self.writes[Table.CHANGES] += zip(keys, values, strict=True)
 
     def _note_watches(self, row: MessageRow, blob: bytes) -> None:
-        watch = _watch_of(row, blob)
+        watch = _payload_of(row, blob).watch
         assert watch is not None
         value = pack_watch(row.due_ms, watch.on_event)
         self.writes[Table.WATCHES] += [(watch_key(key, row.seq), value) for key in watch.keys]
+
+    def _note_run(self, row: MessageRow, blob: bytes) -> None:
+        run = _payload_of(row, blob).run
+        assert run is not None
+        self.writes[Table.SCHEDULE_STATES].append((schedule_key(run.schedule), run.state))
+
+    def _note_schedule(self, payload: bytes) -> None:
+        change = unpack_schedule_change(payload)
+        key, is_over = schedule_key(change.name), change.state is None
+        self.writes[Table.SCHEDULE_STATES].append((key, change.state))
+        if is_over or change.schedule is not None:
+            self.writes[Table.SCHEDULES].append((key, change.schedule))
 
     def _note_effect(self, row: MessageRow, blob: bytes) -> None:
         subscription_id, target_seq = row.subscription_id, row.target_seq
@@ -165,7 +189,7 @@ class Effects:
                 state, entry_seq, due_ms = ChangeState.MOVED, row.seq, row.due_ms
             case RecordKind.FIRE:
                 state, entry_seq, due_ms = ChangeState.FIRED, row.seq, row.due_ms
-                watch = _watch_of(row, blob)
+                watch = _payload_of(row, blob).watch
                 for name in watch.keys if watch is not None else ():
                     writes[Table.WATCHES].append((watch_key(name, row.message_seq), None))
             case RecordKind.RETRY | RecordKind.REDRIVE:
@@ -186,6 +210,13 @@ class Effects:
                 heartbeat = unpack_heartbeat(payload)
                 value = payload if heartbeat.subject_id else None
                 writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
+                return
+            case RecordKind.RUN:
+                self._note_run(row, blob)
+                return
+            case RecordKind.SCHEDULE:
+                assert payload is not None
+                self._note_schedule(payload)
                 return
             case _:
                 assert row.kind == RecordKind.DISCARD, row.kind
@@ -272,9 +303,9 @@ class Effects:
         self._subject_ids.clear()
 
 
-def _watch_of(row: MessageRow, blob: bytes) -> Watch | None:
+def _payload_of(row: MessageRow, blob: bytes) -> Payload:
     sealed = blob[row.payload_offset : row.payload_offset + row.payload_length]
-    return decode_payload(sealed, "messages", 0, row.seq).watch
+    return decode_payload(sealed, "messages", 0, row.seq)
 
 
 def content_digests(rows: Rows) -> NDArray[np.uint64]:

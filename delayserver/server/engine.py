@@ -36,6 +36,7 @@ from delayserver.decisions.imports import ImportPorts, Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
+from delayserver.decisions.schedules import Schedules
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
@@ -137,6 +138,16 @@ class Engine:
         self.heartbeats = Heartbeats(
             settings, catalog, sequencer, groups, self.publishing, timeouts
         )
+        self.schedules = Schedules(
+            settings,
+            catalog,
+            sequencer,
+            groups,
+            messages,
+            self.publishing,
+            stopwatch=stopwatch,
+            random=random,
+        )
         self.subscribing = Subscribing(registry, sequencer, groups, self.dispatcher)
         self.outcomes = Outcomes(
             registry,
@@ -194,6 +205,7 @@ class Engine:
         self.heartbeats.start()
         self.timeouts.advance()
         more = self.heartbeats.fire_due(now_ms, rows_max)
+        more |= self.schedules.run_due(now_ms)
         wake_in_ms = self.dispatcher.wake(now_ms)
         if settled := self.hours.pop_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
@@ -201,7 +213,7 @@ class Engine:
             self._ports.retire(settled, self.groups.filed_seq)
         if more or sum(len(batch.rows) for batch in batches) >= rows_max:
             return 0
-        wait_ms = self.wheel.next_ms() - now_ms
+        wait_ms = min(self.wheel.next_ms() - now_ms, self.schedules.wait_ms(now_ms))
         if (over_ms := self.timeouts.next_ms()) is not None:
             wait_ms = min(wait_ms, over_ms - began_ms)
         if wake_in_ms is not None:
@@ -328,3 +340,4 @@ class Engine:
             self.sequencer.prune(self._prune_seq)
             self.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)
+            self.schedules.prune(self._prune_seq)

@@ -44,7 +44,7 @@ from delayserver.records.ids import IdCodec
 from delayserver.records.tables import change_key, read_hours, unpack_change
 from storage.buckets import day_of
 from storage.catalog import Catalog, Table
-from storage.rows import HOUR_MS, RecordKind
+from storage.rows import HOUR_MS, PUBLISHES, RecordKind
 
 PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
 EXAMPLES_MAX = 200
@@ -431,7 +431,7 @@ def _named_examples(
 ) -> pd.DataFrame:
     """Names, times and ids, in the order in which people look at them."""
     codecs = {one.shard: IdCodec(one.shard, one.id_secret) for one in directories}
-    is_publish = examples["kind"] == int(RecordKind.PUBLISH)
+    is_publish = examples["kind"].isin([int(kind) for kind in PUBLISHES])
     shards = examples["shard"].tolist()
     ids = [
         codecs[shard].encode(int(due_ms), int(seq)) if known else None

@@ -25,7 +25,7 @@ import numpy as np
 
 from delayserver.records.subscriptions import Subscription
 from storage.frame import Rows
-from storage.rows import FLAG_REMOVAL, Outcome, RecordKind, select
+from storage.rows import FLAG_REMOVAL, PUBLISHES, Outcome, RecordKind, select
 
 SLICE_ENTRIES = 256 * 1024
 
@@ -256,7 +256,8 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
         counts = np.diff(np.append(starts, len(settled)))
         state = np.maximum.reduceat(settled["state"], starts)
         goes_on = np.isin(settled["state"], (EntryState.MOVED, EntryState.RETRIED, EntryState.DEAD))
-        history = np.logical_or.reduceat(goes_on | (settled["kind"] != RecordKind.PUBLISH), starts)
+        is_publish = np.isin(settled["kind"], PUBLISHES)
+        history = np.logical_or.reduceat(goes_on | ~is_publish, starts)
         settled["entry_state"] = np.repeat(state, counts)
         settled["has_history"] = np.repeat(history, counts)
     return settled

@@ -1,4 +1,4 @@
-"""The six tables that the definitions log keeps."""
+"""The eight tables that the definitions log keeps."""
 
 from delayserver.records.definitions import (
     DEFINED_TABLES,
@@ -20,6 +20,8 @@ def test_tables_keep_their_numbers() -> None:
         4: "heartbeats",
         5: "imports",
         6: "archives",
+        13: "schedules",
+        14: "schedule_states",
     }
 
 

@@ -11,7 +11,13 @@ import pytest
 
 from delayserver.records.attempts import Attempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
-from delayserver.records.message import MessageOptions, Origin, Payload, Watch
+from delayserver.records.message import MessageOptions, Origin, Payload, ScheduledRun, Watch
+from delayserver.records.schedules import (
+    Schedule,
+    ScheduleChange,
+    ScheduleState,
+    unpack_state,
+)
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,
@@ -128,8 +134,8 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
 
 
 RECORDS = [
-    *(Payload, Watch, MessageOptions, History, Attempt, Origin),
-    *(DeadLetter, Heartbeat, ImportRecord, Note),
+    *(Payload, Watch, MessageOptions, History, Attempt, ScheduledRun, Origin),
+    *(DeadLetter, Heartbeat, ScheduleChange, Schedule, ImportRecord, Note),
 ]
 
 
@@ -146,10 +152,23 @@ def test_the_payloads(record: type[msgspec.Struct]) -> None:
         bytes: "bin",
         str | None: "str or nil",
         int | None: "int or nil",
+        bytes | None: "bin or nil",
     }
     hints = get_type_hints(record)
     for name, row in zip(names, rows, strict=True):
         assert wanted.get(hints[name], row[2]) == row[2]
+
+
+def test_the_state_of_a_schedule() -> None:
+    (rows,) = tables("### ScheduleState")
+    assert tuple(field_name(row[0]) for row in rows) == ScheduleState.__struct_fields__
+    types = {"bool": "?"} | {one: STRUCT_TYPES[one] for one in ("u64", "i64")}
+    numbers = [*range(1, len(rows)), True]
+    packed = struct.pack(">" + "".join(types[row[1]] for row in rows), *numbers)
+    state = unpack_state(packed)
+    assert list(msgspec.structs.astuple(state)) == numbers
+    assert state.pack() == packed
+    assert f"big-endian, {len(packed)} bytes" in DOCUMENT
 
 
 def test_the_format_file() -> None:

@@ -1,0 +1,441 @@
+"""Schedules: each planned time once, and what is late as `catch_up` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayserver.decisions.schedules import (
+    MISSED_MS,
+    RETRY_MS,
+    STEPS_MAX,
+    Schedules,
+    WantedSchedule,
+    preview,
+    run_key,
+)
+from delayserver.errors import (
+    DiskReserveError,
+    NotFoundError,
+    OverloadedError,
+    PreconditionError,
+    StoppingError,
+)
+from delayserver.records.message import Content, Payload, decode_payload
+from delayserver.records.schedules import (
+    ENDED_MS,
+    CatchUp,
+    Overlap,
+    ScheduleState,
+    unpack_schedule_change,
+    unpack_state,
+    upcoming,
+)
+from delayserver.times import format_time
+from storage.catalog import Table
+from storage.errors import DiskFullError
+from storage.frame import unseal
+from storage.rows import RecordKind
+from tests.unit.fakes import START_MS, SUBJECT, MessageParts, Stopwatch, rows_of
+
+MINUTE_MS = 60_000
+BODY = Payload(b'{"shop": 7}', Content.JSON, headers={"x-shop": "7"})
+
+
+def wanted(name: str = "daily", every_ms: int = MINUTE_MS, **fields: Any) -> WantedSchedule:
+    subject, payload = fields.pop("subject", SUBJECT), fields.pop("payload", BODY)
+    cron, timezone = fields.pop("cron", ""), fields.pop("timezone", "UTC")
+    return WantedSchedule(name, subject, payload, cron, 0 if cron else every_ms, timezone, **fields)
+
+
+class Parts(MessageParts):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.stopwatch = Stopwatch()
+        self.jitter = 0.0
+        self.schedules = self.made()
+        self.schedules.start()
+
+    def made(self) -> Schedules:
+        return Schedules(
+            self.settings,
+            self.catalog,
+            self.sequencer,
+            self.groups,
+            self.messages,
+            self.publishing,
+            stopwatch=self.stopwatch,
+            random=lambda: self.jitter,
+        )
+
+    def put(self, passed_ms: int = 0, **fields: Any) -> bool:
+        return self.schedules.put(wanted(**fields), START_MS + passed_ms)[1]
+
+    def advance(self, passed_ms: int) -> bool:
+        self.stopwatch.shows_ms = passed_ms
+        return self.schedules.run_due(START_MS + passed_ms)
+
+    def records(self) -> list[tuple[int, int, bytes]]:
+        """Kind, due time and unsealed payload of each record of the open group."""
+        group = self.sequencer.group
+        return [
+            (row["kind"], row["due_ms"], unseal(group.payload(int(row["seq"]))[0]) or b"")
+            for row in rows_of(group)
+        ]
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Planned and due time of each run in the open group, since the start."""
+        found = []
+        for row in rows_of(self.sequencer.group):
+            if row["kind"] == RecordKind.RUN:
+                sealed = self.sequencer.group.payload(int(row["seq"]))[0]
+                run = decode_payload(sealed, "", 0, 0).run
+                assert run is not None
+                planned_ms = unpack_state(run.state).last_planned_ms
+                found.append((planned_ms - START_MS, int(row["due_ms"]) - START_MS))
+        return found
+
+    def state(self, name: str = "daily") -> ScheduleState:
+        return self.schedules.get(name).state
+
+    def store(self) -> None:
+        """What a checkpoint would leave in the catalog."""
+        for kind, _, data in self.records():
+            if kind == RecordKind.SCHEDULE:
+                change = unpack_schedule_change(data)
+                writes: dict[Table, list[tuple[bytes, bytes | None]]] = {
+                    Table.SCHEDULE_STATES: [(change.name.encode(), change.state)]
+                }
+                if change.schedule is not None or change.state is None:
+                    writes[Table.SCHEDULES] = [(change.name.encode(), change.schedule)]
+                self.catalog.commit(writes)
+            elif kind == RecordKind.RUN:
+                run = msgspec.msgpack.decode(data, type=Payload).run
+                assert run is not None
+                self.catalog.commit({Table.SCHEDULE_STATES: [(run.schedule.encode(), run.state)]})
+
+
+def test_a_run_is_one_record_which_is_the_message_and_the_step_of_its_schedule() -> None:
+    parts = Parts()
+    assert parts.put(every_ms=MINUTE_MS)
+    assert not parts.advance(MINUTE_MS - 1)
+    assert [kind for kind, *_ in parts.records()] == [RecordKind.SUBJECT, RecordKind.SCHEDULE]
+    assert not parts.advance(MINUTE_MS + 3)
+    kind, due_ms, data = parts.records()[2]
+    assert (kind, due_ms) == (RecordKind.RUN, START_MS + MINUTE_MS + 3)  # never in the past
+    payload = msgspec.msgpack.decode(data, type=Payload)
+    planned = format_time(START_MS + MINUTE_MS)
+    assert payload.key == f"daily@{planned}" and payload.body == BODY.body
+    assert payload.headers == {
+        "delay-schedule": "daily",
+        "delay-planned": planned,
+        "x-shop": "7",
+    }
+    assert payload.run is not None and payload.run.schedule == "daily"
+    state = parts.state()
+    assert unpack_state(payload.run.state) == state
+    assert (state.runs, state.last_seq, state.seq) == (1, 3, 3)
+    assert (state.last_planned_ms, state.last_due_ms) == (START_MS + MINUTE_MS, due_ms)
+    # Counted from what was planned, not from the clock.
+    assert state.next_ms == START_MS + 2 * MINUTE_MS
+    assert parts.schedules.wait_ms(START_MS + MINUTE_MS + 3) == MINUTE_MS - 3
+    found = parts.messages.by_key(SUBJECT, payload.key)
+    assert (found.seq, found.due_ms) == (3, due_ms)
+    assert parts.schedules.runs_total == 1
+
+
+def test_what_is_missed_is_run_as_catch_up_says() -> None:
+    late_ms = 5 * MINUTE_MS + MISSED_MS + 1
+    for catch_up, runs, skipped in (
+        (CatchUp.NONE, [], 5),
+        (CatchUp.LAST, [5], 4),
+        (CatchUp.ALL, [1, 2, 3, 4, 5], 0),
+    ):
+        parts = Parts()
+        parts.put(catch_up=catch_up)
+        while parts.advance(late_ms):
+            pass
+        assert parts.runs() == [(n * MINUTE_MS, late_ms) for n in runs]
+        state = parts.state()
+        assert (state.runs, state.skipped) == (len(runs), skipped)
+        assert state.next_ms == START_MS + 6 * MINUTE_MS
+        assert parts.schedules.skipped_total == skipped
+
+
+@pytest.mark.parametrize("catch_up", CatchUp)
+def test_a_run_that_is_a_little_late_is_made_whatever_catch_up_says(catch_up) -> None:
+    parts = Parts()
+    parts.put(every_ms=2000, catch_up=catch_up)
+    while parts.advance(2000 + MISSED_MS):
+        pass
+    assert [planned_ms for planned_ms, _ in parts.runs()] == [*range(2000, 12_001, 2000)]
+    assert parts.state().skipped == 0
+
+
+def test_what_passes_while_it_is_paused_is_missed_also_a_moment_ago() -> None:
+    for catch_up, planned in ((CatchUp.NONE, []), (CatchUp.LAST, [3]), (CatchUp.ALL, [1, 2, 3])):
+        parts = Parts()
+        parts.put(catch_up=catch_up)
+        parts.schedules.pause("daily")
+        assert not parts.advance(3 * MINUTE_MS + 5) and parts.runs() == []
+        assert parts.schedules.wait_ms(START_MS) > 10**12
+        known, _ = parts.schedules.resume("daily", START_MS + 3 * MINUTE_MS + 5)
+        assert not known.state.is_paused
+        while parts.advance(3 * MINUTE_MS + 5):
+            pass
+        assert [planned_ms // MINUTE_MS for planned_ms, _ in parts.runs()] == planned
+        parts.advance(4 * MINUTE_MS)
+        assert parts.runs()[-1][0] == 4 * MINUTE_MS
+    # Again the same is no record.
+    count = len(parts.records())
+    parts.schedules.resume("daily", START_MS)
+    assert len(parts.records()) == count
+
+
+def test_a_run_is_left_out_while_the_message_of_the_one_before_waits() -> None:
+    parts = Parts()
+    parts.put(overlap=Overlap.SKIP)
+    for minute in (1, 2, 3):
+        parts.advance(minute * MINUTE_MS)
+    state = parts.state()
+    assert (state.runs, state.skipped, state.next_ms) == (1, 2, START_MS + 4 * MINUTE_MS)
+    parts.messages.cancel(state.last_seq, state.last_due_ms)
+    parts.advance(4 * MINUTE_MS)
+    assert [planned_ms // MINUTE_MS for planned_ms, _ in parts.runs()] == [1, 4]
+
+
+def test_jitter_is_drawn_per_run_and_moves_no_planned_time() -> None:
+    parts = Parts()
+    parts.put(jitter_ms=1000)
+    for minute, jitter in ((1, 0.0), (2, 0.5), (3, 0.9999)):
+        parts.jitter = jitter
+        parts.advance(minute * MINUTE_MS)
+    late = [due_ms - planned_ms for planned_ms, due_ms in parts.runs()]
+    assert late == [0, 500, 1000]
+    assert [planned_ms for planned_ms, _ in parts.runs()] == [60_000, 120_000, 180_000]
+
+
+def test_start_end_and_number_of_runs() -> None:
+    parts = Parts()
+    parts.put(start_ms=START_MS + 90_000, end_ms=START_MS + 210_000)
+    parts.put(name="two", runs_max=2)
+    for second in range(300):
+        parts.advance(second * 1000)
+    planned = sorted(planned_ms for planned_ms, _ in parts.runs())
+    assert planned == [60_000, 90_000, 120_000, 150_000, 210_000]
+    assert parts.state().next_ms == parts.state("two").next_ms == ENDED_MS
+    assert list(upcoming(*_known(parts), START_MS, 5)) == []
+    # One that is changed may go on.
+    parts.put(passed_ms=300_000, name="two", runs_max=4)
+    assert list(upcoming(*_known(parts, "two"), START_MS + 300_000, 5)) == [
+        START_MS + 360_000,
+        START_MS + 420_000,
+    ]
+    assert preview(wanted(start_ms=START_MS + 7, runs_max=2), START_MS, 5) == [
+        START_MS + 7,
+        START_MS + 7 + MINUTE_MS,
+    ]
+
+
+def _known(parts: Parts, name: str = "daily") -> tuple[Any, Any]:
+    known = parts.schedules.get(name)
+    return known.schedule, known.state
+
+
+def test_putting_it_again_changes_what_differs_and_nothing_else() -> None:
+    parts = Parts()
+    parts.put()
+    parts.advance(MINUTE_MS)
+    count = len(parts.records())
+    assert not parts.put(passed_ms=MINUTE_MS + 7)
+    assert len(parts.records()) == count  # the same
+    before = parts.state()
+    assert not parts.put(passed_ms=MINUTE_MS + 9, payload=Payload(b"2"))
+    state = parts.state()
+    assert state.next_ms == before.next_ms  # in step
+    assert (state.runs, state.last_seq) == (1, before.last_seq)
+    assert state.version == state.seq > before.version
+    assert not parts.put(passed_ms=MINUTE_MS + 11, every_ms=5000)
+    assert parts.state().next_ms == START_MS + MINUTE_MS + 11 + 5000
+    parts.advance(MINUTE_MS + 5011)
+    assert decode_payload(parts.schedules.get("daily").schedule.payload, "", 0, 0) == BODY
+
+
+def test_a_trigger_runs_now_and_counts_and_leaves_the_next_run_as_it_is() -> None:
+    parts = Parts()
+    parts.put(runs_max=3)
+    parts.schedules.pause("daily")
+    # A time that is planned is left to the run that is.
+    _, key = parts.schedules.trigger("daily", START_MS + MINUTE_MS)
+    assert key == run_key("daily", START_MS + MINUTE_MS + 1)
+    parts = Parts()
+    parts.put(runs_max=3)
+    parts.schedules.pause("daily")
+    first, key = parts.schedules.trigger("daily", START_MS + 5)
+    second, _ = parts.schedules.trigger("daily", START_MS + 5)
+    assert first.due_ms == second.due_ms == START_MS + 5
+    assert parts.runs() == [(5, 5), (6, 5)]  # keys of their own
+    parts.schedules.resume("daily", START_MS + 6)
+    for minute in range(4):
+        parts.advance(minute * MINUTE_MS)
+    assert parts.runs()[2:] == [(MINUTE_MS, MINUTE_MS)]
+    assert parts.state().next_ms == ENDED_MS
+    assert key == run_key("daily", START_MS + 5)
+    assert parts.messages.by_key(SUBJECT, key).seq == first.seq
+
+
+def test_versions_that_are_expected() -> None:
+    parts = Parts()
+    schedules = parts.schedules
+    with pytest.raises(PreconditionError, match="no schedule"):
+        schedules.put(wanted(), START_MS, expected={"1"})
+    known, is_new, _ = schedules.put(wanted(), START_MS, only_new=True)
+    assert is_new
+    with pytest.raises(PreconditionError) as caught:
+        schedules.put(wanted(), START_MS, only_new=True)
+    assert caught.value.version == known.version
+    paused, _ = schedules.pause("daily", expected={known.version})
+    for call in (
+        lambda: schedules.resume("daily", START_MS, expected={known.version}),
+        lambda: schedules.delete("daily", expected={known.version}),
+        lambda: schedules.put(wanted(every_ms=1000), START_MS, expected={known.version}),
+    ):
+        with pytest.raises(PreconditionError, match="has changed"):
+            call()
+    schedules.delete("daily", expected={paused.version})
+    with pytest.raises(NotFoundError):
+        schedules.get("daily")
+    # A run is no change that somebody has to know of.
+    known, *_ = schedules.put(wanted(), START_MS)
+    parts.advance(MINUTE_MS)
+    assert schedules.get("daily").version == known.version
+
+
+def test_one_that_was_deleted_never_runs() -> None:
+    parts = Parts()
+    parts.put()
+    parts.schedules.delete("daily")
+    parts.advance(MINUTE_MS)
+    assert parts.runs() == [] and len(parts.schedules) == 0
+    for call in (parts.schedules.get, parts.schedules.delete, parts.schedules.pause):
+        with pytest.raises(NotFoundError, match="no schedule 'daily'"):
+            call("daily")
+    assert parts.put()
+
+
+def test_another_process_goes_on_where_the_state_stands() -> None:
+    parts = Parts()
+    for name in ("gone", "paused", "runs"):
+        parts.put(name=name)
+    parts.schedules.delete("gone")
+    parts.schedules.pause("paused")
+    parts.advance(MINUTE_MS)
+    parts.store()
+    before = {name: parts.state(name) for name in ("paused", "runs")}
+    parts.schedules = parts.made()
+    parts.advance(MINUTE_MS)
+    assert len(parts.schedules) == 2
+    assert {name: parts.state(name) for name in before} == before
+    assert len(parts.runs()) == 1
+    parts.advance(2 * MINUTE_MS)
+    assert len(parts.runs()) == 2
+
+
+def test_what_cannot_be_recorded_is_as_it_was_and_is_tried_again() -> None:
+    parts = Parts()
+    parts.put()
+    group = parts.sequencer.group
+    parts.advance(MINUTE_MS)
+    parts.put(name="other")
+    parts.groups.flush(START_MS)
+    parts.groups.on_commit_failed(DiskFullError("write", "messages", "full"))
+    assert parts.sequencer.group is not group and len(parts.schedules) == 0
+    assert parts.put()
+    parts.groups.flush(START_MS)
+    parts.groups.on_committed()
+    parts.advance(MINUTE_MS)
+    assert parts.runs() == []  # not yet: it is held for a moment
+    parts.advance(MINUTE_MS + RETRY_MS)
+    assert len(parts.runs()) == 1
+    parts.schedules.delete("daily")
+    parts.groups.flush(START_MS)
+    parts.groups.on_commit_failed(DiskFullError("write", "messages", "full"))
+    state = parts.state()
+    assert (state.runs, state.next_ms) == (0, START_MS + MINUTE_MS)
+    parts.advance(MINUTE_MS + 2 * RETRY_MS)
+    assert len(parts.runs()) == 1
+
+
+@pytest.mark.parametrize("error", [OverloadedError("much"), DiskReserveError(""), StoppingError()])
+def test_what_is_refused_is_tried_a_moment_later(error, monkeypatch) -> None:
+    parts = Parts()
+    parts.put()
+
+    def refuse() -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.publishing, "refuse_when_disk_is_low", refuse)
+        assert not parts.advance(MINUTE_MS)
+        with pytest.raises(type(error)):
+            parts.schedules.trigger("daily", START_MS)
+    assert parts.schedules.wait_ms(START_MS + MINUTE_MS) == RETRY_MS
+    assert not parts.advance(MINUTE_MS + RETRY_MS - 1) and parts.runs() == []
+    parts.advance(MINUTE_MS + RETRY_MS)
+    assert parts.runs() == [(MINUTE_MS, MINUTE_MS + RETRY_MS)]
+
+
+def test_a_turn_of_the_event_loop_looks_at_so_many_planned_times() -> None:
+    parts = Parts()
+    count = STEPS_MAX + 20
+    for number in range(count):
+        parts.put(name=f"s{number}")
+    assert parts.advance(MINUTE_MS) and len(parts.runs()) == STEPS_MAX
+    assert not parts.advance(MINUTE_MS) and len(parts.runs()) == count
+    parts = Parts()
+    parts.put(every_ms=1000)
+    assert parts.advance(250_000) and parts.runs() == []
+    assert parts.state().skipped == STEPS_MAX
+    parts.store()
+    parts.schedules = parts.made()  # Also if it ends in between.
+    while parts.advance(250_000):
+        pass
+    assert [planned_ms for planned_ms, _ in parts.runs()] == [*range(240_000, 250_001, 1000)]
+    assert parts.state().skipped == 239
+
+
+def test_there_are_no_more_than_the_limit() -> None:
+    parts = Parts(schedules_max=1)
+    parts.put()
+    with pytest.raises(OverloadedError, match="schedules_max"):
+        parts.put(name="other")
+    parts.put(every_ms=2000)
+
+
+@given(st.sets(st.sampled_from("abcdefgh")), st.sets(st.sampled_from("abcdefgh")), st.data())
+@settings(max_examples=50)
+def test_pages_are_in_the_order_of_names_also_of_what_no_checkpoint_has(stored, fresh, data):
+    parts = Parts()
+    for name in stored:
+        parts.put(name=name)
+    parts.store()
+    parts.schedules.prune(10_000)
+    for name in fresh:
+        parts.put(name=name, every_ms=7000)
+    known = sorted(stored | fresh)
+    gone = data.draw(st.sets(st.sampled_from(known)) if known else st.just(set()))
+    for name in gone:
+        parts.schedules.delete(name)
+    expected = sorted((stored | fresh) - gone)
+    most = data.draw(st.integers(1, 4))
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page, after = parts.schedules.page(after, most)
+        assert len(page) <= most and (after is None or len(page) == most)
+        found += [one.schedule.name for one in page]
+    assert found == expected
