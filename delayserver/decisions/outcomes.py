@@ -87,15 +87,22 @@ class _Recording:
 
     left: deque[Some]
     record: Callable[[DueDelivery, int], None]
-    reason: str
-    """Why the attempts have failed, and …"""
+    reason: str | None
+    """Why the attempts have failed; None: there were none."""
     ended_ms: int
-    """… when."""
+    """When they have."""
     done: Callable[[Exception | None], None]
     """Called once, when all records are durable, or with what kept one from being so."""
     not_durable: int = 1
     """Groups that have some of them, and one until all are decided."""
     error: Exception | None = None
+
+    def failed(self, leased_ms: int) -> Failed | None:
+        """How attempts went that began when a consumer got them (0: nobody knows)."""
+        if self.reason is None:
+            return None
+        began_ms = leased_ms or self.ended_ms
+        return Failed(self.reason, tried=Tried(began_ms, max(0, self.ended_ms - began_ms)))
 
     def told(self, error: Exception | None) -> None:
         """One of `not_durable` is."""
@@ -247,12 +254,12 @@ class Outcomes:
         self,
         some: Iterable[Some],
         record: Callable[[DueDelivery, int], None],
-        reason: str,
+        reason: str | None,
         now_ms: int,
         done: Callable[[Exception | None], None] = lambda error: None,
     ) -> None:
-        """Call `record` for each delivery, whose attempt has failed, and why; for the first ones
-        now."""
+        """Call `record` for each delivery; for the first ones now. `reason`: why its attempt has
+        failed; None: none was made."""
         self._recordings.append(_Recording(deque(some), record, reason, now_ms, done))
         if len(self._recordings) == 1:
             self._record_some(now_ms)
@@ -267,11 +274,10 @@ class Outcomes:
                     recording.left.appendleft(Some(deliveries, which[free:]))
                     which = which[:free]
                 free -= len(which)
-                began_ms, ended_ms = deliveries.leased_ms or recording.ended_ms, recording.ended_ms
-                tried = Tried(began_ms, max(0, ended_ms - began_ms))
-                failed = Failed(recording.reason, tried=tried)
+                failed = recording.failed(deliveries.leased_ms)
                 for delivery in Some(deliveries, which).each():
-                    recording.record(_failed(delivery, failed, now_ms), now_ms)
+                    recorded = delivery if failed is None else _failed(delivery, failed, now_ms)
+                    recording.record(recorded, now_ms)
             group = self._groups.not_durable()
             if group is not None:
                 recording.not_durable += 1
@@ -376,7 +382,7 @@ class Outcomes:
 
     def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Deliveries have outlived their messages' time to live: they are dead letters."""
-        self._record_each([Some(deliveries, which)], self._bury_expired, now_ms)
+        self._record_each([Some(deliveries, which)], self._bury_expired, None, now_ms)
 
     def _bury_expired(self, delivery: DueDelivery, now_ms: int) -> None:
         self._bury(delivery, EXPIRED, now_ms, delivery.attempt - 1)

@@ -115,6 +115,8 @@ _decoder = msgspec.msgpack.Decoder(Payload)
 _many_decoder = msgspec.msgpack.Decoder(list[Payload])
 _ARRAY_OF = struct.Struct(">BI")
 """The begin of an array in MessagePack: a mark, and the number of its items."""
+_FIELDS_MIN = 5
+"""Of a payload these are always written."""
 
 
 def encode_payload(payload: Payload) -> bytes:
@@ -123,12 +125,14 @@ def encode_payload(payload: Payload) -> bytes:
 
 
 def _encode(payload: Payload) -> bytes:
-    if any((payload.history, payload.options, payload.run)):
-        return _encoder.encode(payload)
-    # The bytes must be the same as before there were these, or watch keys: their digest decides
-    # whether a publish with a known key repeats that message or contradicts it.
-    plain = (payload.body, payload.content, payload.key, payload.headers, payload.origin)
-    return _encoder.encode(plain if payload.watch is None else (*plain, payload.watch))
+    # Nothing is written for what is not there at the end, so the bytes are the same as before there
+    # were such fields: their digest decides whether a publish with a known key repeats that message
+    # or contradicts it.
+    fields = msgspec.structs.astuple(payload)
+    count = len(fields)
+    while count > _FIELDS_MIN and fields[count - 1] is None:
+        count -= 1
+    return _encoder.encode(fields[:count])
 
 
 def encode_payloads(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from delayserver.api.rest import models
 from delayserver.errors import InputError
 from delayserver.records.subscriptions import (
+    MASK,
     AmqpTarget,
     KafkaTarget,
     NatsTarget,
@@ -21,7 +22,7 @@ from delayserver.records.subscriptions import (
     Subscription,
     Target,
 )
-from delayserver.security.broker_urls import MASK, masked
+from delayserver.security.broker_urls import masked
 from delayserver.security.targets import TargetPolicy, split_bootstrap
 
 BROKERS: Final = ("kafka", "redis", "nats", "amqp")

@@ -533,7 +533,7 @@ def record(parts: Parts) -> tuple[Any, Payload]:
 def test_a_retry_is_due_no_later_than_its_message_expires(ttl_ms: int, wait_ms: int) -> None:
     parts = Parts()
     sent = with_options(parts, ttl_ms=ttl_ms, priority=7)
-    parts.outcomes.on_sent([([sent], WebhookResponse(500).result)], START_MS)
+    parts.outcomes.on_sent([([sent], WebhookResponse(500).result(START_MS, 5))], START_MS)
     row, payload = record(parts)
     assert (row["kind"], row["due_ms"]) == (RecordKind.RETRY, START_MS + wait_ms)
     assert payload.options == sent.payload.options
@@ -544,7 +544,7 @@ def test_a_retry_of_what_has_expired_meanwhile_is_due_now() -> None:
     parts = Parts()
     sent = with_options(parts, ttl_ms=1_000)
     later_ms = START_MS + 9_000
-    parts.outcomes.on_sent([([sent], WebhookResponse(500).result)], later_ms)
+    parts.outcomes.on_sent([([sent], WebhookResponse(500).result(START_MS, 5))], later_ms)
     assert record(parts)[0]["due_ms"] == later_ms
 
 
