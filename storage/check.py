@@ -46,6 +46,7 @@ from storage.rows import (
     FLAG_AFTER_SYNC,
     FLAG_REMOVAL,
     FLAG_REMOVED,
+    FLAG_REPLAY,
     FLAG_WATCHES,
     REMOVES,
     SCHEDULES,
@@ -528,8 +529,12 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
     return [
         ("seqs have gaps or do not match the header", (seqs != expected) | wrong_last),
         ("unknown kinds of records", ~_RECORD_KINDS[kinds]),
-        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_WATCHES)) != 0),
-        ("watch keys of what schedules nothing", (rows["flags"] != 0) & ~schedules),
+        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_WATCHES | FLAG_REPLAY)) != 0),
+        ("flags of what schedules nothing", (rows["flags"] != 0) & ~schedules),
+        (
+            "a replay that is not marked as one, or has no target",
+            (kinds == RecordKind.REPLAY) & ((rows["flags"] & FLAG_REPLAY == 0) | (targets == 0)),
+        ),
         (
             "an import that is not the last record of its group",
             (kinds == RecordKind.IMPORT) & (np.arange(len(rows)) < len(rows) - 1),
@@ -561,8 +566,11 @@ def _schedule_rules(header: Header, rows: Rows, hour: int, last_seq: int) -> lis
         ("seqs do not ascend or do not match the header", ~ascending),
         ("unknown kinds of entries", is_entry & ~_SCHEDULES[kinds]),
         ("unknown kinds of tombstones", ~is_entry & ~_REMOVES[kinds]),
-        ("flags that are not known", (rows["flags"] & ~np.uint8(FLAG_REMOVAL | FLAG_WATCHES)) != 0),
-        ("a tombstone with watch keys", rows["flags"] == FLAG_REMOVAL | FLAG_WATCHES),
+        (
+            "flags that are not known",
+            (rows["flags"] & ~np.uint8(FLAG_REMOVAL | FLAG_WATCHES | FLAG_REPLAY)) != 0,
+        ),
+        ("a tombstone with flags of an entry", ~is_entry & (rows["flags"] != FLAG_REMOVAL)),
         ("a due time of another hour", _is_elsewhere(rows["due_ms"], hour)),
         ("a message that does not come before", is_entry & (message_seqs > seqs)),
         (

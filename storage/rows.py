@@ -58,6 +58,9 @@ class RecordKind(IntEnum):
     FIRE = 12
     """Removes `target_seq` and schedules the message again at `due_ms`. The message watches nothing
     from then on, since an event has fired it."""
+    REPLAY = 15
+    """Schedules a message that is settled once more, at `due_ms` for `subscription_id`.
+    `target_seq` and `target_due_ms` name the row where it was settled, which stays as it is."""
 
 
 SCHEDULES = (
@@ -66,6 +69,7 @@ SCHEDULES = (
     RecordKind.RETRY,
     RecordKind.REDRIVE,
     RecordKind.FIRE,
+    RecordKind.REPLAY,
 )
 """The kinds that make a schedule row at `due_ms`."""
 
@@ -170,6 +174,9 @@ FLAG_REMOVED = 1
 
 FLAG_WATCHES = 2
 """The payload of this record, or of the entry that it makes, names watch keys."""
+
+FLAG_REPLAY = 4
+"""This record, or the entry that it makes, delivers a message again because somebody asked."""
 
 FLAG_AFTER_SYNC = 1
 """All that stands before the frame that begins with this row of the dispatch log was synced: what

@@ -4,8 +4,8 @@
       told ◀── event loop ◀── the outlet's thread, which polls ◀── report
 
 A record's value is the body as it was published; its headers are `delay-id`, `delay-subject`,
-`delay-key`, `delay-due`, `delay-attempt`, and then the message's own. It goes to a partition by its
-key as the Java clients choose it.
+`delay-key`, `delay-due`, `delay-attempt`, `delay-replay`, and then the message's own. It goes to a
+partition by its key as the Java clients choose it.
 
 An outlet is an idempotent producer, for all subscriptions with the same brokers and the same
 time-out: what librdkafka sends again by itself is there once. Whether a record that was not
@@ -40,7 +40,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from delayserver.delivery.sink import Confirmed, Failed, Result, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.errors import InputError
-from delayserver.records.message import DueDelivery
+from delayserver.records.message import REPLAY_HEADER, DueDelivery
 from delayserver.records.subscriptions import KafkaTarget, Subscription
 from delayserver.security.targets import Target, TargetPolicy, split_bootstrap, split_broker
 from delayserver.times import format_time
@@ -89,6 +89,8 @@ def record_headers(delivery: DueDelivery) -> list[Header]:
     ]
     if payload.key is not None:
         headers.insert(2, ("delay-key", payload.key.encode()))
+    if payload.is_replay:
+        headers.append((REPLAY_HEADER, b"1"))
     if payload.headers:
         headers += [(name, value.encode()) for name, value in payload.headers.items()]
     return headers

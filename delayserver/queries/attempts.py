@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from delayserver.decisions.outcomes import Replayable
 from delayserver.delivery.reader import EndedRow, Reader
 from delayserver.errors import NotFoundError
 from delayserver.records.attempts import Attempt, History
@@ -72,6 +73,22 @@ class Attempts:
             if change.state == ChangeState.RETRYING:
                 arrived += await self._arrived(ScheduleEntry(change.entry_seq, change.due_ms))
         return _together(histories, arrived)
+
+    async def replayable(self, seq: int, due_ms: int) -> tuple[Replayable, list[int]]:
+        """A message for `Calls.replay`, and the subscriptions that have settled it, in the order in
+        which they had it. Raises as `look_up`."""
+        calls = self._calls
+        await calls.settled()
+        entry = calls.locate(seq, due_ms).entry
+        if not calls.is_known(entry):
+            raise NotFoundError("the message was settled, and its hour is past its retention")
+        found = await calls.find(entry)
+        attempts, _ = await self.find(seq, due_ms)
+        origin = found.payload.origin
+        first_due_ms = due_ms if origin is None else origin.due_ms
+        settled = dict.fromkeys(one.subscription_id for one in attempts if not one.error)
+        message = (seq, due_ms, found.subject_id, entry, first_due_ms, found.payload, attempts)
+        return Replayable(*message), list(settled)
 
     async def _history(self, subscription_id: int, change: Change) -> History | None:
         calls, seq = self._calls, change.entry_seq

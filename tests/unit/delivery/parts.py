@@ -9,7 +9,7 @@ import numpy as np
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.records.message import DueDelivery, ScheduleEntry
+from delayserver.records.message import DueDelivery, Payload, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -89,7 +89,13 @@ class Parts:
         """Answer the oldest read; returns its deliveries."""
         return list(self.read_columns(*unreadable, attempt=attempt, **origin))
 
-    def read_columns(self, *unreadable: int, attempt: int = 1, **origin: Any) -> Deliveries:
+    def read_columns(
+        self,
+        *unreadable: int,
+        attempt: int = 1,
+        payload: Payload | None = None,
+        **origin: Any,
+    ) -> Deliveries:
         """Likewise, as columns."""
         self.turn()
         handout = self.ports.handouts.pop(0)
@@ -111,6 +117,7 @@ class Parts:
                 if one.entry.seq in batch.rows["seq"]
             ]
             one.row["route"] = row["route"]
+            one.payload = payload or one.payload
         read = deliveries(*ones)
         self.dispatcher.on_read(handout, read, NOW_MS)
         return read

@@ -56,6 +56,7 @@ def test_kinds_keep_their_numbers() -> None:
         "IMPORT": 10,
         "HEARTBEAT": 11,
         "FIRE": 12,
+        "REPLAY": 15,
     }
     assert {outcome.name: int(outcome) for outcome in Outcome} == {"DELIVERED": 1, "DROPPED": 2}
 
