@@ -57,7 +57,7 @@ from delayserver.delivery.sink import (
     outcome,
 )
 from delayserver.errors import ConflictError, NotFoundError, OverloadedError, StoppingError
-from delayserver.records.attempts import TEXT_CHARS_MAX, Attempt, bounded, with_attempt
+from delayserver.records.attempts import TEXT_CHARS_MAX, DeliveryAttempt, bounded, with_attempt
 from delayserver.records.message import (
     DueDelivery,
     Origin,
@@ -99,7 +99,7 @@ class Replayable:
     due_ms: int
     """When its first attempt was due."""
     payload: Payload
-    attempts: Sequence[Attempt]
+    attempts: Sequence[DeliveryAttempt]
     """All that were made so far."""
 
 
@@ -131,7 +131,7 @@ def _failed(delivery: DueDelivery, result: Result, now_ms: int) -> DueDelivery:
     """A delivery whose attempt has failed: the records that follow tell of it."""
     assert isinstance(result, Failed)
     tried = result.tried
-    attempt = Attempt(
+    attempt = DeliveryAttempt(
         delivery.attempt,
         delivery.subscription_id,
         now_ms if tried is None else tried.began_ms,

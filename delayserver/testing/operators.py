@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
-from delayserver.queries.attempts import Attempts
+from delayserver.queries.attempts import AttemptQueries
 from delayserver.records.message import State
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Archived
@@ -266,7 +266,7 @@ class Operators(Actor):
     async def _replay(self, message_seq: int, name: str | None) -> None:
         calls, before = self._server.calls, self._ledger.replays.copy()
         due_ms = self._ledger.messages[message_seq].due_ms
-        found, ids = await Attempts(calls).replayable(message_seq, due_ms)
+        found, ids = await AttemptQueries(calls).replayable(message_seq, due_ms)
         if name is not None:
             wanted = calls.subscription(name)
             if not wanted.matches(calls.subject_names[found.subject_id]):

@@ -17,7 +17,7 @@ from delayserver.delivery.backlog import Instant
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError, OverloadedError
-from delayserver.records.attempts import Attempt, History
+from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.message import (
     DueDelivery,
     Origin,
@@ -452,7 +452,7 @@ def test_a_retry_tells_how_the_attempt_went() -> None:
     parts.answered(500)
     history = recorded_payload(parts).history
     assert history is not None
-    assert history.attempts == (Attempt(1, 1, START_MS, 5, 500, "", "HTTP 500"),)
+    assert history.attempts == (DeliveryAttempt(1, 1, START_MS, 5, 500, "", "HTTP 500"),)
     # What cannot be written is told once, when it is written at last.
     parts.fail()
     parts.wait(RETRY_COMMIT_MS)
@@ -462,7 +462,7 @@ def test_a_retry_tells_how_the_attempt_went() -> None:
 
 def test_a_dead_letter_tells_of_all_attempts() -> None:
     parts = Parts()
-    before = History((Attempt(1, 1, 3, 4, 0, "", "refused"),))
+    before = History((DeliveryAttempt(1, 1, 3, 4, 0, "", "refused"),))
     sent = parts.sent(2)
     sent = msgspec.structs.replace(
         sent, payload=msgspec.structs.replace(sent.payload, history=before)
@@ -519,7 +519,7 @@ def settled_message(parts: Parts) -> Replayable:
     """The message, as it is read once its delivery is settled."""
     parts.outcomes.on_sent([([parts.sent()], WebhookResponse(200).result(START_MS, 5))], START_MS)
     entry = ScheduleEntry(parts.seq, START_MS)
-    arrived = Attempt(1, 1, START_MS, 5, 200)
+    arrived = DeliveryAttempt(1, 1, START_MS, 5, 200)
     return Replayable(parts.seq, START_MS, 1, entry, START_MS, Payload(b"{}"), [arrived])
 
 

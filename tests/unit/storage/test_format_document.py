@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from delayserver.records.attempts import Attempt, History
+from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
 from delayserver.records.message import Origin, Payload, Watch
 from delayserver.records.tables import (
@@ -127,7 +127,17 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
         assert f"{outcome:d} {outcome.name.lower()}" in rows[-2][3]
 
 
-RECORDS = [Payload, Watch, History, Attempt, Origin, DeadLetter, Heartbeat, ImportRecord, Note]
+RECORDS = [
+    Payload,
+    Watch,
+    History,
+    DeliveryAttempt,
+    Origin,
+    DeadLetter,
+    Heartbeat,
+    ImportRecord,
+    Note,
+]
 
 
 @pytest.mark.parametrize("record", RECORDS)
