@@ -47,6 +47,7 @@ from storage.rows import (
     FLAG_OPTIONS,
     FLAG_REMOVAL,
     FLAG_REMOVED,
+    FLAG_REPLAY,
     FLAG_WATCHES,
     PRIORITY_MAX,
     PRIORITY_SHIFT,
@@ -518,7 +519,7 @@ def _known(values: Iterable[int]) -> Mask:
 
 _PUBLISHES, _SCHEDULES, _REMOVES = map(_known, (PUBLISHES, SCHEDULES, REMOVES))
 _RECORD_KINDS, _OUTCOMES = _known(RecordKind), _known(Outcome)
-_FLAGS = np.uint8(FLAG_WATCHES | FLAG_OPTIONS | 0xF0)
+_FLAGS = np.uint8(FLAG_WATCHES | FLAG_REPLAY | FLAG_OPTIONS | 0xF0)
 """Of a row that makes an entry, and of the entry."""
 
 
@@ -542,7 +543,11 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
         ("unknown kinds of records", ~_RECORD_KINDS[kinds]),
         ("flags that are not known", (rows["flags"] & ~_FLAGS) != 0),
         ("a priority that is none", _is_no_priority(rows["flags"])),
-        ("watch keys or options of what schedules nothing", (rows["flags"] != 0) & ~schedules),
+        ("flags of what schedules nothing", (rows["flags"] != 0) & ~schedules),
+        (
+            "a replay that is not marked as one, or has no target",
+            (kinds == RecordKind.REPLAY) & ((rows["flags"] & FLAG_REPLAY == 0) | (targets == 0)),
+        ),
         (
             "an import that is not the last record of its group",
             (kinds == RecordKind.IMPORT) & (np.arange(len(rows)) < len(rows) - 1),
@@ -576,7 +581,7 @@ def _schedule_rules(header: Header, rows: Rows, hour: int, last_seq: int) -> lis
         ("unknown kinds of tombstones", ~is_entry & ~_REMOVES[kinds]),
         ("flags that are not known", (rows["flags"] & ~_FLAGS & ~np.uint8(FLAG_REMOVAL)) != 0),
         ("a priority that is none", is_entry & _is_no_priority(rows["flags"])),
-        ("a tombstone with watch keys or options", ~is_entry & (rows["flags"] != FLAG_REMOVAL)),
+        ("a tombstone with flags of an entry", ~is_entry & (rows["flags"] != FLAG_REMOVAL)),
         ("a due time of another hour", _is_elsewhere(rows["due_ms"], hour)),
         ("a message that does not come before", is_entry & (message_seqs > seqs)),
         (

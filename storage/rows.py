@@ -63,6 +63,9 @@ class RecordKind(IntEnum):
     schedule stands then, so that message and next run are one record."""
     SCHEDULE = 14
     """The payload is how a schedule stands, with or without its definition, or its end."""
+    REPLAY = 15
+    """Schedules a message that is settled once more, at `due_ms` for `subscription_id`.
+    `target_seq` and `target_due_ms` name the row where it was settled, which stays as it is."""
 
 
 PUBLISHES = (RecordKind.PUBLISH, RecordKind.RUN)
@@ -74,6 +77,7 @@ SCHEDULES = (
     RecordKind.RETRY,
     RecordKind.REDRIVE,
     RecordKind.FIRE,
+    RecordKind.REPLAY,
 )
 """The kinds that make a schedule row at `due_ms`."""
 
@@ -185,6 +189,10 @@ FLAG_OPTIONS = 8
 PRIORITY_SHIFT = 4
 """The upper four bits of the flags are the priority in the options, from 0 to 9."""
 PRIORITY_MAX = 9
+
+
+FLAG_REPLAY = 4
+"""This record, or the entry that it makes, delivers a message again because somebody asked."""
 
 FLAG_AFTER_SYNC = 1
 """All that stands before the frame that begins with this row of the dispatch log was synced: what

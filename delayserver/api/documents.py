@@ -28,7 +28,7 @@ from delayserver.queries.attempts import AttemptsView
 from delayserver.queries.dead_letters import DeadLetterView
 from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
-from delayserver.records.message import Content, Payload, decode_payload
+from delayserver.records.message import Content, Payload, decode_payload, shown_headers
 from delayserver.records.schedules import CatchUp, Overlap, Schedule, ScheduleState
 from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.times import format_duration, format_time
@@ -192,6 +192,14 @@ class AttemptsDocument(msgspec.Struct):
     dropped: Annotated[
         int, Meta(description="how many more failed, behind the first three of a subscription")
     ]
+
+
+class ReplayedDocument(msgspec.Struct):
+    """A message that is delivered again."""
+
+    id: str
+    state: MessageState
+    subscriptions: Annotated[list[str], Meta(description="the names of those that get it again")]
 
 
 class MessageDocument(msgspec.Struct):
@@ -544,8 +552,8 @@ def _encode_messages(pulled: Pulled, begin: bytes, end: bytes) -> bytes:
     pieces[1::_PIECES] = deliveries.message_ids()
     pieces[2::_PIECES] = [
         _about(subject)
-        if payload.key is None and not payload.headers
-        else _about.__wrapped__(subject, payload.key, payload.headers)
+        if payload.key is None and not payload.headers and payload.history is None
+        else _about.__wrapped__(subject, payload.key, shown_headers(payload))
         for subject, payload in zip(deliveries.subjects(), payloads, strict=True)
     ]
     pieces[3::_PIECES] = map(_time, deliveries.first_due_ms)

@@ -57,6 +57,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/messages/cancel"): Rule(_PUBLISH, Of.BODY),
     ("GET", "/v1/messages/{message_id}"): Rule(_EITHER, Of.MESSAGE),
     ("GET", "/v1/messages/{message_id}/attempts"): Rule(_EITHER, Of.MESSAGE),
+    ("POST", "/v1/messages/{message_id}/replay"): Rule(_PUBLISH, Of.MESSAGE),
     ("DELETE", "/v1/messages/{message_id}"): Rule(_PUBLISH, Of.MESSAGE),
     ("PATCH", "/v1/messages/{message_id}"): Rule(_PUBLISH, Of.MESSAGE),
     ("GET", "/v1/subjects/{subject}/messages"): Rule(_EITHER, Of.SUBJECT),

@@ -4,6 +4,7 @@ Cost: one request; list: one for each 1,000. Threads: one.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -76,6 +77,31 @@ def register(app: typer.Typer) -> None:
         "attempts",
         "messages attempts 00000193d2a8b5c0000000000001aa55c3d2",
     )(attempts)
+    server_command(
+        group,
+        "replay",
+        "messages replay 00000193d2a8b5c0000000000001aa55c3d2",
+        "messages replay 00000193d2a8b5c0000000000001aa55c3d2 --subscription shop",
+    )(replay)
+
+
+def replay(
+    session: Session,
+    *,
+    message_id: MessageIdArgument,
+    subscription: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="To this subscription alone, not to all that had it."),
+    ] = None,
+) -> None:
+    """Deliver a message that is settled again, with the same id.
+
+    Status 1: it is not settled yet, was cancelled, or is a dead letter, which can be redriven."""
+    where = path("messages", message_id, "replay")
+    if subscription is not None:
+        where += "?" + urlencode({"subscription": subscription})
+    answer = session.call("POST", where)
+    session.show(answer, lambda: f"{message_id} goes to {', '.join(answer['subscriptions'])} again")
 
 
 def attempts(session: Session, *, message_id: MessageIdArgument) -> None:

@@ -65,6 +65,7 @@ from delayserver.client.values import (
     Message,
     Moved,
     Published,
+    Replayed,
     Stored,
     Subscription,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "Producer",
     "Published",
     "RefusedError",
+    "Replayed",
     "Retry",
     "RetryPolicy",
     "ServerError",

@@ -206,6 +206,13 @@ class Producer(Blocking[AsyncProducer]):
     attempts = _waiting(AsyncProducer.attempts)
     """How each attempt to deliver a message went. Raises NotFoundError."""
 
+    replay = _waiting(AsyncProducer.replay)
+    """Have a message that is settled delivered again, to all that had it, or to `subscription`,
+    with the same id, and the header `delay-replay`.
+
+    A lost answer is an UnansweredError: asked again, it may deliver it twice. Raises ConflictError,
+    whose `state` says what it is, NotFoundError."""
+
     move = _waiting(AsyncProducer.move)
     """Give a message a new due time; `delay` and `deliver_at` as for `publish`. Raises as `cancel`,
     and InvalidError."""

@@ -71,6 +71,7 @@ from delayserver.client.values import (
     Moved,
     OnEvent,
     Published,
+    Replayed,
     Stored,
     duration,
     time,
@@ -427,6 +428,25 @@ class AsyncProducer(RetryingClient):
         shard = self._shard_of(message_id)
         answer = await self._call("GET", path, shard=shard, timeout_s=timeout_s)
         return decoded(answer.body, Attempts)
+
+    async def replay(
+        self,
+        message_id: str,
+        *,
+        subscription: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Replayed:
+        """Have a message that is settled delivered again, to all that had it, or to `subscription`;
+        with the same id, and the header `delay-replay`.
+
+        A lost answer is an UnansweredError: asked again, it may deliver it twice. Raises
+        ConflictError, whose `state` says what it is, NotFoundError."""
+        path = path_of("messages", message_id, "replay")
+        if subscription is not None:
+            path += "?" + urlencode({"subscription": subscription})
+        shard = self._shard_of(message_id)
+        answer = await self._call("POST", path, shard=shard, repeatable=False, timeout_s=timeout_s)
+        return decoded(answer.body, Replayed)
 
     async def pending(
         self,

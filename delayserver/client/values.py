@@ -99,6 +99,14 @@ class DeliveryAttempt(msgspec.Struct, frozen=True):
     """Why it failed."""
 
 
+class Replayed(msgspec.Struct, frozen=True):
+    """A message that is delivered again."""
+
+    id: str
+    subscriptions: tuple[str, ...]
+    """The names of those that get it."""
+
+
 class Attempts(msgspec.Struct, frozen=True):
     """How each attempt to deliver a message went, in order."""
 

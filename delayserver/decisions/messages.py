@@ -194,13 +194,15 @@ class Messages:
                 delivering = True
             else:
                 ended = True
-        if delivering or (retry is not None and several):
+        # What is replayed was delivered before: nobody can cancel that.
+        replayed = change is not None and change.state == ChangeState.REPLAYED
+        if delivering or (retry is not None and (several or replayed)):
             return Located(State.DELIVERING, entry)
         if retry is not None:
             return retry
         if dead:
             return Located(State.DEAD, entry)
-        if discarded and not ended and not self._had_others(entry, changes):
+        if discarded and not (ended or replayed or self._had_others(entry, changes)):
             return Located(State.CANCELLED, entry)
         return Located(State.DELIVERED, entry)
 

@@ -8,6 +8,7 @@
         └──▶ failed ────────────────────▶ a RETRY later, or DEAD after the last attempt
                                           (subscription paused, if it says: after so long of that)
     too old, expired ──▶ DEAD           DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
+    settled ──▶ delivered again, if somebody asks (REPLAY)
 
 What arrived is settled in the dispatch log alone, by the `Dispatcher`: most deliveries end so, and
 no record is written. What failed becomes a record of the message log, and only when that is durable
@@ -56,9 +57,17 @@ from delayserver.delivery.sink import (
     Tried,
     outcome,
 )
-from delayserver.errors import NotFoundError, OverloadedError, StoppingError
-from delayserver.records.attempts import TEXT_CHARS_MAX, Attempt, with_attempt
-from delayserver.records.message import DueDelivery, Origin, Payload, encode_payload, row_flags
+from delayserver.errors import ConflictError, NotFoundError, OverloadedError, StoppingError
+from delayserver.records.attempts import TEXT_CHARS_MAX, DeliveryAttempt, bounded, with_attempt
+from delayserver.records.message import (
+    DueDelivery,
+    Origin,
+    Payload,
+    ScheduleEntry,
+    State,
+    encode_payload,
+    row_flags,
+)
 from delayserver.records.subscriptions import (
     FAILURES,
     GONE,
@@ -79,6 +88,22 @@ EXPIRED = "expired"
 """Why a delivery was given up that began too late for the time to live of its message."""
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayable:
+    """A message that may be delivered again, as it was read."""
+
+    message_seq: int
+    published_due_ms: int
+    subject_id: int
+    entry: ScheduleEntry
+    """Where it was settled, unless it was retried."""
+    due_ms: int
+    """When its first attempt was due."""
+    payload: Payload
+    attempts: Sequence[DeliveryAttempt]
+    """All that were made so far."""
 
 
 @dataclass(slots=True)
@@ -116,7 +141,7 @@ def _failed(delivery: DueDelivery, result: Result, now_ms: int) -> DueDelivery:
     """A delivery whose attempt has failed: the records that follow tell of it."""
     assert isinstance(result, Failed)
     tried = result.tried
-    attempt = Attempt(
+    attempt = DeliveryAttempt(
         delivery.attempt,
         delivery.subscription_id,
         now_ms if tried is None else tried.began_ms,
@@ -174,6 +199,8 @@ class Outcomes:
         """How many deliveries were tried again since the start, by subject id."""
         self.dead_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries were given up since the start, by subject id."""
+        self.replayed_by_subject: defaultdict[int, int] = defaultdict(int)
+        """How many deliveries were asked for again since the start, by subject id."""
         self.retried_by_subscription: Counter[int] = Counter()
         self.dead_by_subscription: Counter[int] = Counter()
         dispatcher.outcomes = self
@@ -526,6 +553,67 @@ class Outcomes:
                 self._timeouts.add(lambda: again(self._dispatcher.now_ms), RETRY_COMMIT_MS)
 
         sequencer.group.when_durable(unless_written)
+
+    # ── once more ──────────────────────────────────────────────────────────────────────────────
+
+    def replay(
+        self, found: Replayable, subscription_ids: Iterable[int], now_ms: int
+    ) -> tuple[list[int], Group]:
+        """Deliver a message that is settled again, to each of these subscriptions; counting its
+        attempts from 1 again. Returns those that get it: which have it as a dead letter, do not.
+
+        Raises ConflictError with the state, if it is not settled (any more) or nobody gets it."""
+        seq, entry = found.message_seq, found.entry
+        located = self._messages.locate(seq, found.published_due_ms)
+        if located.state not in (State.DELIVERED, State.DEAD) or located.entry != entry:
+            raise ConflictError(
+                f"the message is {located.state}; what is settled can be replayed", located.state
+            )
+        changes = self._sequencer.changes(seq)
+        receivers = [
+            one
+            for one in subscription_ids
+            if self._registry.by_id(one) is not None
+            and (one not in changes or changes[one].state != ChangeState.DEAD)
+        ]
+        if not receivers:
+            raise ConflictError(
+                "no subscription that had the message can have it again: it is a dead letter of "
+                "them, which can be redriven, or they were deleted",
+                located.state,
+            )
+        origin = Origin(seq, found.published_due_ms, found.subject_id, found.due_ms)
+        payload = found.payload
+        replays = 1 + (payload.history.replays if payload.history else 0)
+        sealed = []
+        for one in receivers:
+            tried = tuple(attempt for attempt in found.attempts if attempt.subscription_id == one)
+            history = bounded(tried, replays=replays)
+            payload = msgspec.structs.replace(payload, origin=origin, history=history)
+            sealed.append(encode_payload(payload))
+        self._groups.admit(sum(map(len, sealed)))
+        # All are in one group: a crash leaves all or none.
+        for one, data in zip(receivers, sealed, strict=True):
+            record = self._sequencer.append(
+                RecordKind.REPLAY,
+                due_ms=now_ms,
+                message_seq=seq,
+                target_seq=entry.seq,
+                target_due_ms=entry.due_ms,
+                key_hash=self._messages.key_hash(found.subject_id, payload.key),
+                subject_id=found.subject_id,
+                subscription_id=one,
+                payload=data,
+                attempt=1,
+                flags=row_flags(payload),
+            )
+            replayed = Change(ChangeState.REPLAYED, entry.seq, entry.due_ms, 0, found.subject_id)
+            self._sequencer.put_change(record, seq, 0, replayed)
+            change = Change(ChangeState.RETRYING, record, now_ms, 1, found.subject_id)
+            self._sequencer.put_change(record, seq, one, change)
+            self._messages.schedule(record, now_ms, one | ROUTE_SUBSCRIPTION)
+        self.replayed_by_subject[found.subject_id] += len(receivers)
+        return receivers, self._sequencer.group
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from delayserver.records.message import Content, DueDelivery, Payload
+from delayserver.records.message import Content, DueDelivery, Payload, shown_headers
 from delayserver.times import format_time
 
 Unset = msgspec.UnsetType
@@ -52,7 +52,7 @@ def batch_body(deliveries: Sequence[DueDelivery]) -> bytes:
                 delivery.message_id,
                 delivery.subject,
                 delivery.payload.key,
-                delivery.payload.headers or {},
+                shown_headers(delivery.payload),
                 format_time(delivery.origin.due_ms),
                 delivery.attempt,
                 *body_fields(delivery.payload),

@@ -1,7 +1,7 @@
 """What a message carries to a broker besides its body.
 
 Every kind of broker has the same: `delay-id`, `delay-subject`, `delay-key`, `delay-due`,
-`delay-attempt`, and then the message's own headers. Unlike in HTTP values are UTF-8 as they are,
+`delay-attempt`, `delay-replay` where somebody asked for it again, and then the message's own headers. Unlike in HTTP values are UTF-8 as they are,
 unless the module of a kind says otherwise.
 
 Cost: 2 µs. Threads: pure functions.
@@ -10,7 +10,7 @@ Cost: 2 µs. Threads: pure functions.
 import re
 from typing import Final
 
-from delayserver.records.message import DueDelivery
+from delayserver.records.message import REPLAY_HEADER, DueDelivery
 from delayserver.times import format_time
 
 _PLACE: Final = re.compile(r"\{(?:key|subject|id)\}")
@@ -27,6 +27,8 @@ def headers(delivery: DueDelivery) -> list[tuple[str, str]]:
     ]
     if payload.key is not None:
         carried.insert(2, ("delay-key", payload.key))
+    if payload.is_replay:
+        carried.append((REPLAY_HEADER, "1"))
     if payload.headers:
         carried += payload.headers.items()
     return carried

@@ -4,8 +4,8 @@
       report ◀── event loop ◀── the outlet's thread, which polls ◀── on_delivery
 
 A record's value is the body as it was published; its headers are `delay-id`, `delay-subject`,
-`delay-key`, `delay-due`, `delay-attempt`, and then the message's own. It goes to a partition by its
-key as the Java clients choose it.
+`delay-key`, `delay-due`, `delay-attempt`, `delay-replay`, and then the message's own. It goes to a
+partition by its key as the Java clients choose it.
 
 An outlet (`delayserver.delivery.outlets`) is an idempotent producer, for all subscriptions with the
 same brokers and the same time-out: what librdkafka sends again by itself is there once. Whether a

@@ -4,7 +4,7 @@ A row for a subscription does not say what its subject is: that stands in its pa
 first, and until that is done it is an orphan. So is a row that was on its way when its subscription
 was deleted: it may still arrive.
 
-    left ──▶ read ──▶ somebody else had or will get the message ──▶ dropped
+    left ──▶ read ──▶ a replay, or somebody else had or will get the message ──▶ dropped
                  ├──▶ nothing that a restart finds says that it waits ──▶ recorded again
                  └──▶ passed on: to a subscription that matches now, or parked
 
@@ -109,6 +109,8 @@ class Orphans:
         """Decide what becomes of an orphan that was read; it is one no longer, unless RECORDED."""
         seq, origin = delivery.entry.seq, delivery.origin
         self.remove((seq,))
+        if delivery.payload.is_replay:
+            return Fate.DROPPED  # It was delivered before; nobody else asked for it.
         # A row that it was moved to was newer than the publish: at worst it comes once more.
         matching = self._registry.matching(delivery.subject)
         if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):

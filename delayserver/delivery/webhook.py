@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from delayserver.delivery.batch import batch_body, batch_id
 from delayserver.delivery.sink import Confirmed, Failed, Gone, Result, Tried
-from delayserver.records.message import Content, DueDelivery
+from delayserver.records.message import REPLAY_HEADER, Content, DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.signing import WebhookSecret, sign
 from delayserver.times import format_time
@@ -53,6 +53,7 @@ class WebhookRequest:
     """When the attempt is made, s since the epoch. `Retry-After` dates are relative to it."""
     count: int = 0
     """Messages in a batch, which says the rest of each in its body; 0: one message, by itself."""
+    is_replay: bool = False
     method: str = "POST"
     subscription_headers: Mapping[str, str] = field(default_factory=dict)
     """Those of the subscription, names in lower case: no publisher changes them."""
@@ -83,6 +84,8 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
         headers["delay-key"] = quote(request.key, KEY_SAFE)
     headers["delay-due"] = format_time(request.due_ms)
     headers["delay-attempt"] = str(request.attempt)
+    if request.is_replay:
+        headers[REPLAY_HEADER] = "1"
     own = request.subscription_headers
     headers.update(own)
     lowered = ((name.lower(), value) for name, value in request.headers.items())
@@ -172,6 +175,7 @@ def webhook_request(
         timeout_ms=subscription.timeout_ms,
         timestamp_s=timestamp_s,
         count=len(deliveries) if as_batch else 0,
+        is_replay=not as_batch and first.payload.is_replay,
         method=subscription.method,
         subscription_headers=subscription.headers,
     )

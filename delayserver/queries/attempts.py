@@ -4,7 +4,7 @@
                             └── dispatch log ─▶ the one that arrived, and its note
     a dead letter ── its payload ─────────────▶ attempts that failed
 
-Attempts are kept as long as the message: what is told of them stands with it in the files of its
+They are kept as long as the message: what is told of them stands with it in the files of its
 hours, and goes with them.
 
 Cost: as a look-up; where it died, a checkpoint. Threads: belongs to the event loop; files are read
@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from delayserver.decisions.outcomes import Replayable
 from delayserver.delivery.reader import EndedRow, Reader
 from delayserver.errors import NotFoundError
-from delayserver.records.attempts import Attempt, History
+from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.message import ScheduleEntry, decode_payload
 from delayserver.records.tables import Change, ChangeState, read_dead_letter
 from delayserver.server.calls import Calls
@@ -31,7 +32,7 @@ class AttemptView:
     """An attempt, and at which subscription; empty if that was deleted."""
 
     subscription: str
-    attempt: Attempt
+    attempt: DeliveryAttempt
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class AttemptsView:
     """How many more there were, behind the first ones that failed."""
 
 
-class Attempts:
+class AttemptQueries:
     """What was tried, of one server."""
 
     def __init__(self, calls: Calls) -> None:
@@ -59,7 +60,7 @@ class Attempts:
             views.append(AttemptView(subscription.name if subscription else "", attempt))
         return AttemptsView(views, dropped)
 
-    async def find(self, seq: int, due_ms: int) -> tuple[list[Attempt], int]:
+    async def find(self, seq: int, due_ms: int) -> tuple[list[DeliveryAttempt], int]:
         """The attempts themselves, and how many were left out. Raises as `look_up`."""
         calls = self._calls
         entry = calls.locate(seq, due_ms).entry
@@ -73,6 +74,22 @@ class Attempts:
                 arrived += await self._arrived(ScheduleEntry(change.entry_seq, change.due_ms))
         return _together(histories, arrived)
 
+    async def replayable(self, seq: int, due_ms: int) -> tuple[Replayable, list[int]]:
+        """A message for `Calls.replay`, and the subscriptions that have settled it, in the order in
+        which they had it. Raises as `look_up`."""
+        calls = self._calls
+        await calls.settled()
+        entry = calls.locate(seq, due_ms).entry
+        if not calls.is_known(entry):
+            raise NotFoundError("the message was settled, and its hour is past its retention")
+        found = await calls.find(entry)
+        attempts, _ = await self.find(seq, due_ms)
+        origin = found.payload.origin
+        first_due_ms = due_ms if origin is None else origin.due_ms
+        settled = dict.fromkeys(one.subscription_id for one in attempts if not one.error)
+        message = (seq, due_ms, found.subject_id, entry, first_due_ms, found.payload, attempts)
+        return Replayable(*message), list(settled)
+
     async def _history(self, subscription_id: int, change: Change) -> History | None:
         calls, seq = self._calls, change.entry_seq
         if change.state == ChangeState.DEAD:
@@ -85,7 +102,7 @@ class Attempts:
             return (await calls.find(ScheduleEntry(seq, change.due_ms))).payload.history
         return None
 
-    async def _arrived(self, entry: ScheduleEntry) -> list[Attempt]:
+    async def _arrived(self, entry: ScheduleEntry) -> list[DeliveryAttempt]:
         ended = await self._calls.read(partial(_ended, entry))
         return [_attempt(one) for one in ended if one.row["outcome"] == Outcome.DELIVERED]
 
@@ -94,21 +111,21 @@ def _ended(entry: ScheduleEntry, reader: Reader) -> list[EndedRow]:
     return reader.ended(entry.hour, entry.seq)
 
 
-def _attempt(ended: EndedRow) -> Attempt:
+def _attempt(ended: EndedRow) -> DeliveryAttempt:
     row, note = ended
     number, subscription_id = int(row["attempt"]), int(row["subscription_id"])
     if note is None:
-        return Attempt(number, subscription_id, int(row["settled_ms"]))
+        return DeliveryAttempt(number, subscription_id, int(row["settled_ms"]))
     told = (note.began_ms, note.duration_ms, note.status, note.answer)
-    return Attempt(number, subscription_id, *told)
+    return DeliveryAttempt(number, subscription_id, *told)
 
 
 def _together(
-    histories: Iterable[History | None], arrived: Iterable[Attempt]
-) -> tuple[list[Attempt], int]:
+    histories: Iterable[History | None], arrived: Iterable[DeliveryAttempt]
+) -> tuple[list[DeliveryAttempt], int]:
     """Each attempt once, in order: a row that was recorded twice may tell of it twice, and the
     history of a later row of one before."""
-    found: dict[tuple[int, int, int], Attempt] = {}
+    found: dict[tuple[int, int, int], DeliveryAttempt] = {}
     dropped = 0
     for history in histories:
         if history is not None:

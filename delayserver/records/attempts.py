@@ -1,6 +1,6 @@
 """Attempts: how each try to deliver a message went, as long as the message is kept.
 
-    failed ──▶ Attempt ──▶ History in the payload of the RETRY, or of the message that is DEAD
+    failed ──▶ History in the payload of the RETRY, or of the message that is DEAD
     arrived ─▶ a note in the frame that settles the delivery (`storage.notes`)
 
 A history goes from row to row with the payload, so nothing is written that would not be written
@@ -25,7 +25,7 @@ TEXTS_BYTES_MAX: Final = 8 * 1024
 """Of all that was answered or went wrong in a history, together."""
 
 
-class Attempt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class DeliveryAttempt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One try to deliver a message to a subscription."""
 
     number: int
@@ -50,7 +50,7 @@ class Attempt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class History(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The attempts of a message that were made before a row, in order."""
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[DeliveryAttempt, ...] = ()
     dropped: int = 0
     """How many more there were, behind the first."""
     replays: int = 0
@@ -60,13 +60,13 @@ class History(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return bool(self.attempts or self.dropped or self.replays)
 
 
-def with_attempt(history: History | None, attempt: Attempt) -> History:
+def with_attempt(history: History | None, attempt: DeliveryAttempt) -> History:
     """A history with one attempt more, within its bounds."""
     history = history or History()
     return bounded((*history.attempts, attempt), history.dropped, history.replays)
 
 
-def bounded(attempts: tuple[Attempt, ...], dropped: int = 0, replays: int = 0) -> History:
+def bounded(attempts: tuple[DeliveryAttempt, ...], dropped: int = 0, replays: int = 0) -> History:
     """A history of these attempts: the oldest but the first few are left out where they are many,
     or long."""
     kept = list(attempts)

@@ -19,9 +19,11 @@ from delayserver.errors import InputError
 from delayserver.records.attempts import History
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal, unseal_many
-from storage.rows import FLAG_OPTIONS, FLAG_WATCHES, HOUR_MS, PRIORITY_SHIFT
+from storage.rows import FLAG_OPTIONS, FLAG_REPLAY, FLAG_WATCHES, HOUR_MS, PRIORITY_SHIFT
 
 KEY_MAX_BYTES = 256
+REPLAY_HEADER = "delay-replay"
+"""`1` with what is delivered again because somebody asked."""
 
 
 def check_key(key: str, pointer: str = "/key") -> None:
@@ -109,6 +111,11 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
         never."""
         return None if self.options is None else self.options.expires_ms(due_ms)
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether it is delivered again because somebody asked."""
+        return self.history is not None and self.history.replays > 0
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Payload)
@@ -160,12 +167,20 @@ def encode_payloads(
 def row_flags(payload: Payload) -> int:
     """The flags in the row of a record that schedules a message with this payload."""
     flags = 0 if payload.watch is None else FLAG_WATCHES
+    if payload.is_replay:
+        flags |= FLAG_REPLAY
     return flags if payload.options is None else flags | option_flags(payload.options)
 
 
 def option_flags(options: MessageOptions) -> int:
     """The flags that tell of the options."""
     return FLAG_OPTIONS | options.priority << PRIORITY_SHIFT
+
+
+def shown_headers(payload: Payload) -> dict[str, str]:
+    """The headers of a message as a consumer gets them: its own, and that it is a replay."""
+    headers = payload.headers or {}
+    return {**headers, REPLAY_HEADER: "1"} if payload.is_replay else headers
 
 
 def decode_payload(sealed: bytes, where: str, offset: int, seq: int) -> Payload:

@@ -318,6 +318,9 @@ class ChangeState(IntEnum):
     there a DEAD change without its letter says the same."""
     FIRED = 6
     """The message was moved, and it watches nothing any more, since an event has fired it."""
+    REPLAYED = 7
+    """The message is where this says, and was settled there; then it was delivered again, or is yet
+    to be: it is never again to be cancelled or moved."""
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

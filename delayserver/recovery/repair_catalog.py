@@ -61,6 +61,8 @@ class Rebuilt:
     _keys: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
     _changes: dict[_Place, tuple[int, Change]] = field(default_factory=dict)
     """With the seq of the record that made the change."""
+    _replayed: dict[int, Change] = field(default_factory=dict)
+    """By message: where it was published, if it was delivered again."""
     _watches: Values = field(default_factory=dict)
     _runs: dict[bytes, ScheduleState] = field(default_factory=dict)
     """Of each schedule the state behind the newest run."""
@@ -92,6 +94,8 @@ class Rebuilt:
                     if key_hash != NO_KEY:
                         self._put_key(key_hash, seq, due_ms, published_digest(sealed))
                     continue
+                if kind is RecordKind.REPLAY:
+                    self._put_replayed(message_seq, subject_id, sealed)
                 state = _STATES.get(kind, ChangeState.RETRYING)
                 change = Change(state, seq, due_ms, attempt, subject_id)
                 self._put_change((message_seq, subscription_id), seq, change)
@@ -133,6 +137,13 @@ class Rebuilt:
             if known is None or known.seq < state.seq:
                 self._runs[key] = state
 
+
+    def _put_replayed(self, message_seq: int, subject_id: int, sealed: bytes) -> None:
+        origin = decode_payload(sealed, "schedule", 0, 0).origin
+        if origin is not None:
+            published = message_seq, origin.published_due_ms
+            self._replayed[message_seq] = Change(ChangeState.REPLAYED, *published, 0, subject_id)
+
     def _put_change(self, place: _Place, seq: int, change: Change) -> None:
         known = self._changes.get(place)
         if known is None or known[0] <= seq:
@@ -146,7 +157,14 @@ class Rebuilt:
 
     def changes(self) -> Values:
         """The table CHANGES."""
-        return {change_key(*place): pack_change(it) for place, (_, it) in self._changes.items()}
+        changes = {place: change for place, (_, change) in self._changes.items()}
+        for message_seq, published in self._replayed.items():
+            # Where it was moved to, its own row tells.
+            where = changes.get((message_seq, 0), published)
+            changes[message_seq, 0] = msgspec.structs.replace(
+                published, entry_seq=where.entry_seq, due_ms=where.due_ms
+            )
+        return {change_key(*place): pack_change(change) for place, change in changes.items()}
 
     def watches(self) -> Values:
         """The table WATCHES."""
@@ -168,13 +186,14 @@ class Rebuilt:
 
 
 def published_digest(sealed: bytes) -> int:
-    """What tells whether two messages have the same content, which a trace and an origin are no
-    part of. (If the publisher himself wrote a trace into the headers, it was: not to be told.)"""
+    """What tells whether two messages have the same content, which a trace, an origin and what was
+    tried are no part of. (If the publisher himself wrote a trace into the headers, it was: not to
+    be told.)"""
     payload = decode_payload(sealed, "schedule", 0, 0)
     headers = payload.headers and {
         name: value for name, value in payload.headers.items() if name not in TRACE_NAMES
     }
-    bare = msgspec.structs.replace(payload, origin=None, headers=headers or None)
+    bare = msgspec.structs.replace(payload, origin=None, headers=headers or None, history=None)
     return content_digest(bare, encode_payload(bare))
 
 

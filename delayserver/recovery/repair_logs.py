@@ -36,6 +36,7 @@ _KINDS = {
     ChangeState.CANCELLED: RecordKind.CANCEL,
     ChangeState.MOVED: RecordKind.MOVE,
     ChangeState.FIRED: RecordKind.FIRE,
+    ChangeState.REPLAYED: RecordKind.MOVE,  # unless it is where it was published
     ChangeState.DEAD: RecordKind.DEAD,
 }
 

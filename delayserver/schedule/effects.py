@@ -194,6 +194,12 @@ class Effects:
                     writes[Table.WATCHES].append((watch_key(name, row.message_seq), None))
             case RecordKind.RETRY | RecordKind.REDRIVE:
                 state, entry_seq, due_ms = ChangeState.RETRYING, row.seq, row.due_ms
+            case RecordKind.REPLAY:
+                state, entry_seq, due_ms = ChangeState.RETRYING, row.seq, row.due_ms
+                where = row.target_seq, row.target_due_ms
+                replayed = Change(ChangeState.REPLAYED, *where, 0, row.subject_id)
+                key = change_key(row.message_seq, 0)
+                writes[Table.CHANGES].append((key, pack_change(replayed)))
             case RecordKind.DEAD:
                 state, entry_seq, due_ms = ChangeState.DEAD, target_seq, row.target_due_ms
             case RecordKind.SUBJECT:

@@ -25,6 +25,7 @@ from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Versions
+from delayserver.decisions.outcomes import Replayable
 from delayserver.decisions.publishing import Accepted
 from delayserver.decisions.schedules import KnownSchedule, WantedSchedule
 from delayserver.decisions.watches import Watcher
@@ -524,6 +525,20 @@ class Calls:
                 await self.all_durable()
                 from_seq = letters[-1][0] + 1
         return count
+
+    async def replay(
+        self, found: Replayable, subscription_ids: Sequence[int]
+    ) -> list[Subscription]:
+        """Have a message delivered again; durable on return. Returns the subscriptions that get it.
+        Raises as `Outcomes.replay`, OverloadedError, StoppingError."""
+        receivers, group = self._engine.outcomes.replay(found, subscription_ids, self.clock())
+        subscriptions = [self.registry.by_id(one) for one in receivers]
+        await self.durable(group)
+        return [one for one in subscriptions if one is not None]
+
+    def is_known(self, entry: ScheduleEntry) -> bool:
+        """Whether a row is still kept in its hour."""
+        return self._engine.whereabouts.is_known(entry, self.clock())
 
     def _some_letters(
         self, owner: Subscription, from_seq: int, end_seq: int, ids: Collection[str] | None

@@ -52,6 +52,7 @@ class Gauges:
         by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
         by_subject("retried", "Deliveries tried again", engine.outcomes.retried_by_subject)
         by_subject("dead", "Deliveries given up", engine.outcomes.dead_by_subject)
+        by_subject("replayed", "Deliveries asked for again", engine.outcomes.replayed_by_subject)
         counter("imports", "Imports adopted", lambda: engine.imports.adopted_total)
         counter("commits", "Groups committed", lambda: engine.groups.committed_total)
         counter("heartbeats_renewed", "Renewals of heartbeats", lambda: heartbeats.renewed_total)

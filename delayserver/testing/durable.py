@@ -80,6 +80,8 @@ class DurableRecords(Observer):
         self._filed: dict[int, list[tuple[int, int]]] = {}
         """Hour → (seq, flags) of the rows that its schedule file must hold."""
         self._tentative: dict[int, Records] = {}
+        self.replays: Counter[tuple[int, int]] = Counter()
+        """How often a message was to be delivered again, by message and subscription."""
         self._made_seqs: dict[int, int] = {}
         """Subscription → the record that made it."""
         self.heartbeats: dict[str, tuple[bytes, int]] = {}
@@ -192,6 +194,9 @@ class DurableRecords(Observer):
                 message.where[0] = seq
                 self._note_expiry(seq, message, due_ms)
                 message.fired = message.fired or kind == RecordKind.FIRE
+            elif kind == RecordKind.REPLAY:
+                self._replay(message, subscription_id)
+                message.where[subscription_id] = seq
             elif kind in (RecordKind.RETRY, RecordKind.REDRIVE):
                 if kind == RecordKind.REDRIVE:
                     self._redrive(seq, message, subscription_id, target)
@@ -234,6 +239,12 @@ class DurableRecords(Observer):
             message.discarded.discard(owner_id)
         if target >= self._redriven_below[owner_id]:
             raise Violation(f"row {target} died again, and the same redrive took it once more")
+
+    def _replay(self, message: DurableMessage, subscription_id: int) -> None:
+        """Only what is not dead there is replayed, and what nobody has cancelled."""
+        if message.cancelled or (subscription_id in message.dead - message.discarded):
+            raise Violation(f"message {message.seq} was replayed, and was not delivered (I4)")
+        self.replays[message.seq, subscription_id] += 1
 
     def known(self, message_seq: int) -> DurableMessage:
         """A message that is durable."""

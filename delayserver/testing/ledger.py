@@ -248,6 +248,17 @@ class Ledger(DurableRecords):
         ):
             raise Violation(f"a change of {definition.name} was answered and is not durable (I3)")
 
+    def replayed(
+        self, message_seq: int, subscription_ids: Iterable[int], before: Counter[tuple[int, int]]
+    ) -> None:
+        """A replay was answered; `before`: those that were durable when it was asked for."""
+        self.counts["replays answered"] += 1
+        for one in subscription_ids:
+            if self.replays[message_seq, one] <= before[message_seq, one]:
+                raise Violation(
+                    f"the replay of {message_seq} to {one} was answered and is not durable (I3)"
+                )
+
     def adopted(self, import_id: str, first_seq: int) -> None:
         """The adoption of an import was answered."""
         self.counts["imports answered"] += 1

@@ -1,5 +1,5 @@
-"""Operators of the simulated server: subscriptions come and go, dead letters are decided on, and
-settled hours are archived.
+"""Operators of the simulated server: subscriptions come and go, dead letters are decided on, what
+arrived is replayed, and settled hours are archived.
 
 Cost: about 20 µs per call. Threads: none.
 """
@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
+from delayserver.queries.attempts import AttemptQueries
+from delayserver.records.message import State
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Archived
 from delayserver.schedule.archives import retired_hours
@@ -86,6 +88,9 @@ class Operators(Actor):
         # Each of its own, so that what happens in a world does not depend on it.
         self._options = random.Random(f"options {seed}")
         self._luck = random.Random(f"archiving {seed}")
+        self._replay_luck = random.Random(f"replays {seed}")
+        self.replays = self._replay_luck.random() < 0.25
+        """Whether anything is delivered again because somebody asks."""
         self._copies: list[tuple[int, Archived, set[int]]] = []
         """Hours that somebody has archived, and has not told of."""
         self.copies_share = 0.8
@@ -233,6 +238,43 @@ class Operators(Actor):
         if subscription_id not in {owner.id for owner in owners}:
             raise Violation(f"no list shows that {subscription_id} gave up {entry_seq} (I3)")
         self._counts["dead letters listed"] += 1
+
+    # ── replays ────────────────────────────────────────────────────────────────────────────────
+
+    def maybe_replay(self) -> None:
+        """In some worlds: have messages delivered again that arrived. To read them takes some turns
+        of several threads, and the life may end in any of these."""
+        if self.replays:
+            self.replay_some(3)
+            for _ in range(self._replay_luck.randrange(40)):
+                self._server.take_turns()
+
+    def replay_some(self, count_max: int) -> None:
+        """Have some of the messages that are settled, or seem so, delivered again."""
+        luck, ledger, engine = self._replay_luck, self._ledger, self._server.engine
+        settled = []
+        for seq in ledger.delivered:
+            located = engine.messages.locate(seq, ledger.messages[seq].due_ms)
+            is_known = engine.whereabouts.is_known(located.entry, self._clock.now_ms)
+            if located.state is not State.DELIVERING and is_known:
+                settled.append(seq)
+        names = [None, *(one.name for one in engine.registry)]
+        for message_seq in luck.sample(settled, min(count_max, len(settled))):
+            name = luck.choice(names) if luck.random() < 0.3 else None
+            self._ask(self._replay(message_seq, name))
+
+    async def _replay(self, message_seq: int, name: str | None) -> None:
+        calls, before = self._server.calls, self._ledger.replays.copy()
+        due_ms = self._ledger.messages[message_seq].due_ms
+        found, ids = await AttemptQueries(calls).replayable(message_seq, due_ms)
+        if name is not None:
+            wanted = calls.subscription(name)
+            if not wanted.matches(calls.subject_names[found.subject_id]):
+                return
+            ids = [wanted.id]
+        self._counts["replays"] += 1
+        receivers = await calls.replay(found, ids)
+        self._ledger.replayed(message_seq, [one.id for one in receivers], before)
 
     # ── archives ───────────────────────────────────────────────────────────────────────────────
 

@@ -138,6 +138,7 @@ class World:
             is_up = True
             if rng.random() < 0.4:
                 self.operators.redrive_all()
+            self.operators.maybe_replay()
             for _ in range(steps):
                 self._step()
             if rng.random() < 0.15:
@@ -444,6 +445,7 @@ class World:
         server.rest()
         subscribers.pull_all()
         subscribers.return_all()  # Once more, before everybody takes everything.
+        has_replayed = not self.operators.replays
         for _ in range(1000 if self._theme is Theme.FAR else 300):
             server.rest()
             while server.sending:
@@ -461,7 +463,11 @@ class World:
                 and all(state.retired_ms for state in server.replay.hours.values())
                 and server.is_idle()
             ):
-                break
+                if has_replayed:
+                    break
+                self.operators.replay_some(8)
+                server.rest()
+                has_replayed = True
             self._jump_to_next()
         else:
             raise Violation(f"it never comes to rest: {self._leftovers()}")

@@ -440,3 +440,111 @@ def test_attempts_of_what_is_pulled(api, subject):
         (2, "delivered", None),
     ]
     assert all(one["duration"] and one["status"] is None for one in found)
+
+
+# ---- once more ---------------------------------------------------------------------------------
+
+
+def replay(api, published, status=200, query=""):
+    return api.ask("POST", f"/v1/messages/{published['id']}/replay{query}", status)
+
+
+def test_what_arrived_is_delivered_again_to_all_that_had_it(api, receiver, subscribe, subject):
+    urls = [receiver.hook(), receiver.hook(500, 200)]
+    names = [subscribe(url, retry=QUICK).rpartition("/")[2] for url in urls]
+    published = api.publish(subject, body={"n": 1}, key="k", headers={"x-a": "1"})
+    firsts = [receiver.next(url) for url in urls]
+    receiver.next(urls[1])
+    api.recorded(published["id"], 2)
+    answer = replay(api, published)
+    assert (answer["id"], answer["state"]) == (published["id"], "delivering")
+    assert sorted(answer["subscriptions"]) == sorted(names)
+    for url, first in zip(urls, firsts, strict=True):
+        again = receiver.next(url)
+        assert again.body == first.body
+        for name in ("webhook-id", "delay-key", "delay-due", "x-a"):
+            assert again.headers[name] == first.headers[name]
+        assert (again.headers["delay-replay"], again.headers["delay-attempt"]) == ("1", "1")
+        assert "delay-replay" not in first.headers
+
+    def arrived():
+        found = attempts(api, published)["attempts"]
+        return sum(one["outcome"] == "delivered" for one in found)
+
+    wait_until(lambda: arrived() == 4)
+    # Once more, to one of them alone.
+    assert replay(api, published, query=f"?subscription={names[0]}")["subscriptions"] == names[:1]
+    assert receiver.next(urls[0]).headers["delay-replay"] == "1"
+    wait_until(lambda: arrived() == 5)
+    assert state(api, published) == "delivered" and receiver.count(urls[1]) == 0
+    found = [(one["subscription"], one["outcome"]) for one in attempts(api, published)["attempts"]]
+    assert sorted(found) == sorted(
+        [(names[0], "delivered")] * 3 + [(names[1], "delivered")] * 2 + [(names[1], "failed")]
+    )
+
+
+def test_what_is_not_settled_cannot_be_replayed(api, receiver, subscribe, subject):
+    url = receiver.hook(500)
+    path = subscribe(url, retry={"max_attempts": 1})
+    published = api.publish(subject, delay="1h")
+    problem = replay(api, published, 409)
+    assert "scheduled" in problem["detail"]
+    api.ask("DELETE", f"/v1/messages/{published['id']}")
+    assert "cancelled" in replay(api, published, 409)["detail"]
+    published = api.publish(subject)
+    wait_until(lambda: letters(api, path))
+    assert "redriven" in replay(api, published, 409)["detail"]
+    api.ask("POST", "/v1/messages/nonsense/replay", 404)
+
+
+def test_a_replay_names_a_subscription_that_may_have_it(api, receiver, subscribe, subject):
+    subscribe(receiver.hook())
+    other = api.subscribe(unique("other"), unique("other"))
+    published = api.publish(subject)
+    api.recorded(published["id"])
+    replay(api, published, 404, "?subscription=nobody")
+    name = other.rpartition("/")[2]
+    assert subject in replay(api, published, 409, f"?subscription={name}")["detail"]
+    late = api.subscribe(unique("late"), subject)
+    name = late.rpartition("/")[2]
+    assert replay(api, published, query=f"?subscription={name}")["subscriptions"] == [name]
+    [message] = api.pull(late)
+    assert message["id"] == published["id"] and message["headers"]["delay-replay"] == "1"
+    assert state(api, published) == "delivering"
+    api.ask("DELETE", f"/v1/messages/{published['id']}", 409)
+    api.ack(late, message)
+    wait_until(lambda: state(api, published) == "delivered")
+
+
+def test_a_replay_is_retried_like_any_delivery(api, receiver, subscribe, subject):
+    url = receiver.hook(200, 500, 200)
+    subscribe(url, retry=QUICK)
+    published = api.publish(subject)
+    receiver.next(url)
+    api.recorded(published["id"])
+    replay(api, published)
+    tries = [receiver.next(url).headers for _ in range(2)]
+    assert [(one["delay-attempt"], one["delay-replay"]) for one in tries] == [
+        ("1", "1"),
+        ("2", "1"),
+    ]
+    wait_until(lambda: state(api, published) == "delivered")
+    found = attempts(api, published)["attempts"]
+    assert [(one["attempt"], one["status"]) for one in found] == [(1, 200), (1, 500), (2, 200)]
+
+
+def test_a_replay_of_a_subscription_that_goes_meanwhile_is_for_nobody(
+    api, receiver, subscribe, subject
+):
+    url = receiver.hook()
+    path = subscribe(url)
+    published = api.publish(subject)
+    receiver.next(url)
+    api.recorded(published["id"])
+    api.ask("POST", f"{path}/pause")
+    replay(api, published)
+    heir = api.subscribe(unique("heir"), subject)
+    api.ask("DELETE", path, 204)
+    wait_until(lambda: state(api, published) == "delivered")
+    assert api.ask("POST", f"{heir}/pull", json={"wait": 0})["messages"] == []
+    assert "deleted" in replay(api, published, 409)["detail"]

@@ -10,8 +10,9 @@ import msgspec
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.outcomes import Replayable
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.records.message import Payload
+from delayserver.records.message import Payload, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
@@ -124,6 +125,16 @@ class Store:
             payload,
             engine.sequencer.subjects[subject],
         )
+        self.server.rest()
+
+    def replay(self, seq: int, due_in_ms: int, subscription_id: int) -> None:
+        """Have a message delivered again that is settled."""
+        engine = self.server.engine
+        subject_id, due_ms = 1, START_MS + due_in_ms
+        entry = ScheduleEntry(seq, due_ms)
+        payload = Payload(b'{"n": %d}' % due_in_ms)
+        found = Replayable(seq, due_ms, subject_id, entry, due_ms, payload, ())
+        engine.outcomes.replay(found, [subscription_id], self.clock.now_ms)
         self.server.rest()
 
     def run(self, until_ms: int, answer: Answer = lambda subject: OK, late_ms: int = 3) -> None:

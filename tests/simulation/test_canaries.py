@@ -734,6 +734,17 @@ def a_redrive_takes_what_dies_again_meanwhile(patch: Patch) -> None:
 
 
 @canary(Violation)
+def a_replay_is_answered_before_it_is_durable(patch: Patch) -> None:
+    """I3"""
+
+    async def replay(self: Any, found: Any, subscription_ids: Any) -> Any:
+        receivers, _ = self._engine.outcomes.replay(found, subscription_ids, self.clock())
+        return [self.registry.by_id(one) for one in receivers]
+
+    patch.setattr(Calls, "replay", replay)
+
+
+@canary(Violation)
 def a_deleted_subscription_takes_its_dead_letters_along(patch: Patch) -> None:
     """I3"""
     patch.setattr(calls, "read_dead_letter_owners", lambda catalog, name: [])

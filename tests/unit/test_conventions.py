@@ -104,6 +104,7 @@ def test_all_randomness_has_a_seed() -> None:
 
 BOTH_SIDES = {
     "DeadLetter",
+    "DeliveryAttempt",
     "Heartbeat",
     "Subscription",
     "ConflictError",

@@ -1,6 +1,6 @@
 """The router: has a call answered by the shard that it is for, or by all of them, as one server.
 
-    /v1/messages/{id}[/attempts]                     the shard in the id
+    /v1/messages/{id}[/attempts, /replay]            the shard in the id
     /v1/subjects/{subject}/keys/{key}                the shard of the key
     /v1/heartbeats/{key}                             the shard of the heartbeat
     /v1/schedules/{name}…                            the shard of the schedule
@@ -516,6 +516,7 @@ _Serve = Callable[..., int | Awaitable[PeerAnswer]]
 _ROUTES: Final[Sequence[tuple[str, str, _Serve]]] = (
     ("GET DELETE PATCH", r"/v1/messages/([^/]+)", Router._by_id),
     ("GET", r"/v1/messages/([^/]+)/attempts", Router._by_id),
+    ("POST", r"/v1/messages/([^/]+)/replay", Router._by_id),
     ("POST", r"/v1/messages/cancel", Router._cancel_many),
     ("GET DELETE PATCH PUT", r"/v1/subjects/([^/]+)/keys/(.*)", Router._by_key),
     ("GET", r"/v1/subjects/[^/]+/messages", Router._pending),

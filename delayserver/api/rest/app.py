@@ -39,7 +39,7 @@ from delayserver.api.rest.common import Parts
 from delayserver.api.rest.openapi import complete, operation_id
 from delayserver.api.scopes import DOCUMENT_PATH
 from delayserver.errors import DelayServerError, InputError, InputErrors
-from delayserver.queries.attempts import Attempts
+from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
@@ -81,7 +81,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) 
         path=path,
         cluster=cluster,
         queries=Queries(calls),
-        attempts=Attempts(calls),
+        attempts=AttemptQueries(calls),
         dead_letters=DeadLetters(calls),
         listing=Listing(calls),
         targets=TargetPolicy(calls.settings.webhook_targets),

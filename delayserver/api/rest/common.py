@@ -17,7 +17,7 @@ from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.documents import PLACES_HEADER, ShardPageDocument, encode
 from delayserver.api.hot.asgi import HotPath
 from delayserver.api.intake import Intake
-from delayserver.queries.attempts import Attempts
+from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
@@ -73,7 +73,7 @@ class Parts:
     """Answers the calls that are hot, also where they come through FastAPI."""
     cluster: ClusterMap
     queries: Queries
-    attempts: Attempts
+    attempts: AttemptQueries
     dead_letters: DeadLetters
     listing: Listing
     targets: TargetPolicy

@@ -19,6 +19,7 @@ from delayserver.api.documents import (
     MessageDocument,
     PendingListDocument,
     PublishedDocument,
+    ReplayedDocument,
     StateDocument,
     attempts_document,
     encode,
@@ -30,6 +31,7 @@ from delayserver.api.hot.cancel import CancelBody
 from delayserver.api.rest import models
 from delayserver.api.rest.common import (
     CONDITIONAL,
+    CONFLICT,
     INVALID,
     LOGGED,
     MISSING,
@@ -47,10 +49,11 @@ from delayserver.api.rest.common import (
     shard_page,
 )
 from delayserver.api.rest.openapi import answer, batch_body, json_body
-from delayserver.errors import InputError
+from delayserver.errors import ConflictError, InputError
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import State, check_key
 from delayserver.records.message_id import MessageId
+from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.tracecontext import trace_of
 from delayserver.schedule.pending import Position
 from delayserver.times import TIME_MS_MAX, format_time, parse_time_ms
@@ -151,6 +154,40 @@ async def get_attempts(message_id: str, parts: PartsOf) -> Response:
     one, a nack without delay, an answer of 410."""
     found = parts.calls.message_id(message_id)
     return json_answer(attempts_document(await parts.attempts.look_up(found.seq, found.due_ms)))
+
+
+@router.post(
+    "/v1/messages/{message_id}/replay",
+    tags=["messages"],
+    responses=CONFLICT | STORED | LOGGED | {200: answer(ReplayedDocument)},
+)
+async def replay_message(
+    message_id: str,
+    parts: PartsOf,
+    subscription: Annotated[
+        str | None,
+        Query(
+            pattern=f"^{SUBJECT_PATTERN}$",
+            description="to this one alone, whose subject has to match; else to all that had it",
+        ),
+    ] = None,
+) -> Response:
+    """Deliver a message that is settled again, with the same id, and `delay-replay: 1`. What is not
+    settled is a 409; so is a message that is dead at all that might have it: redrive that."""
+    calls = parts.calls
+    found = calls.message_id(message_id)
+    replayable, subscription_ids = await parts.attempts.replayable(found.seq, found.due_ms)
+    if subscription is not None:
+        wanted, subject = calls.subscription(subscription), calls.subject_names
+        if not wanted.matches(subject[replayable.subject_id]):
+            raise ConflictError(
+                f"{subscription} gets {wanted.subject}, and the message is of the subject "
+                f"{subject[replayable.subject_id]}"
+            )
+        subscription_ids = [wanted.id]
+    receivers = await calls.replay(replayable, subscription_ids)
+    names = [one.name for one in receivers]
+    return json_answer(ReplayedDocument(message_id, State.DELIVERING, names))
 
 
 @router.delete(

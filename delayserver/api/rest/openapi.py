@@ -38,6 +38,7 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     documents.BatchDocument,
     documents.MessageDocument,
     documents.AttemptsDocument,
+    documents.ReplayedDocument,
     documents.PendingListDocument,
     documents.StateDocument,
     documents.CancelledDocument,
@@ -324,6 +325,7 @@ _WEBHOOK_HEADERS: Final = {
     "delay-key": "the key, if there is one; all but visible ASCII percent-encoded",
     "delay-due": "when the message was due: RFC 3339",
     "delay-attempt": "which attempt it is, from 1",
+    "delay-replay": "1, if somebody had the message delivered again",
 }
 
 
@@ -365,7 +367,7 @@ def _webhook(
         {
             "name": header,
             "in": "header",
-            "required": header not in ("webhook-signature", "delay-key"),
+            "required": header not in ("webhook-signature", "delay-key", "delay-replay"),
             "description": about,
             "schema": {"type": "string"},
         }

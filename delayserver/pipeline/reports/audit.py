@@ -309,8 +309,11 @@ def _with_history(facts: DataFrame) -> DataFrame:
             .when(count(_is(EntryState.DELIVERED)) > 0, "delivered")
             .when(count(_is(EntryState.DROPPED)) > 0, "dropped")
             .otherwise("deleted")
-            .alias("outcome")
+            .alias("outcome"),
+            F.min_by("kind", "seq").alias("first_kind"),
         )
+        # What went on by replays alone is counted where it was settled.
+        .where(F.col("first_kind") != int(RecordKind.REPLAY))
     )
 
 

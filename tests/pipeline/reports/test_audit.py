@@ -19,7 +19,7 @@ from delayserver.pipeline import session as sessions
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports import audit_report
 from delayserver.pipeline.reports.audit import Audit, audit, write_parquet
-from storage.frame import HEADER_BYTES, encode
+from storage.frame import HEADER_BYTES, encode, padded
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 from tests.pipeline.store import FAILED, HOUR, OK, Store
 
@@ -83,7 +83,8 @@ def deliveries(store: Store, hour: int = HOUR) -> np.ndarray:
         count = int.from_bytes(data[offset + 8 : offset + 12], "little")
         start = offset + HEADER_BYTES
         parts.append(np.frombuffer(data, DISPATCH_DTYPE, count, start))
-        offset = start + count * DISPATCH_DTYPE.itemsize
+        notes_bytes = int.from_bytes(data[offset + 16 : offset + 24], "little")
+        offset = padded(start + count * DISPATCH_DTYPE.itemsize + notes_bytes)
     return np.concatenate(parts)
 
 
@@ -259,3 +260,22 @@ def test_the_lines_have_every_subject_and_every_number(
         assert ("subject" in line) == (width < 200)
     heading = [line.split()[0] for line in lines if line.strip()]
     assert ("p99" in heading) == (width < 200)
+
+
+def test_a_replay_is_no_message_of_its_own(tmp_path: Path, run: Callable[[Store], Audit]) -> None:
+    store = Store(tmp_path / "data")
+    mail = store.subscribe("mail", "order.*")
+    seqs = store.publish("order.unpaid", [1000, 2000])
+    store.run(1500)
+    store.run(2500, lambda subject: FAILED)  # Tried again a second later.
+    store.run(5000)
+    for seq, due_in_ms in zip(seqs, (1000, 2000), strict=True):
+        store.replay(seq, due_in_ms, mail.id)
+    store.run(6000)
+    store.replay(seqs[0], 1000, mail.id)
+    store.kill()
+    found = run(store)
+    assert found.is_clean
+    told = {name: count for name, count in found.messages.items() if count}
+    # Of one only replays went on; the other had a history, and is to be delivered once more.
+    assert told == {"accepted": 2, "delivered": 2}

@@ -187,3 +187,13 @@ def test_attempts_that_were_left_out_are_counted(cli):
     assert "7 more" in cli.run("messages", "attempts", "00ff").stdout
     cli.answer(200, {"attempts": [], "dropped": 0})
     assert "No attempt" in cli.run("messages", "attempts", "00ff").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "query"), [((), ""), (("--subscription", "shop"), "?subscription=shop")]
+)
+def test_replay(cli, options, query):
+    cli.answer(200, {"id": "00ff", "state": "delivering", "subscriptions": ["shop", "crm"]})
+    result = cli.run("messages", "replay", "00ff", *options)
+    assert cli.asked == ("POST", f"/v1/messages/00ff/replay{query}", None)
+    assert "shop, crm" in result.stdout

@@ -909,3 +909,15 @@ async def test_attempts_of_a_message():
     found = await producer.attempts("00ff")
     assert transport.requests[0][:2] == ("GET", "/v1/messages/00ff/attempts")
     assert (found.dropped, found.attempts[0].status, found.attempts[0].at.year) == (3, 500, 2026)
+
+
+@asynchronous
+async def test_a_replay_is_not_asked_for_twice():
+    reply = answer(200, {"id": "00ff", "state": "delivering", "subscriptions": ["shop"]})
+    producer, transport = make(reply, LOST)
+    found = await producer.replay("00ff", subscription="shop")
+    assert transport.requests[0][:2] == ("POST", "/v1/messages/00ff/replay?subscription=shop")
+    assert found.subscriptions == ("shop",)
+    with pytest.raises(UnansweredError):
+        await producer.replay("00ff")
+    assert len(transport.requests) == 2

@@ -11,28 +11,30 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.outcomes import RETRY_COMMIT_MS, Outcomes
+from delayserver.decisions.outcomes import RETRY_COMMIT_MS, Outcomes, Replayable
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.backlog import Instant
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.errors import NotFoundError, OverloadedError
-from delayserver.records.attempts import Attempt, History
+from delayserver.errors import ConflictError, NotFoundError, OverloadedError
+from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.message import (
     DueDelivery,
     MessageOptions,
+    Origin,
     Payload,
+    ScheduleEntry,
     State,
     decode_payload,
 )
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import ChangeState, DeadLetter
+from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.timers.timeouts import Timeouts
 from storage.errors import DiskFullError
 from storage.notes import Note
-from storage.rows import FLAG_OPTIONS, HOUR_MS, MESSAGE_DTYPE, RecordKind
+from storage.rows import FLAG_OPTIONS, FLAG_REPLAY, HOUR_MS, MESSAGE_DTYPE, RecordKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
@@ -451,7 +453,7 @@ def test_a_retry_tells_how_the_attempt_went() -> None:
     parts.answered(500)
     history = recorded_payload(parts).history
     assert history is not None
-    assert history.attempts == (Attempt(1, 1, START_MS, 5, 500, "", "HTTP 500"),)
+    assert history.attempts == (DeliveryAttempt(1, 1, START_MS, 5, 500, "", "HTTP 500"),)
     # What cannot be written is told once, when it is written at last.
     parts.fail()
     parts.wait(RETRY_COMMIT_MS)
@@ -461,7 +463,7 @@ def test_a_retry_tells_how_the_attempt_went() -> None:
 
 def test_a_dead_letter_tells_of_all_attempts() -> None:
     parts = Parts()
-    before = History((Attempt(1, 1, 3, 4, 0, "", "refused"),))
+    before = History((DeliveryAttempt(1, 1, 3, 4, 0, "", "refused"),))
     sent = parts.sent(2)
     sent = msgspec.structs.replace(
         sent, payload=msgspec.structs.replace(sent.payload, history=before)
@@ -587,3 +589,96 @@ def test_a_redrive_gives_a_new_time_to_live_and_keeps_the_priority() -> None:
     assert redriven.origin is not None
     assert redriven.expires_ms(redriven.origin.due_ms) == START_MS + 501
     assert (row["kind"], row["flags"]) == (RecordKind.REDRIVE, FLAG_OPTIONS | 3 << 4)
+
+
+# ---- once more -----------------------------------------------------------------------------------
+
+
+def settled_message(parts: Parts) -> Replayable:
+    """The message, as it is read once its delivery is settled."""
+    parts.outcomes.on_sent([([parts.sent()], WebhookResponse(200).result(START_MS, 5))], START_MS)
+    entry = ScheduleEntry(parts.seq, START_MS)
+    arrived = DeliveryAttempt(1, 1, START_MS, 5, 200)
+    return Replayable(parts.seq, START_MS, 1, entry, START_MS, Payload(b"{}"), [arrived])
+
+
+def test_a_replay_is_a_new_row_for_one_subscription_that_tells_of_what_was() -> None:
+    parts = Parts()
+    found = settled_message(parts)
+    receivers, group = parts.outcomes.replay(found, [1], START_MS + 7)
+    assert receivers == [1]
+    rows, blob = group.encode()
+    [row] = np.frombuffer(rows, MESSAGE_DTYPE)
+    assert (row["kind"], row["flags"], row["due_ms"]) == (
+        *(RecordKind.REPLAY, FLAG_REPLAY),
+        START_MS + 7,
+    )
+    assert (row["message_seq"], row["target_seq"], row["subscription_id"], row["attempt"]) == (
+        *(parts.seq, parts.seq),
+        *(1, 1),
+    )
+    payload = decode_payload(bytes(blob), "x", 0, 1)
+    assert payload.is_replay and payload.history is not None
+    assert [one.status for one in payload.history.attempts] == [200]
+    assert payload.origin == Origin(parts.seq, START_MS, 1, START_MS, 1)
+    # It was delivered, and is again: nobody can take that back.
+    parts.commit()
+    assert parts.messages.locate(parts.seq, START_MS).state is State.DELIVERING
+    with pytest.raises(ConflictError):
+        parts.messages.cancel(parts.seq, START_MS)
+    with pytest.raises(ConflictError, match="delivering"):
+        parts.outcomes.replay(found, [1], START_MS + 8)
+    assert parts.outcomes.replayed_by_subject == {1: 1}
+
+
+def test_what_is_not_settled_is_not_replayed() -> None:
+    parts = Parts()
+    entry = ScheduleEntry(parts.seq, START_MS)
+    found = Replayable(parts.seq, START_MS, 1, entry, START_MS, Payload(b"{}"), [])
+    with pytest.raises(ConflictError, match="delivering") as caught:
+        parts.outcomes.replay(found, [1], START_MS)
+    assert caught.value.state == State.DELIVERING
+    assert parts.kinds() == []
+
+
+@pytest.mark.parametrize("subscription_ids", [[], [99]])
+def test_nobody_in_particular_gets_no_replay(subscription_ids: list[int]) -> None:
+    parts = Parts()
+    found = settled_message(parts)
+    with pytest.raises(ConflictError, match="they were deleted"):
+        parts.outcomes.replay(found, subscription_ids, START_MS)
+    assert parts.kinds() == []
+
+
+def test_a_dead_letter_is_redriven_and_not_replayed() -> None:
+    parts = Parts()
+    parts.answered(500, attempt=2)
+    parts.commit()
+    entry = ScheduleEntry(parts.seq, START_MS)
+    found = Replayable(parts.seq, START_MS, 1, entry, START_MS, Payload(b"{}"), [])
+    with pytest.raises(ConflictError, match="redriven"):
+        parts.outcomes.replay(found, [1], START_MS)
+
+
+def test_a_replay_that_could_not_be_written_was_never_asked_for() -> None:
+    parts = Parts()
+    found = settled_message(parts)
+    parts.outcomes.replay(found, [1], START_MS)
+    parts.fail()
+    assert parts.messages.locate(parts.seq, START_MS).state is State.DELIVERED
+    assert parts.sequencer.changes(parts.seq) == {}
+
+
+def test_a_replay_that_dies_and_is_thrown_away_reads_as_delivered() -> None:
+    parts = Parts()
+    found = settled_message(parts)
+    parts.outcomes.replay(found, [1], START_MS)
+    parts.commit()
+    replayed = parts.sequencer.changes(parts.seq)[1].entry_seq
+    parts.wheel.remove(replayed, START_MS)
+    dead = Change(ChangeState.DEAD, replayed, START_MS, 2, 1)
+    record = parts.sequencer.append(RecordKind.DEAD, message_seq=parts.seq, subscription_id=1)
+    parts.sequencer.put_change(record, parts.seq, 1, dead)
+    assert parts.messages.locate(parts.seq, START_MS).state is State.DEAD
+    parts.outcomes.discard(1, replayed, parts.seq, 1)
+    assert parts.messages.locate(parts.seq, START_MS).state is State.DELIVERED

@@ -11,7 +11,7 @@ import numpy as np
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.records.message import DueDelivery, MessageOptions, ScheduleEntry
+from delayserver.records.message import DueDelivery, MessageOptions, Payload, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -95,6 +95,7 @@ class Parts:
         self,
         *unreadable: int,
         attempt: int = 1,
+        payload: Payload | None = None,
         options: Mapping[int, MessageOptions] | None = None,
         **origin: Any,
     ) -> Deliveries:
@@ -120,7 +121,7 @@ class Parts:
             ]
             one.row["route"] = row["route"]
             chosen = (options or {}).get(one.entry.seq)
-            one.payload = msgspec.structs.replace(one.payload, options=chosen)
+            one.payload = msgspec.structs.replace(payload or one.payload, options=chosen)
         read = deliveries(*ones)
         self.dispatcher.on_read(handout, read, NOW_MS)
         return read

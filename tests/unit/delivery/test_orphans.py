@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayserver.records.message import ScheduleEntry
+from delayserver.records.attempts import History
+from delayserver.records.message import Payload, ScheduleEntry
 from delayserver.records.tables import Change, ChangeState
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
 from storage.rows import Outcome
@@ -236,3 +237,13 @@ def test_a_row_that_waits_to_be_read_may_still_take_its_message(
     assert parts.settled() == [(5, 0, Outcome.DROPPED), (6, 0, Outcome.DROPPED)]
     assert parts.waiting(heir) == [5, 6]
     assert parts.hours.unsettled() == 2
+
+
+def test_a_replay_whose_subscription_is_gone_is_for_nobody_else() -> None:
+    heir = subscription(2, created_ms=NOW_MS)
+    parts = Parts(heir)
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.read(payload=Payload(b"{}", history=History(replays=1)))
+    assert parts.waiting(heir) == []
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+    assert parts.hours.unsettled() == 0

@@ -59,7 +59,7 @@ def test_an_answer_comes_whole_or_in_pieces(parts):
 
 
 def test_a_body_that_is_not_kept():
-    connection = exchange(OK, keeps_body=False)
+    connection = exchange(OK, body_bytes_max=0)
     assert (connection.error, connection.body, connection.is_reusable) == (None, b"", True)
 
 

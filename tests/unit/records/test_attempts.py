@@ -11,7 +11,7 @@ from delayserver.records.attempts import (
     FIRST_KEPT,
     TEXT_CHARS_MAX,
     TEXTS_BYTES_MAX,
-    Attempt,
+    DeliveryAttempt,
     History,
     with_attempt,
 )
@@ -19,8 +19,8 @@ from delayserver.records.message import Payload, Watch, decode_payload, encode_p
 from storage.frame import unseal
 
 
-def attempt(number: int, error: str = "HTTP 500", answer: str = "") -> Attempt:
-    return Attempt(number, 3, 1000 * number, 5, 500, answer, error)
+def attempt(number: int, error: str = "HTTP 500", answer: str = "") -> DeliveryAttempt:
+    return DeliveryAttempt(number, 3, 1000 * number, 5, 500, answer, error)
 
 
 def test_the_first_and_the_newest_stay() -> None:

@@ -1,9 +1,22 @@
 """What takes the place of definitions that are lost."""
 
+import numpy as np
+
+from delayserver.records.attempts import History
+from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.subscriptions import decode_subscription
-from delayserver.records.tables import dead_letter_key, number_key
+from delayserver.records.tables import (
+    Change,
+    ChangeState,
+    change_key,
+    dead_letter_key,
+    number_key,
+    unpack_change,
+)
 from delayserver.recovery.repair_catalog import Rebuilt, name_what_is_lost
 from storage.catalog import Table
+from storage.rows import FLAG_REPLAY, SCHEDULE_DTYPE, RecordKind
+from tests.unit.fakes import START_MS
 
 
 def test_the_dead_letters_of_a_lost_subscription_can_be_asked_for() -> None:
@@ -14,3 +27,34 @@ def test_the_dead_letters_of_a_lost_subscription_can_be_asked_for() -> None:
     definition = decode_subscription(lost[Table.SUBSCRIPTIONS][number_key(3)])
     assert (definition.name, definition.deleted) == ("lost-subscription-3", True)
     assert [definition.name in loss for loss in losses] == [True]
+
+
+def test_where_a_message_was_that_was_replayed_is_derived_again() -> None:
+    """Of one that was moved its own row tells where to, whichever is read first."""
+    origin = Origin(3, START_MS, 1, START_MS)
+    replay = encode_payload(Payload(b"{}", origin=origin, history=History(replays=1)))
+    moved = encode_payload(Payload(b"{}", origin=origin))
+
+    def row(seq: int, due_ms: int, kind: RecordKind, **more: int) -> np.ndarray:
+        found = np.zeros(1, SCHEDULE_DTYPE)
+        found["seq"], found["due_ms"], found["message_seq"] = seq, due_ms, 3
+        found["subject_id"], found["kind"] = 1, kind
+        for name, value in more.items():
+            found[name] = value
+        return found
+
+    sealed = (("payload_length", len(replay)), ("attempt", 1), ("subscription_id", 7))
+    replayed = row(9, START_MS + 5, RecordKind.REPLAY, flags=FLAG_REPLAY, **dict(sealed))
+    move = row(4, START_MS + 2, RecordKind.MOVE, payload_length=len(moved))
+    for hours, where in (
+        ([(replayed, replay)], (3, START_MS)),
+        ([(move, moved), (replayed, replay)], (4, START_MS + 2)),
+        ([(replayed, replay), (move, moved)], (4, START_MS + 2)),
+    ):
+        rebuilt = Rebuilt()
+        for rows, blob in hours:
+            rebuilt.hour()(rows, blob)
+        assert {key: unpack_change(value) for key, value in rebuilt.changes().items()} == {
+            change_key(3, 0): Change(ChangeState.REPLAYED, *where, 0, 1),
+            change_key(3, 7): Change(ChangeState.RETRYING, 9, START_MS + 5, 1, 1),
+        }

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from delayserver.records.attempts import Attempt, History
+from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
 from delayserver.records.message import MessageOptions, Origin, Payload, ScheduledRun, Watch
 from delayserver.records.schedules import (
@@ -134,7 +134,7 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
 
 
 RECORDS = [
-    *(Payload, Watch, MessageOptions, History, Attempt, ScheduledRun, Origin),
+    *(Payload, Watch, MessageOptions, History, DeliveryAttempt, ScheduledRun, Origin),
     *(DeadLetter, Heartbeat, ScheduleChange, Schedule, ImportRecord, Note),
 ]
 

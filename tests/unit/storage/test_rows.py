@@ -58,6 +58,7 @@ def test_kinds_keep_their_numbers() -> None:
         "FIRE": 12,
         "RUN": 13,
         "SCHEDULE": 14,
+        "REPLAY": 15,
     }
     assert {outcome.name: int(outcome) for outcome in Outcome} == {"DELIVERED": 1, "DROPPED": 2}
 
