@@ -524,8 +524,7 @@ _FLAGS = np.uint8(FLAG_WATCHES | FLAG_REPLAY | FLAG_OPTIONS | 0xF0)
 
 
 def _is_no_priority(flags: NDArray[np.uint8]) -> Mask:
-    priorities = flags >> PRIORITY_SHIFT
-    is_none: Mask = (priorities > PRIORITY_MAX) | ((priorities > 0) & (flags & FLAG_OPTIONS == 0))
+    is_none: Mask = flags >> PRIORITY_SHIFT > PRIORITY_MAX
     return is_none
 
 

@@ -184,10 +184,10 @@ FLAG_WATCHES = 2
 """The payload of this record, or of the entry that it makes, names watch keys."""
 
 FLAG_OPTIONS = 8
-"""The payload of this record, or of the entry that it makes, has options."""
+"""The payload of this record, or of the entry that it makes, has options besides a priority."""
 
 PRIORITY_SHIFT = 4
-"""The upper four bits of the flags are the priority in the options, from 0 to 9."""
+"""The upper four bits of the flags are the priority, from 0 to 9."""
 PRIORITY_MAX = 9
 
 

@@ -39,6 +39,7 @@ from delayserver.decisions.messages import Messages
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
+from delayserver.delivery.deadlines import EXPIRED
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
@@ -84,8 +85,6 @@ from storage.rows import RecordKind
 
 RECORDS_TURN_MAX = 500
 """Leased deliveries that are recorded in one turn of the event loop."""
-EXPIRED = "expired"
-"""Why a delivery was given up that began too late for the time to live of its message."""
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 

@@ -9,6 +9,7 @@ What may leave is limited by the definition of the subscription, in this order:
                drop_older_than: rows that are older leave by `pop_outdated`, to be given up
                all: everything at once
     batch      fewer than a batch wait until the oldest of them has lingered
+    ttl        rows that are known to have expired leave by `pop_expired`, to be given up
     rate       a token bucket, one token for each row that leaves; or a permit, where several shards
                have one rate together
 
@@ -31,11 +32,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from delayserver.delivery.catch_up import Pace
-from delayserver.delivery.lane import Room
+from delayserver.delivery.deadlines import Deadlines
+from delayserver.delivery.lane import Lane, Room
 from delayserver.delivery.ranks import Ranks
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.schedule.wheel_rows import ROUTE_OPTIONS, FiredRows
 from delayserver.timers.rates import Rate, TokenBucket
 from storage.rows import select
 
@@ -59,6 +61,7 @@ class Backlog:
         says instead of the rate of the subscription how many rows may leave."""
         self._fresh = Ranks()
         self._late = Ranks()
+        self.deadlines = Deadlines()
         self._behind_ms = behind_ms
         self._pace: Pace | None = None
         self._permit = permit
@@ -119,6 +122,7 @@ class Backlog:
 
     def push(self, fired: FiredRows) -> None:
         """Add rows that fell due, in the order of their due times."""
+        self._note(fired)
         if not (self._spread_ms or self._drop_older_than_ms):
             self._fresh.push(fired)
             return
@@ -136,7 +140,18 @@ class Backlog:
 
     def push_front(self, fired: FiredRows) -> None:
         """Add rows that left and came back: they leave before all others."""
+        self._note(fired)
         self._fresh.push_front(fired)
+
+    def _note(self, fired: FiredRows) -> None:
+        routes = fired.rows["route"]
+        if len(routes) == 1:
+            if int(routes[0]) & ROUTE_OPTIONS:
+                self.deadlines.note(fired)
+            return
+        marked = routes & ROUTE_OPTIONS != 0
+        if marked.any():
+            self.deadlines.note(FiredRows(fired.hour, select(fired.rows, marked)))
 
     # ── out ────────────────────────────────────────────────────────────────────────────────────
 
@@ -215,6 +230,20 @@ class Backlog:
         taken = self._late.pop(room, until_ms=until_ms)
         return taken + self._fresh.pop(room, until_ms=until_ms)
 
+    def pop_expired(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
+        """Rows that wait, wherever they stand, and are known to have outlived their time; as many
+        as with `pop`."""
+        while len(seqs := self.deadlines.pop(now_ms, rows_max)):
+            found = Lane()
+            for fired in (*self._late.take(seqs), *self._fresh.take(seqs)):
+                found.push(fired)
+            if found.count:
+                taken = found.pop(Room(rows_max, bytes_max))
+                for fired in reversed(found.slices):
+                    self.push_front(fired)
+                return taken
+        return []
+
     def wait_ms(self, instant: Instant) -> int | None:
         """How long until more rows may leave, though nothing else happens; after `ready` or `pop`
         at the same instant."""
@@ -231,12 +260,15 @@ class Backlog:
         return min(waits, default=None)
 
     def outdated_ms(self, now_ms: int) -> int | None:
-        """When a row will be too old that is next and is not yet; a moment of the clock."""
+        """When a row will be too old that is next, or will expire, and is not yet; a moment of the
+        clock."""
+        expired_ms = self.deadlines.next_ms(now_ms)
         if not self._drop_older_than_ms:
-            return None
+            return expired_ms
         firsts = (lane.first_ms() for lane in (self._late, self._fresh))
         ends = (first + self._drop_older_than_ms + 1 for first in firsts if first is not None)
-        return min((end_ms for end_ms in ends if end_ms > now_ms), default=None)
+        waits = [end_ms for end_ms in ends if end_ms > now_ms]
+        return min(waits if expired_ms is None else [*waits, expired_ms], default=None)
 
 
 def _count(slices: list[FiredRows]) -> int:

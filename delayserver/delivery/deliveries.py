@@ -23,6 +23,7 @@ from storage.frame import Rows
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, Outcome, select
 
 NO_PAYLOAD = Payload(b"")
+NEVER_MS = 1 << 62
 
 
 class Deliveries(Sequence[DueDelivery]):
@@ -126,12 +127,17 @@ class Deliveries(Sequence[DueDelivery]):
         """Those that are delivered in vain, since their time to live is over: their indexes
         (shape n, ascending). Where no message has options one look at their rows tells."""
         with_options = np.flatnonzero(self.rows["route"] & ROUTE_OPTIONS)
-        expired: list[int] = []
-        for index in with_options.tolist():
-            expires_ms = self.payloads[index].expires_ms(self.first_due_ms[index])
-            if expires_ms is not None and expires_ms <= now_ms:
-                expired.append(index)
-        return np.array(expired, np.intp)
+        if not len(with_options):
+            return with_options
+        return with_options[self.expiries_ms(with_options) <= now_ms]
+
+    def expiries_ms(self, which: NDArray[np.intp]) -> NDArray[np.int64]:
+        """From when on it is too late for some of them; NEVER_MS: never. `which`: their indexes
+        (shape n)."""
+        expiries = [
+            self.payloads[index].expires_ms(self.first_due_ms[index]) for index in which.tolist()
+        ]
+        return np.array([NEVER_MS if one is None else one for one in expiries], np.int64)
 
     def select(self, which: NDArray[np.intp]) -> "Deliveries":
         """Some of them. `which`: their indexes (shape n)."""

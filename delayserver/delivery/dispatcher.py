@@ -17,14 +17,17 @@ Threads: belongs to the event loop.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.backlog import Backlog, Instant
+from delayserver.delivery.deadlines import EXPIRED
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
-from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.deliveries import NEVER_MS, Deliveries
+from delayserver.delivery.lane import Room
 from delayserver.delivery.orphans import Fate, Orphans
 from delayserver.delivery.parked import Parked
 from delayserver.delivery.permits import Permit, Permits
@@ -52,7 +55,6 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads that leave a queue together, unless one alone has more."""
 
-NEVER_MS = 1 << 62
 HELD_LOOK_MS = 50
 """After which a queue is looked at again that nothing may leave now."""
 
@@ -337,17 +339,27 @@ class Dispatcher:
         instant = self._instant()
         subscription = queue.subscription
         self._wakes.pop(subscription.id, None)
-        if subscription.paused or self.draining:
+        deadlines = queue.rows.deadlines
+        if self.draining or (subscription.paused and not deadlines):
             queue.keep()
             return
         if not self.may_deliver():
             queue.keep()
             self._look_again(queue, instant)
             return
+        self._drop_expired(queue, now_ms)
+        if subscription.paused:
+            self._look_soon(queue)
+            queue.keep()
+            expires_ms = deadlines.next_ms(now_ms)
+            if expires_ms is not None:
+                self._wake_at(subscription.id, instant, NEVER_MS, expires_ms)
+            return
         self._drop_outdated(queue, now_ms)
         # Behind rows that leave, others may have become too old.
         while self._hand_out(queue, instant) and self._drop_outdated(queue, now_ms):
             pass
+        self._look_soon(queue)
         queue.keep()
         wait_ms, outdated_ms = queue.rows.wait_ms(instant), queue.rows.outdated_ms(now_ms)
         if wait_ms is None and outdated_ms is None:
@@ -436,6 +448,45 @@ class Dispatcher:
         self._ports.read(handout)
         return True
 
+    def _drop_expired(self, queue: Queue, now_ms: int) -> None:
+        """Give up what waits and is known to have expired, some at a time, as `_drop_outdated`."""
+        slices = queue.pop_expired(self._answer_max_bytes, now_ms)
+        if slices:
+            handout = Handout(queue.subscription, slices, queue.attempts)
+            handout.give_up_reason = EXPIRED
+            self._ports.read(handout)
+
+    def _look_soon(self, queue: Queue) -> None:
+        """Find out when rows expire that wait still."""
+        deadlines = queue.rows.deadlines
+        if not deadlines.are_unread:
+            return
+        if not queue.count:
+            deadlines.forget_unread()
+        elif not deadlines.is_reading:
+            deadlines.is_reading = True
+            self._ports.call_soon(partial(self._look_at_some, queue.subscription.id))
+
+    def _look_at_some(self, subscription_id: int) -> None:
+        """Read rows of which nobody knows when they expire; some, as the next turn is others'."""
+        queue = self._queues.get(subscription_id)
+        if queue is None:
+            return
+        room = Room(READ_ROWS_MAX, self._answer_max_bytes)
+        slices = queue.rows.deadlines.next_unread(room)
+        if slices:
+            self._ports.read(Handout(queue.subscription, slices, {}, is_look=True))
+        else:
+            queue.rows.deadlines.is_reading = False
+
+    def _on_looked(self, queue: Queue, deliveries: Deliveries, now_ms: int) -> None:
+        """Rows that wait were read; what of them could not be is found out when it leaves."""
+        deadlines = queue.rows.deadlines
+        expiries_ms = deliveries.expiries_ms(np.arange(len(deliveries)))
+        deadlines.add(deliveries.settled["seq"], expiries_ms)
+        deadlines.is_reading = False
+        self.pump(queue, now_ms)
+
     def on_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         """The payloads of a handout were read: send the deliveries, lease them or give them up.
 
@@ -444,6 +495,10 @@ class Dispatcher:
             self._on_orphans_read(handout, deliveries, now_ms)
             return
         queue = self._queues.get(handout.subscription.id)
+        if handout.is_look:
+            if queue is not None:
+                self._on_looked(queue, deliveries, now_ms)
+            return
         if queue is None:
             # Deleted meanwhile: the rows go where those in its queue went.
             if handout.request is not None and not handout.request.is_gone:

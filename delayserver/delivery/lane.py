@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES, FiredRows
+from storage.rows import is_among, select
 
 SLICE_ROWS_MAX = 1 << 14
 """Longer slices are not made by joining: each search goes through one."""
@@ -126,6 +128,29 @@ class Lane:
             self.count -= count
             if stopped:
                 break
+        return taken
+
+    def take(self, seqs: NDArray[np.uint64]) -> list[FiredRows]:
+        """Take out the rows that have these seqs, wherever they stand; those that are here."""
+        if not len(seqs):
+            return []
+        first_seq, last_seq = int(seqs.min()), int(seqs.max())
+        taken: list[FiredRows] = []
+        kept: deque[FiredRows] = deque()
+        for fired in self.slices:
+            bounds = fired.bounds()
+            if bounds.last_seq < first_seq or last_seq < bounds.first_seq:
+                kept.append(fired)
+                continue
+            here = is_among(fired.rows["seq"], seqs)
+            if not here.any():
+                kept.append(fired)
+                continue
+            taken.append(FiredRows(fired.hour, select(fired.rows, here)))
+            if not here.all():
+                kept.append(FiredRows(fired.hour, select(fired.rows, ~here)))
+        self.slices = kept
+        self.count -= sum(len(fired.rows) for fired in taken)
         return taken
 
 

@@ -38,6 +38,8 @@ class Handout:
     """They are not to be delivered, but dead letters for this reason."""
     as_batch: bool = False
     """They are to go in one request, which counts among the `posts` of their queue."""
+    is_look: bool = False
+    """They wait still, and are read to find out when they expire."""
     left_by: int = 0
     """Not 0: the subscription that they were for is gone; they are read to find out whose they are
     now."""
@@ -103,7 +105,14 @@ class Queue:
     def pop_outdated(self, bytes_max: int, now_ms: int) -> list[FiredRows]:
         """Rows that are next and too old; no more while many of them are not recorded yet."""
         free = READ_ROWS_MAX - len(self.dropping)
-        slices = self.rows.pop_outdated(free, bytes_max, now_ms) if free > 0 else []
+        return self._drop(self.rows.pop_outdated(free, bytes_max, now_ms) if free > 0 else [])
+
+    def pop_expired(self, bytes_max: int, now_ms: int) -> list[FiredRows]:
+        """Rows that wait and have expired; likewise."""
+        free = READ_ROWS_MAX - len(self.dropping)
+        return self._drop(self.rows.pop_expired(free, bytes_max, now_ms) if free > 0 else [])
+
+    def _drop(self, slices: list[FiredRows]) -> list[FiredRows]:
         for fired in slices:
             seqs = fired.rows["seq"].tolist()
             self.reserved.update(seqs)

@@ -15,10 +15,11 @@ that is there. Threads: belongs to the event loop.
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.delivery.lane import Lane, Room
 from delayserver.records.message import ScheduleEntry
-from delayserver.schedule.wheel_rows import ROUTE_OPTIONS, FiredRows, priority_of
+from delayserver.schedule.wheel_rows import ROUTE_PRIORITY, FiredRows, priority_of
 from storage.rows import select
 
 
@@ -103,6 +104,15 @@ class Ranks:
                     del self._lanes[one]
         return taken
 
+    def take(self, seqs: NDArray[np.uint64]) -> list[FiredRows]:
+        """Take out the rows that have these seqs, wherever they stand; those that are here."""
+        taken: list[FiredRows] = []
+        for priority, lane in list(self._lanes.items()):
+            taken += lane.take(seqs)
+            if priority and not lane.count:
+                del self._lanes[priority]
+        return taken
+
 
 def _by_priority(fired: FiredRows) -> Iterator[tuple[int, FiredRows]]:
     """Rows of each priority, in their order."""
@@ -110,7 +120,7 @@ def _by_priority(fired: FiredRows) -> Iterator[tuple[int, FiredRows]]:
     if len(routes) == 1:
         yield priority_of(int(routes[0])), fired
         return
-    marks = routes & ROUTE_OPTIONS
+    marks = routes & ROUTE_PRIORITY
     if (marks == marks[0]).all():
         yield priority_of(int(marks[0])), fired
         return

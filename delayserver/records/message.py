@@ -174,7 +174,8 @@ def row_flags(payload: Payload) -> int:
 
 def option_flags(options: MessageOptions) -> int:
     """The flags that tell of the options."""
-    return FLAG_OPTIONS | options.priority << PRIORITY_SHIFT
+    flags = options.priority << PRIORITY_SHIFT
+    return flags | FLAG_OPTIONS if options.ttl_ms else flags
 
 
 def shown_headers(payload: Payload) -> dict[str, str]:

@@ -27,12 +27,13 @@ WHEEL_DTYPE = np.dtype(
 )
 """A waiting row: `seq` of its schedule row (0: removed), where its payload is (offset, 0 as long as
 it is not filed, and length), due time within its hour, and the route: a subject id or, with
-ROUTE_SUBSCRIPTION, a subscription id; where its payload has options, their priority plus 1 in
-ROUTE_OPTIONS."""
+ROUTE_SUBSCRIPTION, a subscription id; in ROUTE_PRIORITY its priority, and ROUTE_OPTIONS where its
+payload has other options."""
 ROUTE_SUBSCRIPTION = 1 << 31
-_OPTIONS_SHIFT = 27
-ROUTE_OPTIONS = 0xF << _OPTIONS_SHIFT
-ROUTE_NUMBER = (1 << _OPTIONS_SHIFT) - 1
+_PRIORITY_SHIFT = 27
+ROUTE_PRIORITY = 0xF << _PRIORITY_SHIFT
+ROUTE_OPTIONS = 1 << 26
+ROUTE_NUMBER = ROUTE_OPTIONS - 1
 """Of a route: the id, without what else is said of the row."""
 LOCATOR_LENGTH_BITS = 24
 PAYLOAD_MAX_BYTES = (1 << LOCATOR_LENGTH_BITS) - 1
@@ -56,22 +57,23 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
         subscription == 0, entries["subject_id"], subscription | ROUTE_SUBSCRIPTION
     )
     flags = entries["flags"]
-    if (flags >= FLAG_OPTIONS).any():
+    if (flags >= FLAG_OPTIONS).any():  # or a priority
         rows["route"] |= _ROUTE_BITS[flags]
     return rows
 
 
 def route_bits(flags: int) -> int:
     """What the route of a row says besides, by the flags of its record (`row_flags`)."""
-    return (flags >> PRIORITY_SHIFT) + 1 << _OPTIONS_SHIFT if flags & FLAG_OPTIONS else 0
+    bits = flags >> PRIORITY_SHIFT << _PRIORITY_SHIFT
+    return bits | ROUTE_OPTIONS if flags & FLAG_OPTIONS else bits
 
 
 def priority_of(route: int) -> int:
     """The priority that a route says."""
-    return max(0, ((route & ROUTE_OPTIONS) >> _OPTIONS_SHIFT) - 1)
+    return (route & ROUTE_PRIORITY) >> _PRIORITY_SHIFT
 
 
-_ROUTE_BITS = np.array([route_bits(flags) & ROUTE_OPTIONS for flags in range(256)], np.uint32)
+_ROUTE_BITS = np.array([route_bits(flags) for flags in range(256)], np.uint32)
 
 
 class Bounds(NamedTuple):

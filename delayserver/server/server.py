@@ -24,8 +24,7 @@ import structlog
 
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import NEVER_MS
+from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.outlets import OutletOpener, OutletSink
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender

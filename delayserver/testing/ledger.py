@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
+from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.message import DueDelivery, State, decode_payload
 from delayserver.records.subscriptions import Subscription
@@ -156,6 +157,22 @@ class Ledger(DurableRecords):
         behind = max(map(self._priority, waiting), default=0)
         if behind > priorities[-1]:
             raise Violation(f"a row of priority {priorities[-1]} left, and one of {behind} waits")
+
+    def outlived(self, server: SimulatedServer) -> list[int]:
+        """Subscriptions for which rows wait whose time to live is over, and could be given up."""
+        if not server.is_idle():
+            return []
+        over_ms = self.clock.now_ms - STEP_MS
+        return [
+            queue.subscription.id
+            for queue in server.engine.dispatcher.queues()
+            if not queue.dropping
+            and any(
+                self._expires_ms.get(seq, NEVER_MS) <= over_ms and not self._is_named((seq,))
+                for fired in queue.rows.slices()
+                for seq in fired.rows["seq"].tolist()
+            )
+        ]
 
     def _priority(self, row_seq: int) -> int:
         options = self.messages[self._entries[row_seq][1]].payload.options

@@ -18,8 +18,7 @@ import numpy as np
 from delayserver.config import Settings
 from delayserver.decisions.messages import Located
 from delayserver.delivery.backlog import Instant
-from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import NEVER_MS
+from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.leases import Some
 from delayserver.delivery.queue import Handout, Queue
 from delayserver.delivery.reader import Found
@@ -457,7 +456,7 @@ class SimulatedServer(Shard):
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
     def read(self, handout: Handout) -> None:
-        if not (handout.left_by or handout.give_up_reason):
+        if not (handout.left_by or handout.give_up_reason or handout.is_look):
             queue = self.engine.dispatcher.queue(handout.subscription)
             waiting = _seqs(queue.rows.slices())
             self.observer.left(handout.subscription, _seqs(handout.slices), waiting)

@@ -402,6 +402,8 @@ class World:
         self._running.tick()
         self.ledger.check_leases()
         self.subscribers.check_waiting()
+        if outlived := self.ledger.outlived(self._running):
+            raise Violation(f"rows wait for {outlived} though their time to live is over")
         present_ms, held_up = self.clock.stopwatch_ms(), dict[int, int]()
         for queue_id in self._running.held_up():
             held_up[queue_id] = since_ms = self._held_up.get(queue_id, present_ms)

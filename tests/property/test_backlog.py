@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from delayserver.delivery.backlog import Backlog, Instant
 from delayserver.delivery.catch_up import Pace
-from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.delivery.deadlines import STEP_MS
+from delayserver.delivery.lane import Room
+from delayserver.schedule.wheel_rows import FiredRows, route_bits
 from delayserver.testing.server import longest_wait_ms
-from storage.rows import HOUR_MS
+from storage.rows import FLAG_OPTIONS, HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
 
 NO_LIMIT = 1 << 40
@@ -292,3 +294,32 @@ def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
         popped += here
     assert popped == [1, 2, 3, 4, 5]
     assert backlog.pop(rows_max, NO_LIMIT, Instant(START_MS, 0)) == []
+
+
+@given(
+    ttls=st.lists(st.tuples(st.integers(1, 400), st.integers(0, 9)), min_size=1, max_size=30),
+    looks=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 9)), min_size=1, max_size=12),
+)
+def test_what_waits_is_given_up_once_it_has_expired_and_nothing_else_is(
+    ttls: list[tuple[int, int]], looks: list[tuple[int, int]]
+) -> None:
+    backlog = Backlog(subscription(), 0)
+    expires = {seq: START_MS + ttl_ms for seq, (ttl_ms, _) in enumerate(ttls, 1)}
+    for seq, (_, priority) in enumerate(ttls, 1):
+        rows = wheel_rows(HOUR, (seq, START_MS), route=1 | route_bits(FLAG_OPTIONS | priority << 4))
+        backlog.push(FiredRows(HOUR, rows))
+    unread = seqs(backlog.deadlines.next_unread(Room(99, NO_LIMIT)))
+    assert unread == list(expires)
+    moments = np.array([expires[seq] for seq in unread], np.int64)
+    backlog.deadlines.add(np.array(unread, np.uint64), moments)
+    now_ms, waiting = START_MS, set(unread)
+    for by_ms, most in looks:
+        now_ms += by_ms
+        left = seqs(backlog.pop(1, NO_LIMIT, Instant(now_ms, 0)))
+        waiting -= set(left)
+        while taken := seqs(backlog.pop_expired(most, NO_LIMIT, now_ms)):
+            assert len(taken) <= most
+            assert all(expires[seq] <= now_ms for seq in taken)
+            waiting -= set(taken)
+        assert set(seqs(backlog.slices())) == waiting
+        assert all(expires[seq] > now_ms - STEP_MS for seq in waiting)

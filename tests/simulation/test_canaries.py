@@ -770,6 +770,11 @@ def a_message_is_delivered_after_its_time_to_live(patch: Patch) -> None:
 
 
 @canary(Violation)
+def nobody_finds_out_when_rows_expire_that_wait(patch: Patch) -> None:
+    patch.setattr(Dispatcher, "_look_soon", lambda self, queue: None)
+
+
+@canary(Violation)
 def a_message_that_was_filed_lives_for_ever(patch: Patch) -> None:
     patch.setattr(wheel_rows, "_ROUTE_BITS", np.zeros(256, np.uint32))
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import HELD_LOOK_MS
@@ -957,12 +958,11 @@ def test_a_consumer_gets_what_comes_behind_what_has_expired() -> None:
     parts = Parts(consumer)
     parts.fire(*((seq, START_MS) for seq in (1, 2, 3, 4)), route=WITH_OPTIONS)
     parts.pull(consumer, 2)
-    parts.read_columns(options={1: OVER, 2: OVER})
-    assert parts.ports.handed_out == []
-    parts.read_columns(options={3: OVER})
+    while parts.ports.handouts or parts.ports.turns:
+        parts.read_columns(options={1: OVER, 2: OVER, 3: OVER, 4: FINE})
     [(_, given)] = parts.ports.handed_out
     assert [one.entry.seq for one in given] == [4]
-    assert [one.entry.seq for one, _ in parts.ports.dropped] == [1, 2, 3]
+    assert sorted(one.entry.seq for one, _ in parts.ports.dropped) == [1, 2, 3]
 
 
 def test_a_consumer_gets_nothing_where_all_has_expired() -> None:
@@ -995,3 +995,70 @@ def test_rows_of_a_higher_priority_leave_first_whoever_takes_them() -> None:
     parts.pull(consumer, 4)
     assert parts.handouts() == [[1], [2, 4, 3, 1]], "the webhook had its first before the others"
     assert parts.waiting(receiver) == [2, 4, 3]
+
+
+def test_what_waits_in_vain_is_given_up_when_its_time_is_over_though_nobody_asks() -> None:
+    consumer = subscription()
+    parts = Parts(consumer)
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS), route=WITH_OPTIONS)
+    parts.fire((4, START_MS))
+    long = MessageOptions(ttl_ms=HOUR_MS)
+    parts.read_columns(options={1: FINE, 2: long, 3: FINE})
+    assert (parts.waiting(consumer), parts.ports.handouts) == ([1, 2, 3, 4], [])
+    over_ms = -(-(NOW_MS + 1) // STEP_MS) * STEP_MS
+    assert parts.dispatcher.wake(NOW_MS) == over_ms - NOW_MS
+    parts.dispatcher.wake(over_ms - 1)
+    assert parts.ports.handouts == []
+    parts.dispatcher.wake(over_ms)
+    assert parts.waiting(consumer) == [2, 4]
+    assert all(parts.dispatcher.holds(ScheduleEntry(seq, START_MS)) for seq in (1, 2, 3, 4))
+    parts.read_columns(options={1: FINE, 3: FINE})
+    assert [(one.entry.seq, why) for one, why in parts.ports.dropped] == [
+        (1, "expired"),
+        (3, "expired"),
+    ]
+
+
+def test_what_waits_for_a_paused_subscription_expires_all_the_same() -> None:
+    parts = Parts(webhook(paused=True))
+    parts.fire((1, START_MS), route=WITH_OPTIONS)
+    parts.read_columns(options={1: OVER})
+    parts.read_columns(options={1: OVER})
+    assert [one.entry.seq for one, _ in parts.ports.dropped] == [1]
+    assert parts.dispatcher.in_flight_count() == 0
+    assert parts.ports.sent == []
+
+
+def test_what_leaves_at_once_is_not_read_to_find_out_when_it_expires() -> None:
+    parts = Parts(webhook())
+    parts.fire((1, START_MS), route=WITH_OPTIONS)
+    parts.read(options={1: FINE})
+    parts.turn()
+    assert parts.ports.handouts == []
+
+
+def test_what_comes_back_is_known_to_expire_or_found_out() -> None:
+    consumer = subscription()
+    parts = Parts(consumer)
+    parts.pull(consumer, 1)
+    parts.fire((1, START_MS), route=WITH_OPTIONS)
+    leased = parts.read_columns(options={1: FINE})
+    parts.dispatcher.return_leased(leased, np.array([0]))
+    parts.dispatcher.pump(parts.dispatcher.queue(consumer), NOW_MS)
+    parts.read_columns(options={1: FINE})
+    parts.dispatcher.wake(NOW_MS + STEP_MS)
+    assert parts.handouts() == [[1]]
+    assert parts.waiting(consumer) == []
+
+
+def test_a_subscription_that_is_deleted_while_rows_are_looked_at_is_no_concern() -> None:
+    consumer = subscription()
+    parts = Parts(consumer)
+    parts.fire((1, START_MS), route=WITH_OPTIONS)
+    parts.turn()
+    [look] = parts.ports.handouts
+    assert look.is_look
+    parts.change(subscription(deleted=True))
+    parts.ports.handouts.clear()
+    parts.dispatcher.on_read(look, deliveries(delivery(1)), NOW_MS)
+    assert parts.ports.dropped == []

@@ -125,3 +125,17 @@ def test_the_first_row_leaves_however_long_it_is_and_the_next_if_it_fits() -> No
     room = Room(9, 130)
     assert seqs(lane.pop(room)) == [1, 2, 3]
     assert seqs(lane.pop(room)) == [], "what did not fit is not overtaken"
+
+
+def test_rows_are_taken_out_wherever_they_stand() -> None:
+    lane = Lane()
+    for first in (1, 100, 110):
+        lane.push(FiredRows(HOUR, wheel_rows(HOUR, *((first + at, START_MS) for at in range(9)))))
+    lane.push(FiredRows(HOUR + 1, wheel_rows(HOUR + 1, (200, START_MS + HOUR_MS))))
+    taken = lane.take(np.array([3, 114, 200, 7, 999], np.uint64))
+    assert sorted(seqs(taken)) == [3, 7, 114, 200]
+    expected = [seq for first in (1, 100, 110) for seq in range(first, first + 9)]
+    expected = [seq for seq in expected if seq not in (3, 7, 114)]
+    assert lane.count == len(expected)
+    assert seqs(lane.pop(Room(99, 1 << 40))) == expected
+    assert lane.take(np.empty(0, np.uint64)) == []

@@ -10,7 +10,7 @@ from delayserver.delivery.lane import Room
 from delayserver.delivery.ranks import Ranks
 from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import FiredRows, route_bits
-from storage.rows import FLAG_OPTIONS, PRIORITY_SHIFT
+from storage.rows import PRIORITY_SHIFT
 from tests.unit.fakes import HOUR, START_MS, seqs, wheel_rows
 
 ROOM = 1 << 40
@@ -20,7 +20,7 @@ def fired(*ranked: tuple[int, int], due_ms: int = START_MS) -> FiredRows:
     """Rows of pairs of seq and priority, each a millisecond after the one before."""
     rows = wheel_rows(HOUR, *((seq, due_ms + at) for at, (seq, _) in zip(count(), ranked)))
     for index, (_, priority) in enumerate(ranked):
-        rows["route"][index] |= route_bits(FLAG_OPTIONS | priority << PRIORITY_SHIFT)
+        rows["route"][index] |= route_bits(priority << PRIORITY_SHIFT)
     return FiredRows(HOUR, rows)
 
 

@@ -100,8 +100,8 @@ def test_many_payloads_are_encoded_as_each_is() -> None:
 
 def test_flags_tell_of_watch_keys_options_and_priority() -> None:
     flags = [row_flags(one) for one in (UNWATCHED, FULL, URGENT, WITH_OPTIONS)]
-    urgent = FLAG_OPTIONS | 9 << 4
-    assert flags == [0, FLAG_WATCHES, urgent, urgent | FLAG_WATCHES]
+    urgent = 9 << 4
+    assert flags == [0, FLAG_WATCHES, urgent, urgent | FLAG_OPTIONS | FLAG_WATCHES]
 
 
 def test_when_a_message_expires() -> None:
