@@ -50,7 +50,7 @@ from delayserver.client.calling import URL_DEFAULT
 from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.transport import Transport
 from delayserver.client.values import Delay, duration
-from delayserver.integrations.celery.forwarder import CONCURRENCY, Forwarder, forwarding_step
+from delayserver.integrations.celery.forwarder import CONCURRENCY, TaskForwarder, forwarding_step
 from delayserver.integrations.celery.wire import NotATaskError, WireTask
 from delayserver.times import parse_duration_ms
 
@@ -139,9 +139,9 @@ class DelayedTasks:
             app.steps["worker"].add(forwarding_step(self.forwarder))
         vars(app)[_NAME] = self
 
-    def forwarder(self) -> Forwarder:
+    def forwarder(self) -> TaskForwarder:
         """What brings tasks back that are due; for a process of its own."""
-        return Forwarder(
+        return TaskForwarder(
             self.app, self._make_consumer, self.subject, lease=self._lease, now_ms=self._now_ms
         )
 
