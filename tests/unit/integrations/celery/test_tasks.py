@@ -357,6 +357,36 @@ def test_results_that_nobody_wants_are_not_stored():
     assert app.AsyncResult("one").state == "PENDING"
 
 
+def test_its_chord_is_told_as_a_worker_would_tell_it(monkeypatch):
+    app = make_app()
+    tail = {"task": "run", "args": [], "kwargs": {}, "options": {}}
+    delayed(app, waiting(app, chord=tail, group_id="g", group_index=1), CANCELLED)
+    told = []
+    monkeypatch.setattr(
+        app.backend,
+        "on_chord_part_return",
+        lambda request, state, _: told.append((request.id, request.group, state, request.chord)),
+    )
+    app.control.revoke("one")
+    assert told == [("one", "g", "REVOKED", tail)]
+
+
+def test_a_task_that_cannot_be_read_here_is_cancelled_all_the_same(caplog):
+    app = make_app()
+    transport = delayed(app, waiting(app, serializer="pickle"), CANCELLED)
+    app.control.revoke("one")
+    assert transport.replies == []
+    assert app.AsyncResult("one").state == "REVOKED"
+    assert "its chord is not told" in caplog.text
+
+
+def test_without_a_result_backend_it_is_cancelled():
+    app = make_app(result_backend="disabled://")
+    transport = delayed(app, waiting(app), CANCELLED)
+    app.control.revoke("one")
+    assert transport.replies == []
+
+
 def test_several_are_revoked():
     app = make_app()
     transport = delayed(
