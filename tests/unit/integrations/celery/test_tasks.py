@@ -192,6 +192,10 @@ def test_tasks_by_name_and_signatures_are_stored_too():
 def test_signals_and_events_are_those_of_celery():
     app = make_app(task_send_sent_event=True)
     delayed(app)
+    told = []
+    app.amqp._event_dispatcher.publish = lambda kind, fields, producer, **_: told.append(
+        (kind, fields["queue"], producer.channel is not None)
+    )
     seen = []
 
     def before(headers, routing_key, **_):
@@ -209,6 +213,7 @@ def test_signals_and_events_are_those_of_celery():
         signals.before_task_publish.disconnect(before)
         signals.after_task_publish.disconnect(after)
     assert seen == [("before", True), ("after", "7")]
+    assert told == [("task-sent", app.conf.task_default_queue, True)]
 
 
 def test_what_is_meant_for_another_broker_goes_there():
@@ -223,6 +228,14 @@ def test_what_is_meant_for_another_broker_goes_there():
         app.tasks["run"].apply_async(countdown=FAR_S, connection=connection)
     assert len(transport.requests) == 2
     assert other.conf.task_default_queue != app.conf.task_default_queue
+
+
+def test_a_task_that_is_stored_takes_no_connection_to_the_broker():
+    app = make_app(broker_pool_limit=1)
+    transport = delayed(app)
+    with app.producer_pool.acquire():
+        app.tasks["run"].apply_async(countdown=FAR_S)
+    assert len(transport.requests) == 1
 
 
 def test_an_eager_app_stores_nothing():
