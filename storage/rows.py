@@ -183,16 +183,15 @@ FLAG_REMOVED = 1
 FLAG_WATCHES = 2
 """The payload of this record, or of the entry that it makes, names watch keys."""
 
+FLAG_REPLAY = 4
+"""This record, or the entry that it makes, delivers a message again because somebody asked."""
+
 FLAG_OPTIONS = 8
 """The payload of this record, or of the entry that it makes, has options besides a priority."""
 
 PRIORITY_SHIFT = 4
 """The upper four bits of the flags are the priority, from 0 to 9."""
 PRIORITY_MAX = 9
-
-
-FLAG_REPLAY = 4
-"""This record, or the entry that it makes, delivers a message again because somebody asked."""
 
 FLAG_AFTER_SYNC = 1
 """All that stands before the frame that begins with this row of the dispatch log was synced: what

@@ -1,8 +1,8 @@
 """What a message carries to a broker besides its body.
 
 Every kind of broker has the same: `delay-id`, `delay-subject`, `delay-key`, `delay-due`,
-`delay-attempt`, `delay-replay` where somebody asked for it again, and then the message's own headers. Unlike in HTTP values are UTF-8 as they are,
-unless the module of a kind says otherwise.
+`delay-attempt`, `delay-replay` where somebody asked for it again, and then the message's own
+headers. Unlike in HTTP values are UTF-8 as they are, unless the module of a kind says otherwise.
 
 Cost: 2 µs. Threads: pure functions.
 """

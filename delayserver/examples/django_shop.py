@@ -67,13 +67,13 @@ producer = Producer(URL, token=TOKEN)
 """One for all threads of a process; it may be made before a fork."""
 
 
-class Order(models.Model):
+class ShopOrder(models.Model):
     """What a customer has ordered."""
 
     class Meta:
         app_label = "shop"
 
-    class State(models.TextChoices):
+    class Payment(models.TextChoices):
         """What may have become of it."""
 
         WAITING = "waiting for payment"
@@ -81,7 +81,7 @@ class Order(models.Model):
         CANCELLED = "cancelled, unpaid"
 
     id = models.UUIDField(primary_key=True)
-    state = models.CharField(max_length=20, choices=State, default=State.WAITING)
+    state = models.CharField(max_length=20, choices=Payment, default=Payment.WAITING)
 
     def document(self) -> dict[str, str]:
         """As it is shown."""
@@ -90,7 +90,7 @@ class Order(models.Model):
 
 def decide(order: str, state: str) -> bool:
     """Give an order that waits its last state; False: it has one. Once, whoever comes first."""
-    waiting = Order.objects.filter(pk=order, state=Order.State.WAITING)
+    waiting = ShopOrder.objects.filter(pk=order, state=ShopOrder.Payment.WAITING)
     return bool(waiting.update(state=state))
 
 
@@ -103,28 +103,28 @@ def place(request: HttpRequest) -> JsonResponse:
     """A customer orders. When this is answered, the order is cancelled in time, come what may."""
     order = uuid.uuid4()
     producer.publish(SUBJECT, {"order": str(order)}, delay=PAY_WITHIN, key=str(order))
-    return JsonResponse(Order.objects.create(id=order).document(), status=201)
+    return JsonResponse(ShopOrder.objects.create(id=order).document(), status=201)
 
 
 @require_GET
 def show(request: HttpRequest, order: uuid.UUID) -> JsonResponse:
     """An order."""
-    return JsonResponse(get_object_or_404(Order, pk=order).document())
+    return JsonResponse(get_object_or_404(ShopOrder, pk=order).document())
 
 
 @csrf_exempt
 @require_POST
 def pay(request: HttpRequest, order: uuid.UUID) -> JsonResponse:
     """A customer pays; 409 when it is too late."""
-    get_object_or_404(Order, pk=order)
-    if not decide(str(order), Order.State.PAID):
+    get_object_or_404(ShopOrder, pk=order)
+    if not decide(str(order), ShopOrder.Payment.PAID):
         return JsonResponse({"error": "it is paid or cancelled already"}, status=409)
     # It is paid, so the message does no harm if it comes: it fires just now, or nobody answers.
     try:
         producer.cancel(subject=SUBJECT, key=str(order), timeout_s=5)
     except ClientError as error:
         log.info("the message of order %s is not cancelled: %s", order, error)
-    return JsonResponse(Order.objects.get(pk=order).document())
+    return JsonResponse(ShopOrder.objects.get(pk=order).document())
 
 
 urlpatterns = [
@@ -155,7 +155,7 @@ def consume() -> None:
     def cancel(message: Message) -> None:
         """May be called twice for one order, and does no harm then."""
         order = message.body["order"]
-        if decide(order, Order.State.CANCELLED):
+        if decide(order, ShopOrder.Payment.CANCELLED):
             print(f"{order} is cancelled", flush=True)
 
     consumer.run()
@@ -163,9 +163,9 @@ def consume() -> None:
 
 def migrate() -> None:
     """Make the table, unless it is there; a project of several files has migrations."""
-    if Order._meta.db_table not in connection.introspection.table_names():
+    if ShopOrder._meta.db_table not in connection.introspection.table_names():
         with connection.schema_editor() as editor:
-            editor.create_model(Order)
+            editor.create_model(ShopOrder)
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def make_app(settings: Mapping[str, str]) -> Celery:
         token=settings.get("TEST_TOKEN"),
         subject=settings["TEST_SUBJECT"],
         threshold="1s",
-        lease="1s",
+        lease="3s",
         forward=settings.get("TEST_FORWARD") != "no",
     )
 

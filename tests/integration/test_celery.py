@@ -77,9 +77,10 @@ class Sent:
         self.starting = start.apply_async(countdown=DUE_S).id
         self.expiring = sends(("late",), countdown=DUE_S, expires=DUE_S / 2).id
         self.in_time = sends(("in time",), countdown=DUE_S, expires=60).id
-        revoked = sends(("revoked",), countdown=DUE_S)
+        revoked = sends(("revoked",), countdown=3 * DUE_S)
         revoked.revoke()
         self.revoked = revoked.id
+        self.last = sends(("last",), countdown=3 * DUE_S).id
         self.soon = sends(("soon",), countdown=0.5).id
         self.now = run.delay("now").id
 
@@ -118,7 +119,7 @@ def sent(
 def test_a_task_comes_when_it_is_due_and_not_before(sent):
     for task_id in (sent.plain, sent.eta, sent.routed, sent.by_name, sent.chosen):
         late_s = sent.moment(task_id) - sent.sent_at - DUE_S
-        assert 0 <= late_s < 5
+        assert 0 <= late_s < 10
     assert sent.moment(sent.eta) >= sent.at.timestamp()
 
 
@@ -173,7 +174,7 @@ def test_what_was_revoked_is_cancelled_and_its_state_says_so(sent, shared_api):
     stored = shared_api.ask("GET", f"/v1/subjects/{sent.shop.subject}/keys/{sent.revoked}")
     assert stored["state"] == "cancelled"
     assert sent.state(sent.revoked) == "REVOKED"
-    sent.run(sent.plain)
+    sent.run(sent.last)  # which is due later
     assert sent.revoked not in sent.shop.counts
 
 
@@ -202,19 +203,17 @@ def test_kills_of_workers_servers_and_brokers_lose_nothing(make_shop, make_api, 
     api.start()
     try:
         shop = make_shop(api.process.url, store.url(0))
-        # Before its lease: the worker that would have it is killed, and another one has it.
+        # Before its lease: the worker that would have it is killed.
         worker = shop.worker()
         worker.until_told("ready.")
-        before = send(shop, 10)
+        before = send(shop, 10, countdown=3)
         worker.kill()
-        worker = shop.worker()
-        shop.until_run(before)
-        assert {shop.counts[one] for one in before} == {1}
-        worker.kill()
-        # While it is leased: the broker hangs, and who forwards is killed.
+        assert states(api, shop, before) == {"scheduled"}
         forwarder = shop.forwarder()
-        leased = send(shop, 10)
+        wait_until(lambda: states(api, shop, before) == {"delivered"})
+        # While it is leased: the broker hangs, and who forwards is killed.
         store.process.send(signal.SIGSTOP)
+        leased = send(shop, 10)
         wait_until(lambda: states(api, shop, leased) == {"delivering"})
         forwarder.kill()
         store.process.send(signal.SIGCONT)
@@ -235,8 +234,8 @@ def test_kills_of_workers_servers_and_brokers_lose_nothing(make_shop, make_api, 
         wait_until(lambda: states(api, shop, waiting) == {"delivered"})
         assert forwarder.stop() == 0
         worker = shop.worker(forward="no")
-        shop.until_run([*leased, *acked, *waiting])
-        assert {shop.counts[one] for one in (*acked, *waiting)} == {1}
+        shop.until_run([*before, *leased, *acked, *waiting])
+        assert {shop.counts[one] for one in (*before, *acked, *waiting)} == {1}
         # Tasks are put onto the broker one by one: one was under way when it was killed.
         assert sum(shop.counts[one] for one in leased) <= len(leased) + 1
         assert worker.stop() == 0

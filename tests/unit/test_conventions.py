@@ -119,11 +119,16 @@ BOTH_SIDES = {
 Each says the same on both sides: the server (or `storage`) raises or writes it, an answer carries
 it over HTTP, and the client raises or reads it. Two words for it would be two things to learn."""
 
+NAMED_BY_OTHERS = ("Meta",)
+"""Django reads a class of that name in each model."""
+
 
 def public_classes(source: str) -> Iterator[str]:
     """Names of the classes that a module defines for others, wherever in it."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        if not isinstance(node, ast.ClassDef) or node.name in NAMED_BY_OTHERS:
+            continue
+        if not node.name.startswith("_"):
             yield node.name
 
 

@@ -21,8 +21,8 @@ In reading order:
 docs/celery.md says what is promised. It needs the extra `delayserver[celery]`.
 """
 
-from delayserver.integrations.celery.forwarder import Forwarder
+from delayserver.integrations.celery.forwarder import TaskForwarder
 from delayserver.integrations.celery.tasks import SUBJECT, THRESHOLD, DelayedTasks
 from delayserver.integrations.celery.wire import NotATaskError
 
-__all__ = ["SUBJECT", "THRESHOLD", "DelayedTasks", "Forwarder", "NotATaskError"]
+__all__ = ["SUBJECT", "THRESHOLD", "DelayedTasks", "NotATaskError", "TaskForwarder"]

@@ -33,7 +33,7 @@ REFUSED_S = 30.0
 log = logging.getLogger("delayserver.celery")
 
 
-class Forwarder:
+class TaskForwarder:
     """Brings the tasks of a subject back that are due, until it is stopped; it runs once."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Forwarder:
         log.debug("task %s is on the broker", message.key)
 
 
-def forwarding_step(make: Callable[[], Forwarder]) -> type[bootsteps.StartStopStep]:
+def forwarding_step(make: Callable[[], TaskForwarder]) -> type[bootsteps.StartStopStep]:
     """A step of each worker of an app."""
 
     class ForwardingStep(bootsteps.StartStopStep):
@@ -85,7 +85,7 @@ def forwarding_step(make: Callable[[], Forwarder]) -> type[bootsteps.StartStopSt
         def __init__(self, worker: Any, **options: Any) -> None:
             super().__init__(worker, **options)
             self._stopping = threading.Event()
-            self._forwarder: Forwarder | None = None
+            self._forwarder: TaskForwarder | None = None
             self._thread: threading.Thread | None = None
 
         def start(self, worker: Any) -> None:

@@ -21,9 +21,10 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Self
 
 import kombu
 import msgspec
@@ -50,7 +51,7 @@ from delayserver.client.calling import URL_DEFAULT
 from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.transport import Transport
 from delayserver.client.values import Delay, duration
-from delayserver.integrations.celery.forwarder import CONCURRENCY, Forwarder, forwarding_step
+from delayserver.integrations.celery.forwarder import CONCURRENCY, TaskForwarder, forwarding_step
 from delayserver.integrations.celery.wire import NotATaskError, WireTask
 from delayserver.times import parse_duration_ms
 
@@ -139,9 +140,9 @@ class DelayedTasks:
             app.steps["worker"].add(forwarding_step(self.forwarder))
         vars(app)[_NAME] = self
 
-    def forwarder(self) -> Forwarder:
+    def forwarder(self) -> TaskForwarder:
         """What brings tasks back that are due; for a process of its own."""
-        return Forwarder(
+        return TaskForwarder(
             self.app, self._make_consumer, self.subject, lease=self._lease, now_ms=self._now_ms
         )
 
@@ -173,8 +174,8 @@ class DelayedTasks:
         if due is None or not self._is_own_broker(connection, producer):
             return send(countdown, eta, task_id, producer, connection, *others, **options)
         options["headers"] = {**(options.get("headers") or {}), "eta": due.isoformat()}
-        with self.app.producer_or_acquire(producer) as broker:
-            storing = _StoringProducer(broker, partial(self._store, due), fallback=self._fallback)
+        store = partial(self._store, due)
+        with _StoringProducer(self.app, producer, store, fallback=self._fallback) as storing:
             return send(None, None, task_id, storing, None, *others, **options)
 
     def _due(self, countdown: float | None, eta: datetime | str | None) -> datetime | None:
@@ -256,14 +257,40 @@ class DelayedTasks:
 
 class _StoringProducer:
     """A producer of kombu to Celery, which stores the one task that it is made for. What comes
-    after that is an event about it, and goes to the broker."""
+    after that is an event about it, and goes to the broker.
+
+    A producer of the pool is taken only where the broker is needed: while the delay server is away,
+    tasks that wait for it must not hold up those that go to the broker."""
 
     def __init__(
-        self, broker: kombu.Producer, store: Callable[..., None], *, fallback: bool
+        self,
+        app: Celery,
+        given: kombu.Producer | None,
+        store: Callable[..., None],
+        *,
+        fallback: bool,
     ) -> None:
-        self._broker = broker
+        self._app = app
+        self._given = given
         self._store: Callable[..., None] | None = store
         self._fallback = fallback
+        self._taken = ExitStack()
+        connection = None if given is None else given.connection
+        self.connection = connection or app.connection_for_write()
+        """It is not connected for this; Celery asks it which errors a broker has."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._taken.close()
+
+    @cached_property
+    def _broker(self) -> kombu.Producer:
+        taken: kombu.Producer = self._taken.enter_context(
+            self._app.producer_or_acquire(self._given)
+        )
+        return taken
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)

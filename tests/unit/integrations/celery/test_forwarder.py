@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 
 from delayserver.client import NotAllowedError
-from delayserver.integrations.celery import DelayedTasks, Forwarder
+from delayserver.integrations.celery import DelayedTasks, TaskForwarder
 from delayserver.integrations.celery.forwarder import forwarding_step
 from tests.integration.api_support import wait_until
 from tests.unit.client.fake_server import FakeTransport, answer, message_id, problem
@@ -68,7 +68,7 @@ def bodies(app, count):
     return [message["body"] for (message,) in transport.documents]
 
 
-def forwarder_of(app, transport) -> Forwarder:
+def forwarder_of(app, transport) -> TaskForwarder:
     return DelayedTasks(app, transport=transport, now_ms=lambda: NOW_MS).forwarder()
 
 

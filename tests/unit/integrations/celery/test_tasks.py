@@ -192,6 +192,10 @@ def test_tasks_by_name_and_signatures_are_stored_too():
 def test_signals_and_events_are_those_of_celery():
     app = make_app(task_send_sent_event=True)
     delayed(app)
+    told = []
+    app.amqp._event_dispatcher.publish = lambda kind, fields, producer, **_: told.append(
+        (kind, fields["queue"], producer.channel is not None)
+    )
     seen = []
 
     def before(headers, routing_key, **_):
@@ -209,6 +213,7 @@ def test_signals_and_events_are_those_of_celery():
         signals.before_task_publish.disconnect(before)
         signals.after_task_publish.disconnect(after)
     assert seen == [("before", True), ("after", "7")]
+    assert told == [("task-sent", app.conf.task_default_queue, True)]
 
 
 def test_what_is_meant_for_another_broker_goes_there():
@@ -223,6 +228,14 @@ def test_what_is_meant_for_another_broker_goes_there():
         app.tasks["run"].apply_async(countdown=FAR_S, connection=connection)
     assert len(transport.requests) == 2
     assert other.conf.task_default_queue != app.conf.task_default_queue
+
+
+def test_a_task_that_is_stored_takes_no_connection_to_the_broker():
+    app = make_app(broker_pool_limit=1)
+    transport = delayed(app)
+    with app.producer_pool.acquire():
+        app.tasks["run"].apply_async(countdown=FAR_S)
+    assert len(transport.requests) == 1
 
 
 def test_an_eager_app_stores_nothing():
@@ -355,6 +368,36 @@ def test_results_that_nobody_wants_are_not_stored():
     delayed(app, waiting(app, ignore_result=True), CANCELLED)
     app.control.revoke("one")
     assert app.AsyncResult("one").state == "PENDING"
+
+
+def test_its_chord_is_told_as_a_worker_would_tell_it(monkeypatch):
+    app = make_app()
+    tail = {"task": "run", "args": [], "kwargs": {}, "options": {}}
+    delayed(app, waiting(app, chord=tail, group_id="g", group_index=1), CANCELLED)
+    told = []
+    monkeypatch.setattr(
+        app.backend,
+        "on_chord_part_return",
+        lambda request, state, _: told.append((request.id, request.group, state, request.chord)),
+    )
+    app.control.revoke("one")
+    assert told == [("one", "g", "REVOKED", tail)]
+
+
+def test_a_task_that_cannot_be_read_here_is_cancelled_all_the_same(caplog):
+    app = make_app()
+    transport = delayed(app, waiting(app, serializer="pickle"), CANCELLED)
+    app.control.revoke("one")
+    assert transport.replies == []
+    assert app.AsyncResult("one").state == "REVOKED"
+    assert "its chord is not told" in caplog.text
+
+
+def test_without_a_result_backend_it_is_cancelled():
+    app = make_app(result_backend="disabled://")
+    transport = delayed(app, waiting(app), CANCELLED)
+    app.control.revoke("one")
+    assert transport.replies == []
 
 
 def test_several_are_revoked():
