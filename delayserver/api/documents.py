@@ -14,13 +14,21 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from delayserver.api.fields import MessageState, OnEventName, PendingState, Time
+from delayserver.api.fields import (
+    CatchUpName,
+    MessageState,
+    OnEventName,
+    OverlapName,
+    PendingState,
+    Time,
+)
 from delayserver.delivery.batch import body_fields
 from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.queries.dead_letters import DeadLetterView
 from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload
+from delayserver.records.schedules import CatchUp, Overlap, Schedule, ScheduleState
 from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.times import format_duration, format_time
 
@@ -30,6 +38,8 @@ _Unset = msgspec.UnsetType
 encode = msgspec.json.Encoder().encode
 PLACES_HEADER: Final = "delay-places"
 """Of a call that asks for a page of a list as ShardPageDocument."""
+SCHEDULES_PAGE_MAX: Final = 100
+"""Schedules in a page of their list: the next times of each are reckoned."""
 
 
 class StatsDocument(msgspec.Struct):
@@ -192,6 +202,47 @@ class HeartbeatDocument(msgspec.Struct):
     body_base64: str | _Unset = _UNSET
 
 
+class ScheduleDocument(msgspec.Struct):
+    """A schedule as it is."""
+
+    name: str
+    subject: str
+    cron: str | None
+    every: str | None
+    timezone: str
+    jitter: str | None
+    catch_up: CatchUpName
+    overlap: OverlapName
+    start_at: Time | None
+    end_at: Time | None
+    max_runs: int | None
+    headers: dict[str, str]
+    next_at: Annotated[list[Time], Meta(description="the next five planned times")]
+    last_at: Annotated[Time | None, Meta(description="the planned time of the last run")]
+    last_id: Annotated[str | None, Meta(description="its message")]
+    runs: int
+    skipped: Annotated[int, Meta(description="runs that were left out")]
+    paused: bool
+    body: msgspec.Raw | _Unset = _UNSET
+    body_base64: str | _Unset = _UNSET
+
+
+class ScheduleListDocument(msgspec.Struct):
+    """A page of schedules, in the order of their names; it may hold fewer than there is room
+    for."""
+
+    schedules: list[ScheduleDocument]
+    cursor: Annotated[
+        str | None, Meta(description="for the next page; null: there is nothing more")
+    ]
+
+
+class PlannedDocument(msgspec.Struct):
+    """When a schedule would run."""
+
+    next_at: list[Time]
+
+
 class PendingDocument(msgspec.Struct):
     """A message that waits."""
 
@@ -351,6 +402,43 @@ def heartbeat_document(heartbeat: Heartbeat, subject: str, expires_ms: int) -> H
         payload.headers or {},
         *body_fields(payload),
     )
+
+
+def schedule_document(
+    schedule: Schedule,
+    state: ScheduleState,
+    subject: str,
+    planned: Iterable[int],
+    last_id: str | None,
+) -> ScheduleDocument:
+    """What somebody who looks a schedule up gets. `planned`: its next times, in ms."""
+    payload = decode_payload(schedule.payload, "catalog", 0, state.seq)
+    every_ms, jitter_ms = schedule.every_ms, schedule.jitter_ms
+    return ScheduleDocument(
+        schedule.name,
+        subject,
+        schedule.cron or None,
+        format_duration(every_ms) if every_ms else None,
+        schedule.timezone,
+        format_duration(jitter_ms) if jitter_ms else None,
+        CatchUp(schedule.catch_up).name.lower(),
+        Overlap(schedule.overlap).name.lower(),
+        _time_or_none(schedule.start_ms),
+        _time_or_none(schedule.end_ms),
+        schedule.runs_max,
+        payload.headers or {},
+        [format_time(one) for one in planned],
+        format_time(state.last_planned_ms) if last_id is not None else None,
+        last_id,
+        state.runs,
+        state.skipped,
+        state.is_paused,
+        *body_fields(payload),
+    )
+
+
+def _time_or_none(time_ms: int | None) -> str | None:
+    return None if time_ms is None else format_time(time_ms)
 
 
 def pending_document(view: PendingView) -> PendingDocument:

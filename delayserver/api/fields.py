@@ -21,6 +21,8 @@ Duration = Annotated[
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 """RFC 3339 in UTC, with milliseconds."""
 OnEventName = Annotated[str, Meta(extra_json_schema={"enum": ["cancel", "fire"]})]
+CatchUpName = Annotated[str, Meta(extra_json_schema={"enum": ["none", "last", "all"]})]
+OverlapName = Annotated[str, Meta(extra_json_schema={"enum": ["skip", "allow"]})]
 MessageState = Annotated[
     str,
     Meta(extra_json_schema={"enum": ["scheduled", "delivering", "delivered", "cancelled", "dead"]}),

@@ -141,6 +141,16 @@ class Intake:
         except (*UNREADABLE, InputError) as error:
             raise in_one(self._errors(data, _Heartbeat, now_ms)) from error
 
+    def payload(
+        self,
+        subject: str,
+        body: msgspec.Raw | _Unset,
+        body_base64: str | None,
+        headers: dict[str, str] | None,
+    ) -> Payload:
+        """What is to be published under a subject, without a time. Raises the first InputError."""
+        return self._message(_Publish(subject, body, body_base64, headers=headers), 0).payload
+
     def _timeout_ms(self, timeout: int | str) -> int:
         timeout_ms = _duration_ms(timeout, "/timeout")
         if timeout_ms < 1:

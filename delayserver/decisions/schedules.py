@@ -286,9 +286,9 @@ class Schedules:
         self._groups.wake()
         return changed, self._sequencer.group
 
-    def trigger(self, name: str, now_ms: int) -> Accepted:
+    def trigger(self, name: str, now_ms: int) -> tuple[Accepted, str]:
         """Run it now, whatever its definition and its state say: a person's decision. It counts as
-        a run, and leaves the next planned time as it is.
+        a run, and leaves the next planned time as it is. Returns the message and its key.
 
         Raises NotFoundError, OverloadedError, DiskReserveError, StoppingError."""
         known = self.get(name)
@@ -296,8 +296,9 @@ class Schedules:
         self._groups.admit(len(known.schedule.payload))
         planned_ms = now_ms
         while self._is_taken(known.schedule, planned_ms):
-            planned_ms += 1  # Its key is that of another run.
-        return self._run(known, planned_ms, known.state.next_ms, now_ms, due_ms=now_ms)
+            planned_ms += 1
+        accepted = self._run(known, planned_ms, known.state.next_ms, due_ms=now_ms)
+        return accepted, run_key(name, planned_ms)
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
@@ -348,7 +349,7 @@ class Schedules:
                 late = KnownSchedule(schedule, _skipping(state, skipped))
                 jitter_ms = int(self._random() * (schedule.jitter_ms + 1))
                 due_ms = max(now_ms, planned_ms + jitter_ms)
-                self._run(late, planned_ms, following_ms, now_ms, due_ms=due_ms)
+                self._run(late, planned_ms, following_ms, due_ms=due_ms)
                 break
             skipped += 1
             if is_newest or skipped >= steps_max:
@@ -379,7 +380,6 @@ class Schedules:
         known: KnownSchedule,
         planned_ms: int,
         following_ms: int,
-        now_ms: int,
         *,
         due_ms: int,
     ) -> Accepted:
@@ -413,6 +413,9 @@ class Schedules:
         return accepted
 
     def _is_taken(self, schedule: Schedule, planned_ms: int) -> bool:
+        """Whether the key for that time is the one of another run, or of one that comes."""
+        if schedule.following_ms(planned_ms - 1) == planned_ms:
+            return True
         key = run_key(schedule.name, planned_ms)
         key_hash = self._messages.key_hash(schedule.subject_id, key)
         return self._sequencer.key(key_hash) is not None

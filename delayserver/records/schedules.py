@@ -4,8 +4,8 @@
     ScheduleState   where it stands: the next run, the last one, counts, whether it is paused
 
 Both are kept packed, and decoded when they are used. The state is bytes of one length, since a
-start reads the next run of all of them; it is in the payload of each run (`records.message.ScheduledRun`),
-so that a run and the step of its schedule are one record.
+start reads the next run of all of them; it is in the payload of each run
+(`records.message.ScheduledRun`), so that a run and the step of its schedule are one record.
 
 Cost: 1 µs to decode, 30 µs for the next planned time of a cron expression.
 Threads: immutable values, pure functions.

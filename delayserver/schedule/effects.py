@@ -122,16 +122,13 @@ class Effects:
         `rows`: MESSAGE_DTYPE, in seq order, without imports; `blob`: their payloads."""
         published = is_among(rows["kind"], np.array(PUBLISHES, np.uint8))
         self.note_published(keep(rows, published))
-        runs = select(rows, rows["kind"] == RecordKind.RUN)
-        for start in range(0, len(runs), ROWS_SLICE):
-            for row in runs[start : start + ROWS_SLICE].tolist():
-                self._note_run(MessageRow(*row), blob)
         watching = select(rows, published & (rows["flags"] & FLAG_WATCHES != 0))
         for start in range(0, len(watching), ROWS_SLICE):
             for row in watching[start : start + ROWS_SLICE].tolist():
                 self._note_watches(MessageRow(*row), blob)
         cancels = (rows["kind"] == RecordKind.CANCEL) & (rows["payload_length"] == 0)
-        others = select(rows, ~(published | cancels))
+        # A run is a new message, and also a step of its schedule, whose steps have an order.
+        others = select(rows, (rows["kind"] != RecordKind.PUBLISH) & ~cancels)
         for start in range(0, len(others), ROWS_SLICE):
             for row in others[start : start + ROWS_SLICE].tolist():
                 self._note_effect(MessageRow(*row), blob)
@@ -213,6 +210,9 @@ class Effects:
                 heartbeat = unpack_heartbeat(payload)
                 value = payload if heartbeat.subject_id else None
                 writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
+                return
+            case RecordKind.RUN:
+                self._note_run(row, blob)
                 return
             case RecordKind.SCHEDULE:
                 assert payload is not None

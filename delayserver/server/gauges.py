@@ -57,6 +57,9 @@ class Gauges:
         counter(
             "heartbeats_fired", "Heartbeats that were not renewed", lambda: heartbeats.fired_total
         )
+        schedules = engine.schedules
+        counter("schedule_runs", "Runs of schedules", lambda: schedules.runs_total)
+        counter("schedule_runs_skipped", "Runs that were left out", lambda: schedules.skipped_total)
         counter("events", "Events that completed messages", lambda: events.events_total)
 
     def _subscription_name(self, subscription_id: int) -> str | None:
@@ -114,6 +117,7 @@ class Gauges:
         gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
         gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
         gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
+        gauge("schedules", "Schedules", engine.schedules.__len__)
 
     def _add_backlogs(self) -> None:
         """What the server itself has still to do, and the space for it."""

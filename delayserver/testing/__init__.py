@@ -19,9 +19,9 @@ Rejected: comparing with a second implementation of the server. The ledger is bu
 that the message log made durable and from the answers that were given; both are few and simple.
 """
 
-from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
+from delayserver.testing.violation import Violation
 from delayserver.testing.world import World, run_world
 
 __all__ = [

@@ -25,10 +25,11 @@ from delayserver.records.message import Payload, State, Watch, decode_payload
 from delayserver.records.message_id import MessageId
 from delayserver.records.tables import ChangeState
 from delayserver.testing.actor import Actor
-from delayserver.testing.durable import StagedRow, Violation
+from delayserver.testing.durable import StagedRow
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import SimulatedClock, stage
+from delayserver.testing.violation import Violation
 from storage.errors import DamageError, ShortageError, StagingError, UnreadableError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path

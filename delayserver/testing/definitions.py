@@ -5,8 +5,8 @@ Cost: reads the log once. Threads: none.
 
 from delayserver.records.tables import read_definitions_place
 from delayserver.recovery.definitions import differences, read_generation
-from delayserver.testing.durable import Violation
 from delayserver.testing.server import SimulatedServer
+from delayserver.testing.violation import Violation
 from storage.definitions_log import DIRECTORY, definitions_path
 from storage.directory import open_identity
 from storage.files import Files, size_of

@@ -19,16 +19,14 @@ from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import DeadLetter, Heartbeat, ImportRecord
 from delayserver.schedule.committed import Records
+from delayserver.testing.schedule_records import ScheduleRecords
 from delayserver.testing.server import Observer
+from delayserver.testing.violation import Violation
 from storage.frame import unseal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, REMOVES, SCHEDULES, RecordKind
 
 _SCHEDULES = frozenset(map(int, SCHEDULES))
 _REMOVES = frozenset(map(int, REMOVES))
-
-
-class Violation(AssertionError):
-    """A promise was broken. The message says which; the seed repeats it."""
 
 
 class StagedRow(NamedTuple):
@@ -70,6 +68,7 @@ class DurableRecords(Observer):
         self._extra_seqs = 0
         """Those of an import besides its own."""
         self.counts: Counter[str] = Counter()
+        self.schedules = ScheduleRecords(self.counts)
         self._by_key: dict[tuple[int, str], int] = {}
         """Subject and key → the newest message."""
         self._entries: dict[int, tuple[int, int, int]] = {}
@@ -170,6 +169,13 @@ class DurableRecords(Observer):
             self.subjects[subject_id] = (unseal(sealed) or b"").decode()
         elif kind == RecordKind.SUBSCRIPTION:
             self._define(seq, decode_subscription(unseal(sealed) or b""))
+        elif kind == RecordKind.RUN:
+            payload = decode_payload(sealed, "", 0, seq)
+            assert payload.run is not None
+            self._new_message(seq, due_ms, subject_id, payload)
+            self.schedules.run(payload.run.schedule, seq, due_ms, payload.run.state)
+        elif kind == RecordKind.SCHEDULE:
+            self.schedules.changed(seq, unseal(sealed) or b"")
         elif kind == RecordKind.HEARTBEAT:
             self._apply_heartbeat(seq, message_seq, sealed)
         else:
@@ -280,6 +286,7 @@ class DurableRecords(Observer):
             if known is not None and self._surely_waits(known):
                 raise Violation(f"message {seq} has the key of message {known}, which waits (I3)")
             self._by_key[subject_id, payload.key] = seq
+        self.schedules.published(payload, due_ms)
         message = DurableMessage(seq, due_ms, subject_id, payload)
         message.where[0] = seq
         self.messages[seq] = message

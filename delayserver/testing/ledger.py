@@ -24,8 +24,9 @@ from delayserver.records.tables import (
     read_archived,
 )
 from delayserver.schedule.wheel_rows import FiredRows
-from delayserver.testing.durable import DurableMessage, DurableRecords, Violation
+from delayserver.testing.durable import DurableMessage, DurableRecords
 from delayserver.testing.server import SimulatedServer
+from delayserver.testing.violation import Violation
 from storage.buckets import day_of, is_day
 from storage.catalog import Table
 from storage.errors import DamageError
@@ -401,6 +402,7 @@ class Ledger(DurableRecords):
         }
         if bodies != self.heartbeats:
             raise Violation(f"heartbeats are {bodies}, not {self.heartbeats} (I7)")
+        self.schedules.check_catalog(server.catalog)
         present_ms = self.present()
         self._deadlines_ms = {body: present_ms + timeout_ms for body, timeout_ms in bodies.values()}
         self._check_files(server)

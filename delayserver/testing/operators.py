@@ -20,9 +20,9 @@ from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
 from delayserver.testing.actor import Actor
 from delayserver.testing.clients import SUBJECTS
-from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock
+from delayserver.testing.violation import Violation
 from storage.catalog import Table
 from storage.directory import open_identity
 from storage.errors import ShortageError

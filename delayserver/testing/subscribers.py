@@ -15,9 +15,9 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery
 from delayserver.testing.actor import Actor
-from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock, SimulatedServer
+from delayserver.testing.violation import Violation
 from storage.testing.files import SimulatedFiles
 
 OK = WebhookResponse(200)

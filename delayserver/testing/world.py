@@ -19,11 +19,12 @@ from delayserver.decisions.outcomes import RETRY_COMMIT_MS
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.clients import Clients
 from delayserver.testing.definitions import check_definitions
-from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.operators import Operators
+from delayserver.testing.schedulers import Schedulers
 from delayserver.testing.server import SimulatedClock, SimulatedServer
 from delayserver.testing.subscribers import Subscribers
+from delayserver.testing.violation import Violation
 from storage import staging
 from storage.buckets import bucket_path
 from storage.catalog import Table
@@ -106,6 +107,8 @@ class World:
         shared = (rng, self.clock, self.ledger, self.counts)
         self.clients = Clients(*shared)
         self.subscribers = Subscribers(*shared)
+        self.schedulers = Schedulers(*shared)
+        self.schedulers.begin_world(seed)
         is_set_back = self._theme is Theme.SET_BACK
         self.operators = Operators(*shared, seed, rates_share=0.9 if is_set_back else 0.25)
         self.clients.is_far_sighted = self._theme is Theme.FAR
@@ -263,7 +266,7 @@ class World:
 
         purging.step = step  # type: ignore[method-assign]
         self._held_up = {}
-        for actor in (self.clients, self.subscribers, self.operators):
+        for actor in (self.clients, self.subscribers, self.operators, self.schedulers):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
         check_definitions(self.server, self.disk)
@@ -328,6 +331,7 @@ class World:
                 step.do()
                 break
         self._maybe_fail_reads()
+        self.schedulers.maybe_act()
         self._restore_if_settled()
         if self.settings.archive:
             self.operators.maybe_archive()
@@ -416,6 +420,7 @@ class World:
         self._start()
         server, subscribers = self._running, self.subscribers
         server.rest()
+        self._end_schedules()
         self._redrive_what_dies_again()
         subscribers.is_patient = True
         for subscription in list(server.engine.registry):
@@ -464,6 +469,19 @@ class World:
         server.rest()
         self._keep_keys()
         self._purge()
+
+    def _end_schedules(self) -> None:
+        """All that was due has run; a server that goes on with them would never come to rest."""
+        server, schedules = self._running, self._running.engine.schedules
+        self.clock.move(RETRY_COMMIT_MS)
+        for _ in range(2000):
+            server.tick()
+            server.rest()
+            if schedules.wait_ms(self.clock.now_ms) > 0:
+                break
+        self.ledger.schedules.check_none_is_late(self.clock.now_ms)
+        self.schedulers.end_all()
+        self._running.rest()
 
     def _redrive_what_dies_again(self) -> None:
         """A checkpoint after every step of a redrive, so that it could find its own victims."""
@@ -550,6 +568,7 @@ class World:
             "changes": list(server.catalog.scan(Table.CHANGES)),
             "watch keys": list(server.catalog.scan(Table.WATCHES)),
             "heartbeats": list(server.catalog.scan(Table.HEARTBEATS)),
+            "schedules": list(server.catalog.scan(Table.SCHEDULE_STATES)),
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
             "archives": list(server.catalog.scan(Table.ARCHIVES)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},

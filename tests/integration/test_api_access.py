@@ -38,6 +38,9 @@ BODIES[("PUT", "/v1/archives/{hour}")] = dict.fromkeys(
 )
 HEARTBEAT = {"timeout": "1h", "subject": MINE}
 BODIES[("PUT", "/v1/heartbeats/{key}")] = HEARTBEAT
+SCHEDULE = {"every": "1d", "subject": MINE}
+BODIES[("PUT", "/v1/schedules/{name}")] = SCHEDULE
+BODIES[("POST", "/v1/schedules/preview")] = SCHEDULE
 CALLS = sorted(RULES)
 NOT_REFUSED = {200, 201, 204, 404}
 
@@ -78,6 +81,7 @@ def fields(api):
     published = api.publish(MINE, delay="1h")
     api.put(f"/v1/subjects/{MINE}/keys/k", json={"delay": "1h"}).raise_for_status()
     api.put("/v1/heartbeats/k", json=HEARTBEAT).raise_for_status()
+    api.put("/v1/schedules/mine", json=SCHEDULE).raise_for_status()
     return {
         "message_id": published["id"],
         "name": "mine",
@@ -125,6 +129,7 @@ def test_who_has_the_scope_may(api, fields, call):
         fields |= {"message_id": api.publish(MINE, delay="1h")["id"]}
         api.put(f"/v1/subjects/{MINE}/keys/k", json={"delay": "1h"}).raise_for_status()
         api.put("/v1/subscriptions/mine", json={"subject": "mine.*", "type": "pull"})
+        api.put("/v1/schedules/mine", json=SCHEDULE).raise_for_status()
 
 
 @pytest.mark.parametrize(
@@ -137,6 +142,8 @@ def test_who_has_it_not_may_not(api, fields, call):
         answer = ask(api, call, fields, bearer(api.tokens[name]))
         if call == ("GET", "/v1/subscriptions"):
             assert answer.json() == {"subscriptions": []}
+        elif call == ("GET", "/v1/schedules"):
+            assert answer.json() == {"schedules": [], "cursor": None}
         elif call == ("POST", "/v1/messages/cancel"):
             results = answer.json()["results"]
             assert all("has no scope for publish:mine.a" in one["error"] for one in results)
@@ -148,6 +155,7 @@ def test_who_has_it_not_may_not(api, fields, call):
     assert api.look_up(fields["message_id"])["state"] == "scheduled"
     assert api.ask("GET", f"/v1/subjects/{MINE}/keys/k")["state"] == "scheduled"
     assert not api.ask("GET", "/v1/subscriptions/mine")["paused"]
+    assert not api.ask("GET", "/v1/schedules/mine")["paused"]
 
 
 def test_a_subscription_is_changed_by_who_may_consume_what_it_was_and_what_it_becomes(api, fields):
@@ -177,6 +185,19 @@ def test_a_heartbeat_is_replaced_by_who_may_publish_what_it_was_and_what_it_beco
         headers = bearer(api.tokens[name])
         assert api.put(path + query, json=document, headers=headers).status_code == 200
     assert api.ask("GET", path)["subject"] == MINE
+
+
+def test_a_schedule_is_replaced_by_who_may_publish_what_it_was_and_what_it_becomes(api):
+    path = "/v1/schedules/of-others"
+    theirs = {"every": "1h", "subject": OTHERS}
+    api.put(path, json=theirs).raise_for_status()
+    for name, document in (("publisher", SCHEDULE), ("publisher", theirs), ("other", SCHEDULE)):
+        assert api.put(path, json=document, headers=bearer(api.tokens[name])).status_code == 403
+    listed = api.ask("GET", "/v1/schedules", headers=bearer(api.tokens["other"]))["schedules"]
+    assert [one["name"] for one in listed] == ["of-others"]
+    headers = bearer(api.tokens["everything"])
+    assert api.put(path, json=SCHEDULE, headers=headers).status_code == 200
+    api.ask("DELETE", path, 204)
 
 
 def test_who_takes_over_a_name_does_not_get_the_dead_letters_of_others(api):

@@ -25,7 +25,15 @@ from delayserver.api.problems import (
     pointer_to,
     problem_of,
 )
-from delayserver.api.rest import bulk, docs_page, messages, operations, subscriptions, timers
+from delayserver.api.rest import (
+    bulk,
+    docs_page,
+    messages,
+    operations,
+    schedules,
+    subscriptions,
+    timers,
+)
 from delayserver.api.rest.authorize import authorize
 from delayserver.api.rest.common import Parts
 from delayserver.api.rest.openapi import complete, operation_id
@@ -77,7 +85,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) 
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    for routes in (messages, subscriptions, bulk, operations, timers):
+    for routes in (messages, subscriptions, bulk, operations, timers, schedules):
         fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
     fastapi.include_router(docs_page.router)
     fastapi.add_exception_handler(DelayServerError, _on_error)

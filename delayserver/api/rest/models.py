@@ -141,6 +141,50 @@ class HeartbeatModel(Strict):
     headers: dict[str, str] | None = None
 
 
+class ScheduleModel(Strict):
+    """A message that is published again and again. Give `cron` or `every`, and `body` or
+    `body_base64`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "subject": "report.daily",
+                    "body": {"shop": 7},
+                    "cron": "0 9 * * MON-FRI",
+                    "timezone": "Europe/Berlin",
+                }
+            ]
+        },
+    )
+
+    subject: Name
+    body: Any = None
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
+    cron: str | None = Field(
+        None,
+        max_length=256,
+        description="minute, hour, day of month, month, day of week, with names; six fields: with "
+        "seconds in front; or @hourly, @daily, @weekly, @monthly, @yearly",
+    )
+    every: Delay = None
+    timezone: str | None = Field(None, description="of `cron`: an IANA name; default: UTC")
+    jitter: Delay = None
+    catch_up: Literal["none", "last", "all"] | None = Field(
+        None,
+        description="what becomes of runs that were missed, while the server was down or the "
+        "schedule paused: the last one is made now (the default), none, or all",
+    )
+    overlap: Literal["skip", "allow"] | None = Field(
+        None,
+        description="skip: a run is left out while the message of the one before is not settled",
+    )
+    start_at: DeliverAt = None
+    end_at: DeliverAt = None
+    max_runs: int | None = Field(None, ge=1, description="the schedule ends with this run")
+
+
 class MoveModel(Strict):
     """A new due time: give one of the two."""
 

@@ -41,6 +41,9 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     documents.StateDocument,
     documents.CancelledDocument,
     documents.HeartbeatDocument,
+    documents.ScheduleDocument,
+    documents.ScheduleListDocument,
+    documents.PlannedDocument,
     documents.PulledListDocument,
     documents.AckedDocument,
     documents.NackedDocument,
@@ -60,6 +63,7 @@ _MODELS: Final[tuple[type[models.Strict], ...]] = (
     models.PublishModel,
     models.PublishUnderKeyModel,
     models.HeartbeatModel,
+    models.ScheduleModel,
 )
 """What the intake decodes."""
 _MESSAGE = {
@@ -111,6 +115,10 @@ _OF_ONE_SHARD: Final = frozenset(
         ("/v1/messages/{message_id}", "get delete patch"),
         ("/v1/subjects/{subject}/keys/{key}", "get delete patch put"),
         ("/v1/heartbeats/{key}", "put get delete"),
+        ("/v1/schedules/{name}", "put get delete"),
+        ("/v1/schedules/{name}/pause", "post"),
+        ("/v1/schedules/{name}/resume", "post"),
+        ("/v1/schedules/{name}/trigger", "post"),
         ("/v1/subscriptions/{name}/dead-letters/redrive", "post"),
         ("/v1/subscriptions/{name}/dead-letters/{message_id}", "delete"),
         ("/v1/imports", "post"),
@@ -257,6 +265,13 @@ def _add_examples(paths: dict[str, Any]) -> None:
         for status in ("200", "201"):
             operation["responses"][status]["headers"] = _LOCATION | _ETAG
     paths["/v1/cluster"]["get"]["responses"]["200"]["headers"] = _VERSION
+    put, trigger = (paths[f"/v1/schedules/{{name}}{one}"] for one in ("", "/trigger"))
+    trigger["post"]["responses"]["201"]["headers"] = _LOCATION | _ETAG
+    for status in ("200", "201"):
+        put["put"]["responses"][status]["headers"] = _ETAG
+    put["get"]["responses"]["200"]["headers"] = _ETAG
+    for one in ("pause", "resume"):
+        paths[f"/v1/schedules/{{name}}/{one}"]["post"]["responses"]["200"]["headers"] = _ETAG
     for path in ("/v1/messages/{message_id}", "/v1/subjects/{subject}/keys/{key}"):
         for method in ("get", "patch"):
             paths[path][method]["responses"]["200"]["headers"] = _ETAG

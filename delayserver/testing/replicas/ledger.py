@@ -13,9 +13,9 @@ from delayserver.records.message import DueDelivery, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.committed import Records
 from delayserver.schedule.wheel_rows import FiredRows
-from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import Observer, SimulatedServer
+from delayserver.testing.violation import Violation
 from storage.errors import DamageError
 from storage.rows import Outcome
 

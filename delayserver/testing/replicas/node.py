@@ -19,7 +19,6 @@ from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.snapshots import COPIED
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
-from delayserver.testing.durable import Violation
 from delayserver.testing.replicas.engine import Chance, ChancyLog
 from delayserver.testing.replicas.ledger import (
     ReplicaLedger,
@@ -32,6 +31,7 @@ from delayserver.testing.server import (
     SimulatedServer,
     simulated_surroundings,
 )
+from delayserver.testing.violation import Violation
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, Identity
 from storage.files import Files

@@ -14,9 +14,9 @@ Cost: reads the log and all files of all replicas. Threads: none.
 from collections.abc import Sequence
 from typing import Any
 
-from delayserver.testing.durable import Violation
 from delayserver.testing.replicas.ledger import ReplicaLedger
 from delayserver.testing.replicas.node import IDENTITY, Cluster, Node
+from delayserver.testing.violation import Violation
 from storage.buckets import is_day
 from storage.catalog import Table
 from storage.frame import Frame

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.tables import read_checkpoint, read_settled_place
-from delayserver.testing.durable import Violation
 from delayserver.testing.replicas.engine import Chance, ChancyLog
 from delayserver.testing.replicas.ledger import ReplicaLedger
 from delayserver.testing.replicas.node import IDENTITY, Cluster, Node, each_row
 from delayserver.testing.replicas.promises import check_log, check_replicas
 from delayserver.testing.server import SimulatedServer
+from delayserver.testing.violation import Violation
 from delayserver.testing.world import Step, World
 from storage.errors import (
     FencedError,

@@ -17,9 +17,9 @@ from delayserver.api.hot.answers import AnsweredError
 from delayserver.api.hot.paths import ConsumerCall
 from delayserver.errors import DelayServerError
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing.durable import Violation
 from delayserver.testing.shards.machine import MachineShard, ShardsMachine
 from delayserver.testing.shards.promises import Held, Promises, PulledMessage
+from delayserver.testing.violation import Violation
 from storage.errors import StorageError
 
 DAY_MS = 24 * 3_600_000

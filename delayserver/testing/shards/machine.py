@@ -31,11 +31,11 @@ from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import Worker
 from delayserver.testing.definitions import check_definitions
-from delayserver.testing.durable import Violation
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.server import SimulatedClock, SimulatedServer
 from delayserver.testing.shards.sockets import SimulatedEnd, SimulatedSockets
 from delayserver.testing.subscribers import LOST
+from delayserver.testing.violation import Violation
 from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog

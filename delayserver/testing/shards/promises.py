@@ -19,8 +19,8 @@ from delayserver.api.cluster.limits import Limits
 from delayserver.delivery.leases import shard_of_lease
 from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing.durable import Violation
 from delayserver.testing.shards.machine import Outside, ShardsMachine
+from delayserver.testing.violation import Violation
 
 TOLD_AGAIN_MS = 500
 """What could not be told is told again after less than that."""

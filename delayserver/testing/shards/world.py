@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from delayserver.api.cluster.allotment import quiet_ms
-from delayserver.testing.durable import Violation
 from delayserver.testing.shards.clients import Definers, Publishers, Receivers
 from delayserver.testing.shards.consumers import DAY_MS, ShardConsumers
 from delayserver.testing.shards.machine import MachineShard, ShardsMachine
 from delayserver.testing.shards.promises import Promises
+from delayserver.testing.violation import Violation
 from storage.rows import HOUR_MS
 from storage.testing.faults import Faults
 

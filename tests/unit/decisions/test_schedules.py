@@ -269,8 +269,14 @@ def test_a_trigger_runs_now_and_counts_and_leaves_the_next_run_as_it_is() -> Non
     parts = Parts()
     parts.put(runs_max=3)
     parts.schedules.pause("daily")
-    first = parts.schedules.trigger("daily", START_MS + 5)
-    second = parts.schedules.trigger("daily", START_MS + 5)
+    # A time that is planned is left to the run that is.
+    _, key = parts.schedules.trigger("daily", START_MS + MINUTE_MS)
+    assert key == run_key("daily", START_MS + MINUTE_MS + 1)
+    parts = Parts()
+    parts.put(runs_max=3)
+    parts.schedules.pause("daily")
+    first, key = parts.schedules.trigger("daily", START_MS + 5)
+    second, _ = parts.schedules.trigger("daily", START_MS + 5)
     assert first.due_ms == second.due_ms == START_MS + 5
     assert parts.runs() == [(5, 5), (6, 5)]  # keys of their own
     parts.schedules.resume("daily", START_MS + 6)
@@ -278,7 +284,8 @@ def test_a_trigger_runs_now_and_counts_and_leaves_the_next_run_as_it_is() -> Non
         parts.advance(minute * MINUTE_MS)
     assert parts.runs()[2:] == [(MINUTE_MS, MINUTE_MS)]
     assert parts.state().next_ms == ENDED_MS
-    assert parts.messages.by_key(SUBJECT, run_key("daily", START_MS + 5)).seq == first.seq
+    assert key == run_key("daily", START_MS + 5)
+    assert parts.messages.by_key(SUBJECT, key).seq == first.seq
 
 
 def test_versions_that_are_expected() -> None:

@@ -1,0 +1,139 @@
+"""What durable records say of schedules, held against those before.
+
+The records of a schedule are a chain: each says how many planned times it leaves out, which one it
+runs, and which one comes next, and that has to be where the one before has ended. The chain is
+reckoned again here, planned time by planned time. So none is skipped, and none is run twice, across
+all lives.
+
+Cost: about 50 µs per run. Threads: none.
+"""
+
+from collections import Counter
+
+from delayserver.decisions.schedules import NAME_HEADER, PLANNED_HEADER
+from delayserver.records.message import Payload
+from delayserver.records.schedules import (
+    ENDED_MS,
+    CatchUp,
+    Overlap,
+    Schedule,
+    ScheduleState,
+    unpack_schedule,
+    unpack_schedule_change,
+    unpack_state,
+)
+from delayserver.testing.violation import Violation
+from delayserver.times import parse_time_ms
+from storage.catalog import Catalog, Table
+
+
+class ScheduleRecords:
+    """What durable records say of schedules, each held against those before it."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self.known: dict[str, tuple[Schedule, ScheduleState]] = {}
+        self.triggered: Counter[str] = Counter()
+        """By name: how often somebody has asked for a run; durable or not."""
+        self._made: dict[str, set[int]] = {}
+        """By name: planned times that have a message, since it runs at these times."""
+
+    def published(self, payload: Payload, due_ms: int) -> None:
+        """A message is durable. Raises Violation where it is a run that was made."""
+        name = (payload.headers or {}).get(NAME_HEADER)
+        if name is None:
+            return
+        planned_ms = parse_time_ms((payload.headers or {})[PLANNED_HEADER])
+        if name not in self.known:
+            raise Violation(f"{name} has ended, and runs (I5)")
+        if planned_ms in self._made[name]:
+            raise Violation(f"{name} ran twice for {planned_ms} (I4)")
+        self._made[name].add(planned_ms)
+        if due_ms < planned_ms and not self.triggered[name]:
+            raise Violation(f"{name} ran at {due_ms}, before {planned_ms} (I1)")
+        self._counts["runs"] += 1
+
+    def run(self, name: str, seq: int, due_ms: int, packed: bytes) -> None:
+        """The record of a run is durable, and the message was looked at."""
+        schedule, before = self.known[name]
+        state = unpack_state(packed)
+        self.known[name] = schedule, state
+        if (state.last_seq, state.last_due_ms, state.runs) != (seq, due_ms, before.runs + 1):
+            raise Violation(f"{name} does not name its last run, {seq}: {state}")
+        planned_ms, skipped = state.last_planned_ms, state.skipped - before.skipped
+        is_planned = not before.is_paused and planned_ms == self._behind(
+            schedule, before.next_ms, skipped
+        )
+        if not is_planned:
+            if not self.triggered[name] or skipped:
+                raise Violation(f"{name} was to run at {before.next_ms}: {state} (I3)")
+            following_ms = before.next_ms
+            self._counts["triggered"] += 1
+        else:
+            following_ms = self._behind(schedule, planned_ms, 1)
+        if state.runs == schedule.runs_max:
+            following_ms = ENDED_MS
+        if state.next_ms != following_ms:
+            raise Violation(f"{name} goes on at {state.next_ms}, not {following_ms} (I3)")
+        self._check_skipped(name, schedule, skipped)
+
+    def changed(self, seq: int, data: bytes) -> None:
+        """The record of a change is durable."""
+        change = unpack_schedule_change(data)
+        name = change.name
+        if change.state is None:
+            del self.known[name]
+            return
+        state = unpack_state(change.state)
+        if change.schedule is not None:
+            self._define(name, unpack_schedule(change.schedule), state)
+            return
+        schedule, before = self.known[name]
+        self.known[name] = schedule, state
+        skipped = state.skipped - before.skipped
+        if state.next_ms != self._behind(schedule, before.next_ms, skipped):
+            raise Violation(f"{name} was at {before.next_ms}: {state} (I3)")
+        if (state.runs, state.last_seq) != (before.runs, before.last_seq):
+            raise Violation(f"{name} has counted a run that is no message: {state} (I3)")
+        self._check_skipped(name, schedule, skipped)
+
+    def _define(self, name: str, schedule: Schedule, state: ScheduleState) -> None:
+        before = self.known.get(name)
+        self.known[name] = schedule, state
+        if before is None:
+            self._made[name] = set()
+            return
+        if (state.runs, state.skipped) != (before[1].runs, before[1].skipped):
+            raise Violation(f"a change of {name} has lost its counts: {state}")
+        if state.next_ms != before[1].next_ms:
+            self._made[name] = set()  # It begins anew, perhaps on a clock that was set back.
+
+    def _behind(self, schedule: Schedule, planned_ms: int, steps: int) -> int:
+        for _ in range(steps):
+            if planned_ms == ENDED_MS:
+                break
+            planned_ms = schedule.following_ms(planned_ms)
+        return planned_ms
+
+    def _check_skipped(self, name: str, schedule: Schedule, skipped: int) -> None:
+        if skipped < 0:
+            raise Violation(f"{name} takes back {-skipped} that it left out")
+        self._counts["runs left out"] += skipped
+        if skipped and (schedule.catch_up, schedule.overlap) == (CatchUp.ALL, Overlap.ALLOW):
+            raise Violation(f"{name} leaves out {skipped}, and is to make up for all (I3)")
+
+    def check_catalog(self, catalog: Catalog) -> None:
+        """Whether the catalog of a recovered server has just these."""
+        states = dict(catalog.scan(Table.SCHEDULE_STATES))
+        found = {
+            key.decode(): (unpack_schedule(value), unpack_state(states.pop(key)))
+            for key, value in catalog.scan(Table.SCHEDULES)
+        }
+        if found != self.known or states:
+            raise Violation(f"schedules are {found} {states}, not {self.known} (I7)")
+
+    def check_none_is_late(self, now_ms: int) -> None:
+        """Whether all that was due has run, or was left out."""
+        for name, (_, state) in self.known.items():
+            if not state.is_paused and ENDED_MS < state.next_ms <= now_ms:
+                raise Violation(f"{name} was to run at {state.next_ms}: {state} (I3)")
