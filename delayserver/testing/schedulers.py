@@ -3,7 +3,7 @@
 import random
 from typing import Final
 
-from delayserver.decisions.schedules import WantedSchedule
+from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.errors import DelayServerError
 from delayserver.records.message import Payload
 from delayserver.records.schedules import CatchUp, Overlap

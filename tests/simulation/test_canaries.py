@@ -29,7 +29,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Accepted, Publishing
-from delayserver.decisions.schedules import Schedules
+from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.dispatcher import Dispatcher
@@ -423,7 +423,7 @@ def the_next_run_is_counted_from_now(patch: Patch) -> None:
     def following_ms(self: Any, schedule: Any, planned_ms: int, now_ms: int) -> int:
         return int(schedule.following_ms(max(planned_ms, now_ms)))
 
-    patch.setattr(Schedules, "_following_ms", following_ms)
+    patch.setattr(Scheduling, "_following_ms", following_ms)
 
 
 @canary(Violation)

@@ -105,6 +105,7 @@ def test_all_randomness_has_a_seed() -> None:
 BOTH_SIDES = {
     "DeadLetter",
     "Heartbeat",
+    "Schedule",
     "Subscription",
     "ConflictError",
     "DiskFullError",
