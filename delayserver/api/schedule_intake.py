@@ -1,4 +1,4 @@
-"""Schedules as clients write them: from bytes to what `delayserver.decisions.schedules` takes.
+"""Schedules as clients write them: from bytes to what `delayserver.decisions.scheduling` takes.
 
 All that is wrong with one is named at once. The expression itself is asked whether it ever runs, so
 that a schedule that is accepted has times.
@@ -13,7 +13,7 @@ import msgspec
 
 from delayserver.api.intake import Intake
 from delayserver.api.second_look import in_one, readable_fields
-from delayserver.decisions.schedules import WantedSchedule
+from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.errors import InputError
 from delayserver.records.message import Payload
 from delayserver.records.recurrence import EVERY_MIN_MS, Cron, zone_of

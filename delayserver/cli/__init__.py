@@ -9,6 +9,7 @@
     pulling        pull, ack, nack, extend
     dead_letters   dead-letters
     timers         heartbeat put, heartbeat get, heartbeat delete, event
+    schedules      schedules put, list, show, preview, pause, resume, trigger, delete
     operations     stats, forecast, shards, ready, check, repair
     tokens         token create, token list, token revoke
     cluster        cluster create, status, move, drain, forget, adopt
@@ -46,6 +47,7 @@ COMMANDS: Final = {
     "pulling": ("pull", "ack", "nack", "extend"),
     "dead_letters": ("dead-letters",),
     "timers": ("heartbeat", "event"),
+    "schedules": ("schedules",),
     "operations": ("stats", "forecast", "shards", "ready", "check", "repair"),
     "tokens": ("token",),
     "cluster": ("cluster",),

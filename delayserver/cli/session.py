@@ -164,13 +164,19 @@ class Session:
         return self._answer(response)
 
     def pages(
-        self, path: str, name: str, limit: int, query: Mapping[str, str | None] = NO_QUERY
+        self,
+        path: str,
+        name: str,
+        limit: int,
+        query: Mapping[str, str | None] = NO_QUERY,
+        *,
+        page_max: int = PAGE_MAX,
     ) -> dict[str, Any]:
         """Up to `limit` things of a list that comes in pages, and the cursor behind them."""
         found: list[Any] = []
         cursor: str | None = None
         while True:
-            asked = {**query, "limit": str(min(limit - len(found), PAGE_MAX)), "cursor": cursor}
+            asked = {**query, "limit": str(min(limit - len(found), page_max)), "cursor": cursor}
             given = {key: value for key, value in asked.items() if value}
             answer = self.call("GET", f"{path}?{urlencode(given)}")
             found += answer[name]

@@ -22,6 +22,7 @@ In reading order:
     cutting     answers of which one bad message costs only itself
     consumer    pull, handle, acknowledge
     loop_thread the event loop of callers that have none
+    schedules   what is published again and again
     blocking    producer and consumer without asyncio
     webhooks    is this webhook from our server?
 
@@ -29,7 +30,7 @@ It needs nothing of the server but a few modules without state (times, ids, shar
 HTTP connection that webhooks leave on, too.
 """
 
-from delayserver.client.blocking import Consumer, Producer, Subscriptions
+from delayserver.client.blocking import Consumer, Producer, Schedules, Subscriptions
 from delayserver.client.consumer import AsyncConsumer, Retry
 from delayserver.client.errors import (
     ChangedError,
@@ -53,6 +54,7 @@ from delayserver.client.errors import (
 )
 from delayserver.client.producer import AsyncProducer
 from delayserver.client.retries import NO_RETRIES, RetryPolicy
+from delayserver.client.schedules import AsyncSchedules
 from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.values import (
     Attempts,
@@ -66,6 +68,7 @@ from delayserver.client.values import (
     Moved,
     Published,
     Replayed,
+    Schedule,
     Stored,
     Subscription,
 )
@@ -75,6 +78,7 @@ __all__ = [
     "NO_RETRIES",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncSchedules",
     "AsyncSubscriptions",
     "Attempts",
     "ChangedError",
@@ -106,6 +110,8 @@ __all__ = [
     "Replayed",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "Schedules",
     "ServerError",
     "SignatureError",
     "Stored",

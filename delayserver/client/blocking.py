@@ -38,9 +38,10 @@ from delayserver.client.producer import (
     AsyncProducer,
 )
 from delayserver.client.retries import RetryPolicy, Time
+from delayserver.client.schedules import AsyncSchedules
 from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.transport import TIMEOUT_S, Transport
-from delayserver.client.values import DeadLetter, Delay, DeliverAt, Stored
+from delayserver.client.values import DeadLetter, Delay, DeliverAt, Schedule, Stored
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -365,6 +366,92 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
 
     discard = _waiting(AsyncSubscriptions.discard)
     """Delete a dead letter. Raises NotFoundError."""
+
+
+class Schedules(Blocking[AsyncSchedules]):
+    """The schedules of a server, for programs without asyncio.
+
+        with Schedules("http://127.0.0.1:8080") as schedules:
+            schedules.put("daily", "report.daily", {"shop": 7}, cron="0 9 * * MON-FRI")
+
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
+      requests: UnansweredError when that is over.
+    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
+      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
+      the server says. With "none" only `url` is.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests.
+
+    Durations are timedeltas, text such as "15s", or whole milliseconds; times are datetimes that
+    know their zone, text in RFC 3339, or milliseconds since the epoch."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        owner_hosts: OwnerHosts = "same",
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        connect: Connect | None = None,
+        time: Time | None = None,
+    ) -> None:
+        schedules = AsyncSchedules(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            owner_hosts=owner_hosts,
+            tls=tls,
+            transport=transport,
+            connect=connect,
+            time=time,
+        )
+        super().__init__(schedules)
+
+    put = _waiting(AsyncSchedules.put)
+    """Make a schedule, or change it: what is not given has its default then.
+
+    - `cron`: five fields with names, six with seconds in front, or "@daily" and the like, on the
+      clock of `timezone` (UTC); or `every`, at least a second.
+    - `jitter`: each message is due up to so much later.
+    - `catch_up`: what was missed during downtime or a pause: "last" (once), "none", "all".
+    - `overlap`: "skip" leaves a run out while the message of the one before is not settled.
+    - `start_at`, `end_at`, `max_runs`: when it begins, and ends.
+    - `if_match`: only if that is its version (`Schedule.version`).
+
+    Raises InvalidError, NotAllowedError, ChangedError with `if_match`."""
+
+    preview = _waiting(AsyncSchedules.preview)
+    """The next times of a schedule that is not made. `subject`: one that the token may publish
+    to. Raises InvalidError, NotAllowedError."""
+
+    get = _waiting(AsyncSchedules.get)
+    """A schedule, when it runs next, and what it has done. Raises NotFoundError."""
+
+    def list(self, *, page: int = 100) -> Iterator[Schedule]:
+        """All that the token may publish or consume, in the order of their names.
+
+        One request for each `page` of them, at most 100."""
+        return self._each(self._client.list(page=page))
+
+    pause = _waiting(AsyncSchedules.pause)
+    """Publish nothing until it is resumed. Raises NotFoundError, ChangedError."""
+
+    resume = _waiting(AsyncSchedules.resume)
+    """Publish again; `catch_up` says what becomes of what it has missed. Raises NotFoundError,
+    ChangedError."""
+
+    trigger = _waiting(AsyncSchedules.trigger)
+    """Run it now, besides its planned times; the message. Raises NotFoundError. A lost answer is an
+    UnansweredError: asked again, it would run twice."""
+
+    delete = _waiting(AsyncSchedules.delete)
+    """End a schedule: when this returns, it never runs again. What it has published stays. Raises
+    NotFoundError, ChangedError."""
 
 
 class Consumer:

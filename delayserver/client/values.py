@@ -215,6 +215,42 @@ class Heartbeat(Body, frozen=True, kw_only=True):
         return hash(self.key)
 
 
+CatchUp = Literal["none", "last", "all"]
+Overlap = Literal["skip", "allow"]
+
+
+class Schedule(Body, frozen=True, kw_only=True):
+    """A schedule as it is; durations are text such as `15s`."""
+
+    name: str
+    subject: str
+    timezone: str
+    catch_up: CatchUp
+    overlap: Overlap
+    next_at: tuple[datetime, ...]
+    """The next five planned times."""
+    runs: int
+    skipped: int
+    """Runs that were left out."""
+    paused: bool
+    cron: str | None = None
+    every: str | None = None
+    jitter: str | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    max_runs: int | None = None
+    last_at: datetime | None = None
+    """The planned time of the last run."""
+    last_id: str | None = None
+    """Of its message."""
+    headers: dict[str, str] = {}
+    version: str = ""
+    """For `if_match`: changes when it is put, paused or resumed. Empty in lists."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """A subscription as it is; durations are text such as `15s`. Secrets are never shown,
     and `***` stands for a password."""

@@ -27,7 +27,7 @@ from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Versions
 from delayserver.decisions.outcomes import Replayable
 from delayserver.decisions.publishing import Accepted
-from delayserver.decisions.schedules import KnownSchedule, WantedSchedule
+from delayserver.decisions.scheduling import KnownSchedule, WantedSchedule
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.permits import Permits
@@ -151,31 +151,31 @@ class Calls:
         self, wanted: WantedSchedule, expected: Versions, *, only_new: bool
     ) -> tuple[KnownSchedule, bool]:
         """Make or change a schedule; durable on return. What it is then, and whether it is new.
-        Raises as `Schedules.put`."""
+        Raises as `Scheduling.put`."""
         put = self._engine.schedules.put
         known, is_new, group = put(wanted, self.clock(), expected=expected, only_new=only_new)
         await self._soon_durable(group)
         return known, is_new
 
     async def delete_schedule(self, name: str, expected: Versions) -> None:
-        """End a schedule; durable on return. Raises as `Schedules.delete`."""
+        """End a schedule; durable on return. Raises as `Scheduling.delete`."""
         await self._soon_durable(self._engine.schedules.delete(name, expected=expected))
 
     async def pause_schedule(self, name: str, expected: Versions) -> KnownSchedule:
-        """Run a schedule no more; durable on return. Raises as `Schedules.pause`."""
+        """Run a schedule no more; durable on return. Raises as `Scheduling.pause`."""
         known, group = self._engine.schedules.pause(name, expected=expected)
         await self._soon_durable(group)
         return known
 
     async def resume_schedule(self, name: str, expected: Versions) -> KnownSchedule:
-        """Run a schedule again; durable on return. Raises as `Schedules.resume`."""
+        """Run a schedule again; durable on return. Raises as `Scheduling.resume`."""
         known, group = self._engine.schedules.resume(name, self.clock(), expected=expected)
         await self._soon_durable(group)
         return known
 
     async def trigger_schedule(self, name: str) -> tuple[Accepted, str]:
         """Run a schedule now; durable on return. The message and its key. Raises as
-        `Schedules.trigger`."""
+        `Scheduling.trigger`."""
         accepted, key = self._engine.schedules.trigger(name, self.clock())
         await self._soon_durable(accepted.group)
         return accepted, key

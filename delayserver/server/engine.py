@@ -36,7 +36,7 @@ from delayserver.decisions.imports import ImportPorts, Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.schedules import Schedules
+from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
@@ -138,7 +138,7 @@ class Engine:
         self.heartbeats = Heartbeats(
             settings, catalog, sequencer, groups, self.publishing, timeouts
         )
-        self.schedules = Schedules(
+        self.schedules = Scheduling(
             settings,
             catalog,
             sequencer,

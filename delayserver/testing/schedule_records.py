@@ -10,7 +10,7 @@ Cost: about 50 µs per run. Threads: none.
 
 from collections import Counter
 
-from delayserver.decisions.schedules import NAME_HEADER, PLANNED_HEADER
+from delayserver.decisions.scheduling import NAME_HEADER, PLANNED_HEADER
 from delayserver.records.message import Payload
 from delayserver.records.schedules import (
     ENDED_MS,

@@ -1,52 +1,74 @@
-"""Who makes schedules in the simulation. Threads: none."""
+"""Who makes schedules in the simulation, in three of ten worlds.
+
+Their luck is their own, so that what else happens in a world does not depend on them.
+
+Threads: none.
+"""
 
 import random
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from delayserver.decisions.schedules import WantedSchedule
+from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.errors import DelayServerError
 from delayserver.records.message import Payload
 from delayserver.records.schedules import CatchUp, Overlap
-from delayserver.testing.actor import Actor
+from delayserver.server.engine import Engine
+from delayserver.testing.schedule_records import ScheduleRecords
+from storage.rows import HOUR_MS
 
 NAMES: Final = ("s1", "s2", "s3")
 SUBJECTS: Final = ("orders.paid", "misc")
-CRONS: Final = ("*/20 * * * * *", "@hourly", "30 0 * * * *")
+CRONS: Final = ("*/10 * * * *", "@hourly", "30 59 * * * *", "0 2 * * *")
+
+Act = Callable[[Engine, ScheduleRecords], None]
 
 
-class Schedulers(Actor):
-    """Who makes schedules, in some worlds. Their luck is their own, so that what else happens in a
-    world does not depend on it."""
+class Schedulers:
+    """Everybody who makes, changes, pauses, resumes, runs and deletes schedules."""
 
-    luck = random.Random(0)
+    def __init__(
+        self,
+        seed: str,
+        counts: Counter[str],
+        ask: Callable[[str, Act], None],
+        periods_ms: Sequence[int] = (20_000, 600_000, HOUR_MS),
+    ) -> None:
+        """`periods_ms`: what `every` may be. `ask`: calls what it is given with the server that has
+        a schedule of that name, and with what is durable there; or not, if none is."""
+        self._luck = random.Random(f"schedules {seed}")
+        self._is_there = self._luck.random() < 0.3
+        self._counts = counts
+        self._periods_ms = periods_ms
+        self._ask = ask
 
-    def begin_world(self, seed: int) -> None:
-        """Whether there are any in this world."""
-        self.luck = random.Random(f"schedules {seed}")
-        self.is_there = self.luck.random() < 0.3
-        self._body_count = 0
+    def maybe_act(self, now_ms: int) -> None:
+        """Now and then one of them does something."""
+        luck = self._luck
+        if not self._is_there or luck.random() >= 0.12:
+            return
+        name, do = luck.choice(NAMES), self._choice()
+        self._ask(name, lambda engine, records: self._act(engine, records, name, do, now_ms))
 
-    def maybe_act(self) -> None:
-        """Now and then somebody makes, changes, pauses, resumes, runs or deletes a schedule."""
-        if self.is_there and self.luck.random() < 0.12:
-            self._act()
+    def _choice(self) -> str:
+        weights = {"put": 5, "pause": 1, "resume": 2, "trigger": 1, "delete": 0.5}
+        return self._luck.choices(tuple(weights), tuple(weights.values()))[0]
 
-    def _act(self) -> None:
-        luck, now_ms = self.luck, self._clock.now_ms
-        schedules, name = self._server.engine.schedules, luck.choice(NAMES)
-        do = luck.choices(
-            ("put", "pause", "resume", "trigger", "delete"), weights=(5, 1, 2, 1, 0.5)
-        )[0]
+    def _act(
+        self, engine: Engine, records: ScheduleRecords, name: str, do: str, now_ms: int
+    ) -> None:
+        schedules = engine.schedules
         try:
             match do:
                 case "put":
-                    schedules.put(self._wanted(name), now_ms)
+                    schedules.put(self._wanted(name, now_ms), now_ms)
                 case "pause":
                     schedules.pause(name)
                 case "resume":
                     schedules.resume(name, now_ms)
                 case "trigger":
-                    self._ledger.schedules.triggered[name] += 1
+                    records.triggered[name] += 1
                     schedules.trigger(name, now_ms)
                 case _:
                     schedules.delete(name)
@@ -54,13 +76,13 @@ class Schedulers(Actor):
             return
         self._counts[f"schedules {do}"] += 1
 
-    def _wanted(self, name: str) -> WantedSchedule:
+    def _wanted(self, name: str, now_ms: int) -> WantedSchedule:
         """One of few, so that many are put that are there."""
-        luck, now_ms = self.luck, self._clock.now_ms
+        luck = self._luck
         cron = luck.choice(("", *CRONS))
-        every_ms = 0 if cron else luck.choice((700, 7000, 600_000))
+        every_ms = 0 if cron else luck.choice(self._periods_ms)
         # After a jump of the clock by hours, all would be very many.
-        is_rare = cron == "@hourly" or every_ms > 7000
+        is_rare = bool(cron) or every_ms >= 600_000
         body = f'"{name} {luck.randrange(2)}"'.encode()
         return WantedSchedule(
             name,
@@ -76,7 +98,8 @@ class Schedulers(Actor):
             runs_max=luck.choice((None, None, 5)),
         )
 
-    def end_all(self) -> None:
-        """Delete all of them: a server that has some never comes to rest."""
-        for name in self._ledger.schedules.known.copy():
-            self._server.engine.schedules.delete(name)
+
+def end_schedules(engine: Engine, records: ScheduleRecords) -> None:
+    """Delete all of them: a server that has some never comes to rest."""
+    for name in records.known.copy():
+        engine.schedules.delete(name)

@@ -21,7 +21,7 @@ from delayserver.testing.clients import Clients
 from delayserver.testing.definitions import check_definitions
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.operators import Operators
-from delayserver.testing.schedulers import Schedulers
+from delayserver.testing.schedulers import Act, Schedulers, end_schedules
 from delayserver.testing.server import SimulatedClock, SimulatedServer
 from delayserver.testing.subscribers import Subscribers
 from delayserver.testing.violation import Violation
@@ -108,8 +108,7 @@ class World:
         shared = (rng, self.clock, self.ledger, self.counts)
         self.clients = Clients(*shared)
         self.subscribers = Subscribers(*shared)
-        self.schedulers = Schedulers(*shared)
-        self.schedulers.begin_world(seed)
+        self.schedulers = Schedulers(str(seed), self.counts, self._ask_for_schedule)
         is_set_back = self._theme is Theme.SET_BACK
         self.operators = Operators(*shared, seed, rates_share=0.9 if is_set_back else 0.25)
         self.clients.is_far_sighted = self._theme is Theme.FAR
@@ -333,10 +332,13 @@ class World:
                 step.do()
                 break
         self._maybe_fail_reads()
-        self.schedulers.maybe_act()
+        self.schedulers.maybe_act(self.clock.now_ms)
         self._restore_if_settled()
         if self.settings.archive:
             self.operators.maybe_archive()
+
+    def _ask_for_schedule(self, name: str, act: Act) -> None:
+        act(self._running.engine, self.ledger.schedules)
 
     def _turn(self) -> None:
         for _ in range(self.rng.randrange(1, 6)):
@@ -489,7 +491,7 @@ class World:
             if schedules.wait_ms(self.clock.now_ms) > 0:
                 break
         self.ledger.schedules.check_none_is_late(self.clock.now_ms)
-        self.schedulers.end_all()
+        end_schedules(server.engine, self.ledger.schedules)
         self._running.rest()
 
     def _redrive_what_dies_again(self) -> None:

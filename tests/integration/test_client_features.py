@@ -7,12 +7,15 @@ import pytest
 
 from delayserver.client import (
     AsyncProducer,
+    AsyncSchedules,
     AsyncSubscriptions,
+    ChangedError,
     ConflictError,
     Draft,
     InvalidError,
     NotFoundError,
     Producer,
+    Schedules,
     Subscriptions,
 )
 from tests.integration.api_support import Receiver, unique, wait_until
@@ -149,3 +152,31 @@ def test_dead_letters_without_asyncio(shared_api, subject, receiver):
         wait_until(lambda: producer.get(published[2]).state == "delivered")
         assert letters() == []
         subscriptions.delete(subject)
+
+
+@asynchronous
+async def test_a_schedule_is_made_looked_up_run_and_ended(shared_api, subject):
+    async with AsyncSchedules(shared_api.process.url) as schedules:
+        made = await schedules.put(subject, subject, {"n": 1}, cron="@daily", timezone="Asia/Tokyo")
+        assert len(made.next_at) == 5 and made.version
+        assert await schedules.get(subject) == made
+        assert made.next_at == await schedules.preview(cron="@daily", timezone="Asia/Tokyo")
+        paused = await schedules.pause(subject, if_match=made.version)
+        with pytest.raises(ChangedError):
+            await schedules.resume(subject, if_match=made.version)
+        assert paused.paused and not (await schedules.resume(subject)).paused
+        run = await schedules.trigger(subject)
+        async with AsyncProducer(shared_api.process.url) as producer:
+            assert (await producer.get(run.id)).headers["delay-schedule"] == subject
+        assert (await schedules.get(subject)).last_id == run.id
+        assert subject in [one.name async for one in schedules.list(page=2)]
+        await schedules.delete(subject)
+        with pytest.raises(NotFoundError):
+            await schedules.delete(subject)
+
+
+def test_a_schedule_without_asyncio(shared_api, subject):
+    with Schedules(shared_api.process.url) as schedules:
+        schedules.put(subject, subject, every="1h", max_runs=2)
+        assert [one.name for one in schedules.list() if one.name == subject] == [subject]
+        schedules.delete(subject)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, Watch
 from delayserver.records.subscriptions import Subscription
@@ -119,7 +120,7 @@ BODIES = CANCELLED | {
     *(body("b", START_MS + n) for n in (2, HOUR_MS + 1)),
     *(body("c", START_MS + n) for n in (600,)),
     *(body("d", START_MS + HOUR_MS + n) for n in (15,)),
-    *(body("e", START_MS + HOUR_MS + n) for n in (17,)),
+    *(body("e", START_MS + HOUR_MS + n) for n in (17, 18)),
     *(body("a", FAR_MS + n) for n in (1, 2, HOUR_MS)),
 }
 """All that was published."""
@@ -157,6 +158,12 @@ def make_directory(directory: Path) -> None:
     life.checkpoint()
     # Its time never comes: it begins anew with each start.
     server.engine.heartbeats.put("h", 10 * HOUR_MS, "d", Payload(b"1"), now_ms)
+    # Nor does that of a schedule, but somebody has it run now.
+    payload = Payload(body("e", next_ms + 18))
+    far_ms = now_ms + 300 * DAY_MS
+    wanted = WantedSchedule("s", "e", payload, "@daily", 0, "Europe/Berlin", start_ms=far_ms)
+    server.engine.schedules.put(wanted, now_ms)
+    server.engine.schedules.trigger("s", now_ms)
     life.publish("d", next_ms + 15, key="k15", watch=Watch(("order 1",)))
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()

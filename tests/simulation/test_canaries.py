@@ -27,9 +27,11 @@ from delayserver.decisions.imported_keys import ImportedKeys
 from delayserver.decisions.importer import Importer
 from delayserver.decisions.imports import Imports
 from delayserver.decisions.messages import Messages
+from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.overlay import Overlay
-from delayserver.decisions.publishing import Publishing
+from delayserver.decisions.publishing import Accepted, Publishing
+from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery import ranks
@@ -38,7 +40,14 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.settler import Settler
 from delayserver.errors import NotFoundError
 from delayserver.records.horizon import Horizon, Mark
-from delayserver.records.message import DueDelivery, MessageOptions, State
+from delayserver.records.message import (
+    DueDelivery,
+    MessageOptions,
+    Payload,
+    State,
+    encode_payload,
+)
+from delayserver.records.schedules import ScheduleChange, pack_schedule_change
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
@@ -61,9 +70,10 @@ from delayserver.testing.world import Theme, theme_of
 from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
 from storage.errors import DamageError, DiskError, SyncError, UnreadableError
+from storage.frame import seal
 from storage.hour_log import HourLog
 from storage.key_runs import RunState, RunWriter
-from storage.rows import HOUR_MS, SEQ_MAX
+from storage.rows import HOUR_MS, SEQ_MAX, RecordKind
 from storage.testing.files import SimulatedFile
 from storage.tiered_catalog import TieredCatalog, _as_columns
 
@@ -384,6 +394,47 @@ def a_heartbeat_that_fired_is_not_ended(patch: Patch) -> None:
         self._set(key, None)
 
     patch.setattr(Heartbeats, "_end", end)
+
+
+@canary(Violation)
+def a_run_is_made_and_not_recorded(patch: Patch) -> None:
+    """I4: after a crash it is made again."""
+
+    def publish_run(self: Any, subject_id: int, payload: Payload, due_ms: int) -> Any:
+        message = NewMessage(
+            self._sequencer.subject_names[subject_id],
+            due_ms,
+            msgspec.structs.replace(payload, run=None),
+        )
+        key_hash = self._messages.key_hash(subject_id, payload.key)
+        return self._accept(message, subject_id, key_hash, encode_payload(message.payload))
+
+    patch.setattr(Publishing, "publish_run", publish_run)
+
+
+@canary(Violation)
+def a_run_is_recorded_and_not_made(patch: Patch) -> None:
+    """I3"""
+
+    def publish_run(self: Any, subject_id: int, payload: Payload, due_ms: int) -> Any:
+        run = payload.run
+        assert run is not None
+        change = ScheduleChange(run.schedule, None, run.state)
+        sealed = seal(pack_schedule_change(change))
+        seq = self._sequencer.append(RecordKind.SCHEDULE, payload=sealed)
+        return Accepted("", due_ms, False, self._sequencer.group, seq)
+
+    patch.setattr(Publishing, "publish_run", publish_run)
+
+
+@canary(Violation)
+def the_next_run_is_counted_from_now(patch: Patch) -> None:
+    """I3: what is late skips what comes."""
+
+    def following_ms(self: Any, schedule: Any, planned_ms: int, now_ms: int) -> int:
+        return int(schedule.following_ms(max(planned_ms, now_ms)))
+
+    patch.setattr(Scheduling, "_following_ms", following_ms)
 
 
 @canary(Violation)

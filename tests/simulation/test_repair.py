@@ -160,8 +160,7 @@ def test_any_flipped_bit(
 
 
 def definitions(directory: Path) -> dict[tuple[int, bytes], bytes]:
-    """Subjects, subscriptions, dead letters with their reasons, heartbeats, as the catalog has them
-    before a server changes them."""
+    """What the definitions log keeps, as the catalog has it before a server changes it."""
     path = directory / CATALOG_DIRECTORY
     catalog = LmdbCatalog(str(path), max_bytes=CATALOG_BYTES, readonly=True)
     found = {(one.table, one.key): one.value or b"" for one in read_definitions(catalog)}
@@ -330,7 +329,8 @@ def test_the_definitions_log_and_the_catalog_are_damaged(
     assert any(log in loss for loss in report.losses)
     assert any("subscription 2: make it again" in loss for loss in report.losses)
     kept = definitions(damaged)
-    assert {place for place in known if place[0] == TABLE_NUMBERS[Table.HEARTBEATS]} <= {*kept}
+    whole = {TABLE_NUMBERS[one] for one in (Table.HEARTBEATS, Table.SCHEDULES)}
+    assert {place for place in known if place[0] in whole} <= {*kept}
     assert received(damaged) == set()
     life = Life(damaged, END_MS)
     life.work()

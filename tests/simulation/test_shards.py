@@ -98,6 +98,7 @@ def test_the_worlds_are_not_empty() -> None:
         "power loss",
         "published",
         "received",
+        "run",
         "settled",
     ):
         assert total[what] > 2, (what, total)

@@ -106,6 +106,7 @@ BOTH_SIDES = {
     "DeadLetter",
     "DeliveryAttempt",
     "Heartbeat",
+    "Schedule",
     "Subscription",
     "ConflictError",
     "DiskFullError",

@@ -32,7 +32,7 @@ from delayserver.api.rest.common import (
 )
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.api.schedule_intake import read_schedule
-from delayserver.decisions.schedules import KnownSchedule, preview
+from delayserver.decisions.scheduling import KnownSchedule, preview
 from delayserver.errors import NotFoundError
 from delayserver.records.schedules import upcoming
 from delayserver.records.subjects import SUBJECT_PATTERN

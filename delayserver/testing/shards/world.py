@@ -12,9 +12,12 @@ Cost: some 30 ms for a life. Threads: none.
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Self
 
 from delayserver.api.cluster.allotment import quiet_ms
+from delayserver.records.sharding import shard_of_schedule
+from delayserver.testing.schedulers import Act, Schedulers, end_schedules
 from delayserver.testing.shards.clients import Definers, Publishers, Receivers
 from delayserver.testing.shards.consumers import DAY_MS, ShardConsumers
 from delayserver.testing.shards.machine import MachineShard, ShardsMachine
@@ -55,6 +58,9 @@ class ShardsWorld:
         self.receivers = Receivers(self.machine)
         self.definers = Definers(self.machine, self.promises)
         self.consumers = ShardConsumers(self.machine, self.promises)
+        self.schedulers = Schedulers(
+            f"{count} shards {seed}", self.counts, self._ask_for_schedule, (300, 2000, 20_000)
+        )
         self.promises.ended = self._ended
         self._steps = self._all_steps()
 
@@ -158,7 +164,14 @@ class ShardsWorld:
             step = self.rng.choices(self._steps, weights)[0]
             if step.is_possible():
                 step.do()
+                self.schedulers.maybe_act(self.machine.clock.now_ms)
                 return
+
+    def _ask_for_schedule(self, name: str, act: Act) -> None:
+        """The shard of its name has a schedule, as the router has it."""
+        shard = self.machine.shards[shard_of_schedule(name, self.machine.count)]
+        if shard.is_up:
+            shard.guard(lambda: act(shard.running.engine, shard.ledger.schedules))
 
     def _one(self) -> MachineShard:
         return self.rng.choice(self.machine.up())
@@ -214,6 +227,7 @@ class ShardsWorld:
         """The world quietens down: no faults, all shards live, everybody is patient."""
         machine, promises = self.machine, self.promises
         self._make_whole()
+        self._end_schedules()
         self.receivers.is_patient = self.consumers.is_patient = True
         quiet_rounds = 0
         for _ in range(400):
@@ -240,6 +254,21 @@ class ShardsWorld:
         promises.check_nothing_is_left()
         for shard in machine.shards:
             shard.ledger.check_all_delivered(())
+
+    def _end_schedules(self) -> None:
+        """All that was due has run; with them nothing would ever come to rest."""
+        machine = self.machine
+        for _ in range(200):
+            now_ms = machine.clock.now_ms
+            engines = [shard.running.engine for shard in machine.shards]
+            if all(engine.schedules.wait_ms(now_ms) > 0 for engine in engines):
+                break
+            machine.let_pass(10)
+            self._make_whole()
+        for shard in machine.shards:
+            shard.ledger.schedules.check_none_is_late(machine.clock.now_ms - 10)
+            shard.guard(partial(end_schedules, shard.running.engine, shard.ledger.schedules))
+        self._make_whole()
 
     def _settle_whole(self) -> None:
         if not self.machine.settle():

@@ -13,6 +13,7 @@ from delayserver.client import (
     ClosedError,
     Consumer,
     Producer,
+    Schedules,
     Subscriptions,
 )
 from tests.integration.api_support import wait_until
@@ -52,7 +53,7 @@ def test_producers_that_are_dropped_leave_neither_threads_nor_connections():
     assert all(transport.closed for transport in transports)
 
 
-@pytest.mark.parametrize("kind", [Producer, Consumer, Subscriptions])
+@pytest.mark.parametrize("kind", [Producer, Consumer, Schedules, Subscriptions])
 def test_the_blocking_classes_explain_each_option_themselves(kind):
     options = [name for name in inspect.signature(kind).parameters if name != "url"]
     assert [name for name in options if f"`{name}`" not in kind.__doc__] == []

@@ -125,7 +125,7 @@ class KnownSchedule:
         return str(self.state.version)
 
 
-class Schedules:
+class Scheduling:
     """All schedules."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Schedules: each planned time once, and what is late as `catch_up` says."""
+"""Scheduling: each planned time once, and what is late as `catch_up` says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.decisions.schedules import (
+from delayserver.decisions.scheduling import (
     MISSED_MS,
     RETRY_MS,
     STEPS_MAX,
-    Schedules,
+    Scheduling,
     WantedSchedule,
     preview,
     run_key,
@@ -60,8 +60,8 @@ class Parts(MessageParts):
         self.schedules = self.made()
         self.schedules.start()
 
-    def made(self) -> Schedules:
-        return Schedules(
+    def made(self) -> Scheduling:
+        return Scheduling(
             self.settings,
             self.catalog,
             self.sequencer,

@@ -1,0 +1,197 @@
+"""schedules: list, put, preview, show, pause, resume, trigger, delete.
+
+Cost: one request; of a list one for each 100. Threads: one.
+"""
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from delayserver.cli.options import (
+    BodyArgument,
+    HeaderOption,
+    duration,
+    header_fields,
+    moment,
+    with_body,
+)
+from delayserver.cli.output import help_text, rows
+from delayserver.cli.session import Session, path, server_command
+
+HELP = (
+    """Publish a message again and again: at the times of a cron expression, or every so often."""
+)
+
+ScheduleArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
+CronOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="EXPRESSION",
+        help="minute, hour, day of month, month, day of week, such as '0 9 * * MON-FRI'; with six "
+        "fields seconds stand in front; or @hourly, @daily, @weekly, @monthly, @yearly.",
+    ),
+]
+EveryOption = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Instead of --cron: 10s, 5m, 1h30m.")
+]
+ZoneOption = Annotated[
+    str | None,
+    typer.Option("--timezone", metavar="ZONE", help="Of --cron: Europe/Berlin; UTC without it."),
+]
+StartOption = Annotated[
+    str | None, typer.Option("--start", metavar="TIME", help="Nothing is planned before.")
+]
+EndOption = Annotated[
+    str | None, typer.Option("--end", metavar="TIME", help="Nothing is planned behind.")
+]
+RunsOption = Annotated[int | None, typer.Option("--max-runs", help="It ends with this run.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    group = typer.Typer(rich_markup_mode="rich")
+    app.add_typer(group, name="schedules", help=help_text(HELP))
+    server_command(group, None, "schedules", "schedules pause daily")(schedules)
+    server_command(group, "list", "schedules list --json")(schedules)
+    server_command(
+        group,
+        "put",
+        """schedules put daily report.daily '{"shop": 7}' --cron '0 9 * * MON-FRI' """
+        "--timezone Europe/Berlin",
+        "schedules put poll feed.poll null --every 30s --overlap skip --catch-up none",
+    )(put)
+    server_command(
+        group, "preview", "schedules preview --cron '30 2 * * *' --timezone Europe/Berlin"
+    )(preview)
+    server_command(group, "show", "schedules show daily")(show)
+    server_command(group, "pause", "schedules pause daily")(pause)
+    server_command(group, "resume", "schedules resume daily")(resume)
+    server_command(group, "trigger", "schedules trigger daily")(trigger)
+    server_command(group, "delete", "schedules delete daily")(delete)
+
+
+def schedules(
+    session: Session,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Most schedules to list.")] = 1000,
+) -> None:
+    """List schedules in the order of their names, or look at one and change it."""
+    answer = session.pages(path("schedules"), "schedules", limit, page_max=100)
+    columns = ("name", "subject", "cron", "every", "timezone", "next_at", "runs", "paused")
+    empty = "There are no schedules; make one with `delayserver schedules put`."
+    session.show(answer, lambda: rows(_first(answer["schedules"]), columns, empty=empty))
+
+
+def _first(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With the next time alone, which is enough for a table."""
+    return [one | {"next_at": next(iter(one["next_at"]), None)} for one in found]
+
+
+def put(
+    session: Session,
+    *,
+    name: ScheduleArgument,
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it publishes to.")],
+    body: BodyArgument,
+    cron: CronOption = None,
+    every: EveryOption = None,
+    timezone: ZoneOption = None,
+    headers: HeaderOption = None,
+    jitter: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Each message is due up to so much later."),
+    ] = None,
+    catch_up: Annotated[
+        Literal["none", "last", "all"] | None,
+        typer.Option(help="What becomes of runs that were missed; without it the last is made."),
+    ] = None,
+    overlap: Annotated[
+        Literal["skip", "allow"] | None,
+        typer.Option(help="skip: no run while the message of the one before is not settled."),
+    ] = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    max_runs: RunsOption = None,
+) -> None:
+    """Make a schedule, or change it; what is not given has its default then."""
+    document = _document(subject, cron, every, timezone, start, end, max_runs)
+    if headers:
+        document["headers"] = header_fields(headers)
+    if jitter is not None:
+        document["jitter"] = duration(jitter, "--jitter")
+    document |= _given({"catch_up": catch_up, "overlap": overlap})
+    session.show(session.call("PUT", path("schedules", name), content=with_body(document, body)))
+
+
+def preview(
+    session: Session,
+    *,
+    cron: CronOption = None,
+    every: EveryOption = None,
+    timezone: ZoneOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    max_runs: RunsOption = None,
+    subject: Annotated[
+        str, typer.Option(metavar="SUBJECT", help="One that the token may publish to.")
+    ] = "preview",
+    count: Annotated[int, typer.Option(min=1, max=100, help="How many times.")] = 5,
+) -> None:
+    """Show when a schedule would run; nothing is made."""
+    document = _document(subject, cron, every, timezone, start, end, max_runs)
+    answer = session.call("POST", f"{path('schedules', 'preview')}?count={count}", document)
+    session.show(answer, lambda: "\n".join(answer["next_at"]) or "It would never run.")
+
+
+def _document(
+    subject: str,
+    cron: str | None,
+    every: str | None,
+    timezone: str | None,
+    start: str | None,
+    end: str | None,
+    max_runs: int | None,
+) -> dict[str, Any]:
+    if (cron is None) == (every is None):
+        raise typer.BadParameter("give either --cron or --every")
+    return _given(
+        {
+            "subject": subject,
+            "cron": cron,
+            "every": None if every is None else duration(every, "--every"),
+            "timezone": timezone,
+            "start_at": None if start is None else moment(start, "--start"),
+            "end_at": None if end is None else moment(end, "--end"),
+            "max_runs": max_runs,
+        }
+    )
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def show(session: Session, *, name: ScheduleArgument) -> None:
+    """Show one schedule, when it runs next, and what it has done."""
+    session.show(session.call("GET", path("schedules", name)))
+
+
+def pause(session: Session, *, name: ScheduleArgument) -> None:
+    """Publish nothing until it is resumed."""
+    session.show(session.call("POST", path("schedules", name, "pause")))
+
+
+def resume(session: Session, *, name: ScheduleArgument) -> None:
+    """Publish again; what was missed is made up for as its --catch-up says."""
+    session.show(session.call("POST", path("schedules", name, "resume")))
+
+
+def trigger(session: Session, *, name: ScheduleArgument) -> None:
+    """Run a schedule now, besides its planned times."""
+    session.show(session.call("POST", path("schedules", name, "trigger")))
+
+
+def delete(session: Session, *, name: ScheduleArgument) -> None:
+    """End a schedule. What it has published stays."""
+    session.call("DELETE", path("schedules", name))
+    session.show({"deleted": name}, lambda: f"{name} is deleted")
