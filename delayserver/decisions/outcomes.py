@@ -62,6 +62,7 @@ from delayserver.errors import ConflictError, NotFoundError, OverloadedError, St
 from delayserver.records.attempts import TEXT_CHARS_MAX, DeliveryAttempt, bounded, with_attempt
 from delayserver.records.message import (
     DueDelivery,
+    MessageOptions,
     Origin,
     Payload,
     ScheduleEntry,
@@ -152,6 +153,11 @@ def _failed(delivery: DueDelivery, result: Result, now_ms: int) -> DueDelivery:
     history = with_attempt(delivery.payload.history, attempt)
     payload = msgspec.structs.replace(delivery.payload, history=history)
     return msgspec.structs.replace(delivery, payload=payload)
+
+
+def _from_now(options: MessageOptions | None, now_ms: int) -> MessageOptions | None:
+    """What is delivered again because somebody asked lives as long as it did, from now on."""
+    return None if options is None else msgspec.structs.replace(options, since_ms=now_ms)
 
 
 def _nobody(expired: list[str], error: Exception | None) -> None:
@@ -588,7 +594,9 @@ class Outcomes:
         for one in receivers:
             tried = tuple(attempt for attempt in found.attempts if attempt.subscription_id == one)
             history = bounded(tried, replays=replays)
-            payload = msgspec.structs.replace(payload, origin=origin, history=history)
+            payload = msgspec.structs.replace(
+                payload, origin=origin, history=history, options=_from_now(payload.options, now_ms)
+            )
             sealed.append(encode_payload(payload))
         self._groups.admit(sum(map(len, sealed)))
         # All are in one group: a crash leaves all or none.
@@ -610,7 +618,8 @@ class Outcomes:
             self._sequencer.put_change(record, seq, 0, replayed)
             change = Change(ChangeState.RETRYING, record, now_ms, 1, found.subject_id)
             self._sequencer.put_change(record, seq, one, change)
-            self._messages.schedule(record, now_ms, one | ROUTE_SUBSCRIPTION)
+            flags = row_flags(payload)
+            self._messages.schedule(record, now_ms, one | ROUTE_SUBSCRIPTION, flags)
         self.replayed_by_subject[found.subject_id] += len(receivers)
         return receivers, self._sequencer.group
 
@@ -628,9 +637,7 @@ class Outcomes:
         if heir_id != owner_id and heir_id in changes:
             raise NotFoundError("the heir had the message in another way, or was just given it")
         origin = msgspec.structs.replace(origin, attempt=1)
-        options = payload.options
-        if options is not None:
-            options = msgspec.structs.replace(options, since_ms=now_ms)
+        options = _from_now(payload.options, now_ms)
         payload = msgspec.structs.replace(payload, origin=origin, options=options)
         sealed = encode_payload(payload)
         self._groups.admit(len(sealed))

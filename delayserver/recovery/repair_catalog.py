@@ -137,7 +137,6 @@ class Rebuilt:
             if known is None or known.seq < state.seq:
                 self._runs[key] = state
 
-
     def _put_replayed(self, message_seq: int, subject_id: int, sealed: bytes) -> None:
         origin = decode_payload(sealed, "schedule", 0, 0).origin
         if origin is not None:

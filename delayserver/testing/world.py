@@ -267,7 +267,7 @@ class World:
 
         purging.step = step  # type: ignore[method-assign]
         self._held_up = {}
-        for actor in (self.clients, self.subscribers, self.operators, self.schedulers):
+        for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
         check_definitions(self.server, self.disk)
