@@ -196,6 +196,7 @@ class DurableRecords(Observer):
                 message.fired = message.fired or kind == RecordKind.FIRE
             elif kind == RecordKind.REPLAY:
                 self._replay(message, subscription_id)
+                self._note_expiry(seq, message, due_ms)
                 message.where[subscription_id] = seq
             elif kind in (RecordKind.RETRY, RecordKind.REDRIVE):
                 if kind == RecordKind.REDRIVE:
