@@ -7,6 +7,7 @@
 #   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
 #   ensure_redis                     finds redis-server, or installs it likewise
+#   ensure_rabbitmq                  finds RabbitMQ, or installs it likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
 #   show_help FILE                   prints the comment at the head of FILE
@@ -191,6 +192,20 @@ ensure_redis() {
     fi
   fi
   fail "redis-server is missing. On Debian and Ubuntu: apt-get install redis-server"
+}
+
+# Debian keeps its program for root and for the user rabbitmq out of everybody else's PATH.
+ensure_rabbitmq() {
+  if [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || command -v rabbitmq-server >/dev/null; then
+    return
+  fi
+  if can_apt; then
+    apt_install rabbitmq-server || true
+    if [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]]; then
+      return
+    fi
+  fi
+  fail "RabbitMQ is missing. On Debian and Ubuntu: apt-get install rabbitmq-server"
 }
 
 ensure_maven() {
