@@ -185,7 +185,11 @@ ensure_program() {
 ensure_wrk() { ensure_program wrk wrk "the load generator wrk"; }
 ensure_redis() { ensure_program redis-server redis-server Redis; }
 ensure_nats() { ensure_program nats-server nats-server NATS; }
-ensure_rabbitmq() { ensure_program rabbitmq-server rabbitmq-server RabbitMQ; }
+# Debian keeps its program for root and for the user rabbitmq out of everybody else's PATH.
+ensure_rabbitmq() {
+  [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] ||
+    ensure_program rabbitmq-server rabbitmq-server RabbitMQ
+}
 
 ensure_maven() { ensure_program mvn maven "Maven, which fetches Kafka's jars,"; }
 

@@ -12,9 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import kombu
+
 from delayserver.cli.demo.process import free_port
-from tests.integration.api_support import unique, wait_until
+from tests.integration.api_support import ApiServer, unique, wait_until
 from tests.integration.celery_app import make_app
+
+DUE_S = 1.2
+"""Just more than the threshold of the app."""
 
 
 class Process:
@@ -107,6 +112,50 @@ class Redis:
         return f"redis://127.0.0.1:{self.port}/{database}"
 
 
+class RabbitMQ:
+    """A node of RabbitMQ, with a directory, a name and ports of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = f"amqp://guest:guest@127.0.0.1:{(port := free_port())}//"
+        mapper_port = str(free_port())
+        environment = {
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": mapper_port,
+            "HOME": str(directory),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
+            "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+            "RABBITMQ_NODENAME": f"test{port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_PID_FILE": str(directory / "pid"),
+        }
+        # The port mapper that a node starts by itself is a daemon, and would outlive it.
+        mapper = ["epmd", "-address", "127.0.0.1", "-port", mapper_port]
+        self._mapper = Process(mapper, directory / "epmd.log", {})
+        # Debian's command of that name becomes another user first.
+        program = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+        program = program if Path(program).exists() else "rabbitmq-server"
+        self._node = Process([program], directory / "rabbitmq.log", environment)
+
+    def until_there(self) -> None:
+        wait_until(self._answers, 60)
+
+    def _answers(self) -> bool:
+        assert self._node.is_running, self._node.log
+        try:
+            with kombu.Connection(self.url, connect_timeout=2) as connection:
+                connection.connect()
+        except OSError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        self._node.kill()
+        self._mapper.kill()
+
+
 class Shop:
     """An app of Celery, with a queue, a subject and a file of runs of its own."""
 
@@ -151,6 +200,16 @@ class Shop:
         # Results say good-bye to the broker when they go, which is there still.
         gc.collect()
         self.app.close()
+
+    def send(self, count: int, countdown: float = DUE_S) -> list[str]:
+        """Send so many tasks; their ids."""
+        run = self.app.tasks["run"]
+        return [run.apply_async(countdown=countdown).id for _ in range(count)]
+
+    def states(self, api: ApiServer, ids: Iterable[str]) -> set[str]:
+        """What the delay server says of tasks."""
+        path = f"/v1/subjects/{self.subject}/keys"
+        return {api.ask("GET", f"{path}/{task_id}")["state"] for task_id in ids}
 
     @property
     def runs(self) -> list[list[str]]:

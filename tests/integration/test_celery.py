@@ -15,10 +15,8 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from tests.integration.api_support import ApiServer, make_token, wait_until
-from tests.integration.celery_support import Redis, Shop
+from tests.integration.celery_support import DUE_S, Redis, Shop
 
-DUE_S = 1.2
-"""Just more than the threshold of the app."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "celery.md"
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Call to deprecated setex:DeprecationWarning"  # by Celery, of the client of Redis
@@ -187,51 +185,36 @@ def test_each_ran_once(sent):
 # ── kills ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def send(shop: Shop, count: int, countdown: float = DUE_S) -> list[str]:
-    """Send so many tasks; their ids."""
-    run = shop.app.tasks["run"]
-    return [run.apply_async(countdown=countdown).id for _ in range(count)]
-
-
-def states(api: ApiServer, shop: Shop, ids: list[str]) -> set[str]:
-    path = f"/v1/subjects/{shop.subject}/keys"
-    return {api.ask("GET", f"{path}/{task_id}")["state"] for task_id in ids}
-
-
 def test_kills_of_workers_servers_and_brokers_lose_nothing(make_shop, make_api, tmp_path):
     api, store = make_api(), Redis(tmp_path)
     api.start()
     try:
         shop = make_shop(api.process.url, store.url(0))
-        # Before its lease: the worker that would have it is killed.
+        # Before its lease, and while it is leased: the broker hangs, and the worker is killed.
         worker = shop.worker()
         worker.until_told("ready.")
-        before = send(shop, 10, countdown=3)
-        worker.kill()
-        assert states(api, shop, before) == {"scheduled"}
-        forwarder = shop.forwarder()
-        wait_until(lambda: states(api, shop, before) == {"delivered"})
-        # While it is leased: the broker hangs, and who forwards is killed.
         store.process.send(signal.SIGSTOP)
-        leased = send(shop, 10)
-        wait_until(lambda: states(api, shop, leased) == {"delivering"})
-        forwarder.kill()
+        leased = shop.send(10)
+        before = shop.send(10, countdown=4)
+        wait_until(lambda: shop.states(api, leased) == {"delivering"})
+        worker.kill()
+        assert shop.states(api, before) == {"scheduled"}
         store.process.send(signal.SIGCONT)
         forwarder = shop.forwarder()
-        wait_until(lambda: states(api, shop, leased) == {"delivered"})
+        wait_until(lambda: shop.states(api, [*leased, *before]) == {"delivered"})
         # Behind it: the broker has it, and loses its process and whoever forwards.
-        acked = send(shop, 10)
-        wait_until(lambda: states(api, shop, acked) == {"delivered"})
+        acked = shop.send(10)
+        wait_until(lambda: shop.states(api, acked) == {"delivered"})
         forwarder.kill()
         store.kill()
         # Both are away when tasks are due; the server meanwhile is killed, too.
-        waiting = send(shop, 10)
+        waiting = shop.send(10)
         forwarder = shop.forwarder()
         api.restart(kill=True)
         wait_until(lambda: "is away" in forwarder.log)
-        wait_until(lambda: states(api, shop, waiting) == {"delivering"})
+        wait_until(lambda: shop.states(api, waiting) == {"delivering"})
         store.start()
-        wait_until(lambda: states(api, shop, waiting) == {"delivered"})
+        wait_until(lambda: shop.states(api, waiting) == {"delivered"})
         assert forwarder.stop() == 0
         worker = shop.worker(forward="no")
         shop.until_run([*before, *leased, *acked, *waiting])
@@ -254,7 +237,7 @@ def test_with_tokens_shards_and_processes_that_are_forked(make_shop, make_api, s
     worker = shop.worker("-c", "2", pool="prefork")
     worker.until_told("ready.")
     # From one side of a fork, and from the other.
-    ids = send(shop, 20)
+    ids = shop.send(20)
     started = shop.app.tasks["start"].delay().id
     shop.until_run([*ids, f"{started}-child"])
     assert set(shop.counts.values()) == {1}
