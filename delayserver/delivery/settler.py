@@ -88,11 +88,25 @@ class Settler:
                 damage += holes
                 holes.clear()
                 unsynced_from = int(found.heads.offsets[after_sync[-1]])
-        if holes:
-            self.torn += holes
-            self._dispatch.cut(hour, holes[0].offset)
+        torn = self._first_torn(hour, unsynced_from)
+        if torn is not None:
+            self.torn += [one for one in holes if one.offset != torn.offset]
+            self.torn.append(torn)
+            self._dispatch.cut(hour, torn.offset)
         self._dispatch.rewrite(hour, unsynced_from)
         return self._dispatch.size(hour)
+
+    def _first_torn(self, hour: int, unsynced_from: int) -> Damage | None:
+        """The first place, of what may not have been written whole, that does not verify. A frame
+        whose notes do not is such a place, too: what comes behind it could not be found."""
+        for found in self._dispatch.scan(hour, start=unsynced_from, payload=True):
+            if isinstance(found, Damage):
+                if not found.is_unreadable:
+                    return found
+            elif not (found.payload_intact or found.unreadable):
+                reason = "what is told of its rows does not match its checksum"
+                return Damage(found.path, found.offset, found.end, reason, torn=True)
+        return None
 
     def write(self, rows_by_hour: dict[int, list[bytes]], now_ms: int) -> None:
         """Append rows (DISPATCH_ROW), with notes among them (NoteBytes), to their hours, and take

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetrySchedule, Subscription
 
@@ -40,8 +42,7 @@ class Recorded:
     """Where it stands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True, gc=False):
     """How an attempt went, for those who look it up."""
 
     began_ms: int

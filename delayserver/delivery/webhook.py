@@ -110,7 +110,8 @@ class WebhookResponse:
         """2xx confirms it, 410 ends it; all else, redirects and missing answers included, has
         failed, and 429 and 503 may say for how long."""
         status = self.status
-        tried = Tried(began_ms, duration_ms, status or 0, self.body.decode(errors="replace"))
+        answer = self.body.decode(errors="replace") if self.body else ""
+        tried = Tried(began_ms, duration_ms, status or 0, answer)
         if status is None:
             return Failed(self.error or "no answer", tried=tried)
         if 200 <= status < 300:

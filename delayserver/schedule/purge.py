@@ -18,6 +18,7 @@ import numpy as np
 
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
+    ChangeState,
     HourState,
     change_prefix,
     damage_prefix,
@@ -35,7 +36,15 @@ from storage.errors import DamageError, ShortageError
 from storage.frame import Damage
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
-from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, HOUR_MS, NO_KEY, is_among, select
+from storage.rows import (
+    FLAG_REMOVAL,
+    FLAG_REPLAY,
+    FLAG_WATCHES,
+    HOUR_MS,
+    NO_KEY,
+    is_among,
+    select,
+)
 
 PURGE_ROWS = 1_000
 """Per step, so that neither filing nor the event loop waits for long."""
@@ -177,12 +186,17 @@ class Purge:
         The last of them takes the index entries with it: as long as there is one, the message may
         be asked for, and must not be taken for what its id alone says."""
         message_seq = int(row["message_seq"])
+        # Where a message was settled that was replayed, its row may be one that nobody looks at
+        # when its hour goes; and that comes later, if the clock was set back in between.
+        flags, is_keyed = int(row["flags"]), row["key_hash"] != np.void(NO_KEY)
+        is_last = bool(flags & FLAG_REPLAY) and not (flags & FLAG_WATCHES or is_keyed)
         changes = self._catalog.scan(Table.CHANGES, prefix=change_prefix(message_seq))
         rows = {
             (change.due_ms // HOUR_MS, change.entry_seq)
             for change in (unpack_change(value) for _, value in changes)
+            if not (is_last and change.state == ChangeState.REPLAYED)
         }
-        if row["seq"] != message_seq:
+        if row["seq"] != message_seq and not is_last:
             try:
                 payload = self._payload(hour, row, payload_start)
             except DamageError:

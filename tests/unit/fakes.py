@@ -24,9 +24,17 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
+from delayserver.records.attempts import History
 from delayserver.records.definitions import definitions_among
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import DueDelivery, Origin, Payload, ScheduleEntry, encode_payload
+from delayserver.records.message import (
+    DueDelivery,
+    Origin,
+    Payload,
+    ScheduleEntry,
+    encode_payload,
+    row_flags,
+)
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import DEFINITIONS_KEY, number_key, pack_definitions_place
 from delayserver.recovery.recover import Recovered, recover
@@ -496,6 +504,25 @@ class Log:
             subscription_id=subscription_id,
             attempt=2,
             payload=encode_payload(Payload(b"{}", origin=origin)),
+        )
+
+    def replay(
+        self, message_seq: int, settled_ms: int, due_ms: int, *, key_hash: bytes = NO_KEY
+    ) -> int:
+        origin = Origin(message_seq, settled_ms, 1, settled_ms)
+        payload = Payload(b"{}", origin=origin, history=History(replays=1))
+        return self.sequencer.append(
+            RecordKind.REPLAY,
+            due_ms=due_ms,
+            message_seq=message_seq,
+            target_seq=message_seq,
+            target_due_ms=settled_ms,
+            key_hash=key_hash,
+            subject_id=1,
+            subscription_id=1,
+            attempt=1,
+            payload=encode_payload(payload),
+            flags=row_flags(payload),
         )
 
     def close(self) -> Group:

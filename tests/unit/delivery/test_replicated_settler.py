@@ -9,6 +9,7 @@ from delayserver.delivery.replicated_settler import FILES_SYNC_MS, ReplicatedSet
 from storage.errors import DiskFullError, FencedError
 from storage.frame import Frame
 from storage.hour_log import HourLog
+from storage.notes import Note, encode_note, unpack_notes
 from storage.replicated.settled import ROWS_MAX, SettledLog, encode_settled
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 from storage.testing.engine import AppendOutcome, MemoryLog
@@ -279,3 +280,36 @@ def test_a_log_that_has_lost_its_end_is_read_on_from_there() -> None:
     assert second.recorded() == [1, 2, 3], "what the files have of it is settled nevertheless"
     second.settler.go_back(9)
     assert second.settler.offset == 2
+
+
+def test_what_is_told_of_rows_goes_to_all_replicas_by_the_hour() -> None:
+    log = MemoryLog()
+    one, other = Replica(log), Replica(log)
+    notes = {hour: Note(hour, 5, 1, 1, START_MS, 7, 204, "thanks") for hour in (HOUR, HOUR + 1)}
+    one.settler.write(
+        {
+            HOUR: [dispatch_row(5), encode_note(notes[HOUR])],
+            HOUR + 1: [
+                dispatch_row(5, due_ms=START_MS + HOUR_MS),
+                encode_note(notes[HOUR + 1]),
+            ],
+        },
+        START_MS,
+    )
+    one.settler.sync()
+    other.settler.take_in(0)
+    for replica in (one, other):
+        for hour, note in notes.items():
+            hour_log = HourLog(replica.files, LogKind.DISPATCH, stamp=STAMP)
+            [frame] = hour_log.scan(hour, payload=True)
+            assert isinstance(frame, Frame)
+            assert unpack_notes(frame.payload or b"") == [note]
+
+
+def test_notes_of_a_newer_version_keep_no_row_back() -> None:
+    log = MemoryLog()
+    rows = np.frombuffer(dispatch_row(5), DISPATCH_DTYPE)
+    log.append([encode_settled(rows, STAMP, START_MS, b"\xc1 nobody knows")])
+    replica = Replica(log)
+    replica.settler.take_in(0)
+    assert replica.recorded() == [5]

@@ -11,6 +11,7 @@ from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from storage.errors import DiskFullError
 from storage.frame import Damage, Frame
 from storage.hour_log import HourLog
+from storage.notes import Note, encode_note
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind, Outcome
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 from storage.testing.files import SimulatedFiles
@@ -183,3 +184,47 @@ def test_a_hole_in_what_an_earlier_process_wrote_is_no_damage() -> None:
         again = Disk(files.crash())
         assert again.settler.recover([HOUR]) == [], seed
         assert recorded(again) in ([], [1], [1, 2], [1, 2, 3])
+
+
+NOTE = encode_note(Note(HOUR, 2, 1, 1, START_MS, 7, 204, "thanks"))
+
+
+def with_notes(files: SimulatedFiles) -> tuple[Disk, int]:
+    """A frame that was synced, and one with a note that was not; where the latter begins."""
+    disk = Disk(files)
+    disk.settler.write({HOUR: [dispatch_row(1), NOTE]}, START_MS)
+    disk.settler.sync()
+    offset = disk.dispatch.size(HOUR)
+    disk.settler.write({HOUR: [dispatch_row(2), NOTE]}, START_MS)
+    return disk, offset
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros"])
+def test_a_frame_whose_notes_are_torn_is_torn(how: str) -> None:
+    """Else what is written next would stand within it, where nobody looks, or read as damage."""
+    files = SimulatedFiles()
+    disk, offset = with_notes(files)
+    file = disk.files.open(disk.dispatch.path(HOUR))
+    size = file.size()
+    if how == "cut":
+        file.truncate(size - 9)
+    else:
+        file.pwrite([bytes(9)], size - 16)
+    again = Disk(files.kill())
+    assert again.settler.recover([HOUR]) == []
+    assert [one.offset for one in again.settler.torn] == [offset]
+    again.settler.write({HOUR: [dispatch_row(3), NOTE]}, START_MS)
+    assert recorded(again) == [1, 3]
+
+
+@pytest.mark.unchecked("notes are damaged")
+def test_notes_that_were_synced_and_are_damaged_cost_no_row() -> None:
+    files = SimulatedFiles()
+    disk, _ = with_notes(files)
+    disk.settler.sync()
+    disk.settler.write({HOUR: [dispatch_row(3), NOTE]}, START_MS)
+    file = disk.files.open(disk.dispatch.path(HOUR))
+    file.pwrite([b"X"], file.pread(file.size(), 0).index(b"thanks"))
+    again = Disk(files.kill())
+    assert again.settler.recover([HOUR]) == [] and again.settler.torn == []
+    assert recorded(again) == [1, 2, 3]

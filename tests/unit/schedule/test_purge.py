@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayserver.records.tables import read_hours, unpack_key_entry
+from delayserver.records.tables import Change, ChangeState, read_hours, unpack_key_entry
 from delayserver.schedule import purge as purge_module
 from storage.catalog import Table
 from storage.errors import DamageError, ExhaustedError
-from storage.rows import HOUR_MS
+from storage.rows import HOUR_MS, NO_KEY
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log
@@ -198,3 +198,25 @@ def test_a_crash_during_a_purge_leaves_an_hour_that_can_be_purged_again(log: Log
     assert after.replay.is_retired(HOUR)
     purge(after, END_MS + DAY_MS)
     assert after.schedule.buckets() == [HOUR + 1]
+
+
+@pytest.mark.parametrize("key_hash", [NO_KEY, KEY])
+@pytest.mark.parametrize(("settled_ms", "replayed_ms"), [(START_MS, NEXT_MS), (NEXT_MS, START_MS)])
+def test_nothing_is_left_over_of_what_was_replayed(
+    disk: Disk, log: Log, key_hash: bytes, settled_ms: int, replayed_ms: int
+) -> None:
+    """Whichever hour goes first: the clock may have been set back before the replay."""
+    log.publish(settled_ms, key_hash=key_hash)
+    log.replay(1, settled_ms, replayed_ms, key_hash=key_hash)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    replayed = change_of(disk, 1)
+    assert replayed == Change(ChangeState.REPLAYED, 1, settled_ms, 0, 1)
+    assert change_of(disk, 1, 1) == Change(ChangeState.RETRYING, 2, replayed_ms, 1, 1)
+    retired(disk, HOUR)
+    purge(disk, END_MS + DAY_MS)
+    retired(disk, HOUR + 1)
+    purge(disk, NEXT_MS + HOUR_MS + DAY_MS)
+    assert disk.schedule.buckets() == []
+    assert list(disk.catalog.scan(Table.CHANGES)) == []
+    assert list(disk.catalog.scan(Table.KEYS)) == []

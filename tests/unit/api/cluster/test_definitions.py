@@ -284,20 +284,34 @@ def test_none_is_ready_until_all_have_met_and_know_all(cluster: Cluster) -> None
     cluster.run(meet)
 
 
+@pytest.mark.parametrize("reason", ["gone", "failures"])
 @pytest.mark.parametrize("shard", range(COUNT))
-def test_a_receiver_that_is_gone_pauses_its_subscription_in_all(
-    cluster: Cluster, shard: int
+def test_a_receiver_that_is_gone_or_fails_pauses_its_subscription_in_all(
+    cluster: Cluster, shard: int, reason: str
 ) -> None:
     cluster.connect_all()
 
     async def pause() -> None:
         made = await cluster.put("s")
-        cluster.shards.servers[shard].engine.subscribing.pause(made.id)
+        cluster.shards.servers[shard].engine.subscribing.pause(made.id, reason)
         while not all(cluster.known(one)[0].paused for one in range(COUNT)):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        assert cluster.are_same()
+        assert cluster.are_same() and cluster.known(shard)[0].pause_reason == reason
         await cluster.change("s", paused=False)
         assert cluster.are_same() and not cluster.known(shard)[0].paused
+        assert cluster.known(shard)[0].pause_reason == ""
+
+    cluster.run(pause)
+
+
+def test_a_node_of_an_older_version_says_no_reason(cluster: Cluster) -> None:
+    cluster.connect_all()
+
+    async def pause() -> None:
+        made = await cluster.put("s")
+        call = PeerCall("POST", "/internal/pause", body=b"%d" % made.id)
+        await cluster.network.nodes[0].serve(call)
+        assert cluster.known(0)[0].pause_reason == "gone" and cluster.are_same()
 
     cluster.run(pause)
 
