@@ -80,6 +80,28 @@ class OutletOpener(Protocol):
         ...
 
 
+class NoClient:
+    """Opens nothing: what a server has whose subscriptions need an extra that is not installed."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def key(self, subscription: Subscription) -> Hashable:
+        """See `OutletOpener`."""
+        return self._kind
+
+    async def open(self, subscription: Subscription) -> Outlet:
+        """See `OutletOpener`."""
+        raise OutletError(missing_client(self._kind))
+
+
+def missing_client(kind: str) -> str:
+    """What is wrong, and what to do; the extra is called like the type of the subscription."""
+    return (
+        f"this server has no client for {kind}: install it with pip install 'delayserver[{kind}]'"
+    )
+
+
 class Handed:
     """What was given to a sink together, and who is told of it."""
 

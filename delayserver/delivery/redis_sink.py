@@ -15,8 +15,8 @@ messages are there, nobody knows; they are tried again, with the same id.
 The protocol is RESP2: with RESP3 a server could tell the client to go on at another address, which
 no allow list would have seen.
 
-Cost: 70 µs of the event loop for a message alone, 40 µs for one of many: redis-py's, nearly all of
-it. Threads: belongs to the event loop.
+Cost: 40 µs of the event loop for one of many messages: redis-py's, nearly all of it. Threads:
+belongs to the event loop.
 """
 
 import asyncio

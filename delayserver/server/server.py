@@ -25,7 +25,7 @@ import structlog
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
-from delayserver.delivery.outlets import OutletOpener, OutletSink
+from delayserver.delivery.outlets import NoClient, OutletSink
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Result, Sink
@@ -183,6 +183,8 @@ class Server(Shard):
         self._clock_offset_ms = self.clock() - self.stopwatch()
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: list[Answer] = []
+        for subscription in self.engine.registry:
+            self._on_defined(subscription)
         for thread in self.workers:
             thread.start()
         self._check_disk()
@@ -356,6 +358,8 @@ class Server(Shard):
         sink = self._sinks.get(subscription.type)
         if sink is not None:
             sink.on_subscription(subscription)
+        elif subscription.target is not None and not subscription.deleted:
+            self._sink(subscription.type)
 
     def _make_sink(self, kind: str) -> Sink:
         if kind == "webhook":
@@ -365,28 +369,34 @@ class Server(Shard):
                 answer_kept_max_bytes=self.settings.answer_kept_max_bytes,
             )
             return WebhookSink(sender, self._turns, self.clock, self.metrics, self.telemetry)
-        # Their clients are extras, and take 0.1 s to import.
-        if kind == "kafka":
-            from delayserver.delivery.kafka_sink import make_kafka_sink
+        try:
+            return self._make_broker_sink(kind)
+        except ModuleNotFoundError as error:
+            # The subscription was made when it was installed. Its messages are tried again.
+            log.error("a client is missing", type=kind, error=str(error))
+            return OutletSink(NoClient(kind))
 
-            return make_kafka_sink(self._targets, self.transactions, self.clock)
-        return OutletSink(self._make_opener(kind))
-
-    def _make_opener(self, kind: str) -> OutletOpener:
+    def _make_broker_sink(self, kind: str) -> Sink:
+        """Their clients are extras, and take up to 0.3 s to import: only where there is a
+        subscription, and before anything is due for it. Raises ModuleNotFoundError."""
         match kind:
+            case "kafka":
+                from delayserver.delivery.kafka_sink import make_kafka_sink
+
+                return make_kafka_sink(self._targets, self.transactions, self.clock)
             case "redis":
                 from delayserver.delivery.redis_sink import RedisOpener
 
-                return RedisOpener(self._targets)
+                return OutletSink(RedisOpener(self._targets))
             case "nats":
                 from delayserver.delivery.nats_sink import NatsOpener
 
-                return NatsOpener(self._targets)
+                return OutletSink(NatsOpener(self._targets))
             case _:
                 assert kind == "amqp", kind
                 from delayserver.delivery.amqp_sink import AmqpOpener
 
-                return AmqpOpener(self._targets)
+                return OutletSink(AmqpOpener(self._targets))
 
     def _on_result(
         self,

@@ -41,6 +41,7 @@ BENCHMARKS = (
     "peers",
     "shards",
     "cluster",
+    "sinks",
     "bulk",
     "pipeline",
     "spread",

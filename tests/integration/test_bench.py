@@ -113,6 +113,16 @@ def test_peers(tmp_path: Path) -> None:
         assert peer.name in measured or f"{peer.name} is not installed" in output
 
 
+@pytest.mark.slow
+def test_sinks(tmp_path: Path) -> None:
+    found, output = figures("sinks", tmp_path, "--only", "redis,nats")
+    by_group: dict[str, int] = {}
+    for figure in found:
+        by_group[figure["group"]] = by_group.get(figure["group"], 0) + 1
+    for name in ("redis", "nats"):
+        assert by_group.get(name) == 4 or f"{name} is not installed" in output
+
+
 SHARDS = {
     "post": "POST, keys, 2 conn.: 2 shards|POST, keys, 2 conn.: 1 shard|"
     "POST, keys, 2 conn.: 2 servers",

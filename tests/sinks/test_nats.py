@@ -1,7 +1,9 @@
 """Subscriptions of type nats, with a real NATS and JetStream."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import nats
@@ -10,15 +12,23 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
+from delayserver.delivery.nats_sink import NatsOpener
+from delayserver.delivery.sink import Result
+from delayserver.records.subscriptions import NatsTarget
 from tests.integration.api_support import ApiServer, wait_until
+from tests.sinks import tls
 from tests.sinks.contract import SinkContract
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+from tests.unit.fakes import SUBJECT, subscription
 
 T = TypeVar("T")
 
 
 class NatsServer(Broker):
     kind = "nats"
+    tls_options = ""
+    """More of its configuration."""
+    trusted: "ssl.SSLContext | None" = None
 
     def command(self) -> list[str]:
         program = need("nats-server", "ensure_nats")
@@ -27,6 +37,7 @@ class NatsServer(Broker):
             f"listen: 127.0.0.1:{self.port}\n"
             f'jetstream {{ store_dir: "{self.directory}/streams" }}\n'
             f'authorization {{ users: [{{ user: "{USER}", password: "{PASSWORD}" }}] }}\n'
+            f"{self.tls_options}\n"
         )
         return [program, "--config", str(config)]
 
@@ -35,8 +46,8 @@ class NatsServer(Broker):
 
     def ask(self, question: Callable[[JetStreamContext], Awaitable[T]]) -> T:
         async def main() -> T:
-            url = f"nats://127.0.0.1:{self.port}"
-            client = await nats.connect(url, user=USER, password=PASSWORD)
+            url = f"nats://localhost:{self.port}"
+            client = await nats.connect(url, user=USER, password=PASSWORD, tls=self.trusted)
             try:
                 return await question(client.jetstream())
             finally:
@@ -118,6 +129,28 @@ class TestNats(SinkContract):
         for subject in ("", "a b", "a.*", ">", "a..b", "$JS.API.STREAM.DELETE.x", "{other}"):
             assert refused(nats_subject=subject) == "/nats_subject"
         assert refused(stream="s") == "/stream"
+
+
+def test_tls(tmp_path: Path) -> None:
+    certificates = tls.Certificates(tmp_path)
+    made = NatsServer(tmp_path)
+    made.trusted = certificates.context
+    made.tls_options = (
+        f'tls {{ cert_file: "{certificates.certificate}", key_file: "{certificates.key}" }}'
+    )
+
+    def to(host: str, opener: NatsOpener) -> Result:
+        target = NatsTarget(f"tls://{USER}:{ESCAPED}@{host}:{made.port}")
+        return tls.deliver(opener, subscription(type="nats", target=target))
+
+    with made as broker:
+        broker.ask(lambda stream: stream.add_stream(StreamConfig(name="s", subjects=[SUBJECT])))
+        trusting = NatsOpener(tls.POLICY, certificates.context)
+        assert tls.is_confirmed(to("localhost", trusting))
+        assert tls.is_refused(to("127.0.0.1", trusting))
+        assert tls.is_refused(to("localhost", NatsOpener(tls.POLICY)))
+        state = broker.ask(lambda stream: stream.stream_info("s")).state
+        assert state.messages == 1
 
 
 def test_the_tests_know_a_stream_that_is_not_there(broker: NatsServer) -> None:

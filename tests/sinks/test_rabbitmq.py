@@ -13,9 +13,14 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError
 
 from delayserver.cli.demo.process import free_port
+from delayserver.delivery.amqp_sink import AmqpOpener
+from delayserver.delivery.sink import Result
+from delayserver.records.subscriptions import AmqpTarget
 from tests.integration.api_support import ApiServer, wait_until
+from tests.sinks import tls
 from tests.sinks.contract import SinkContract
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+from tests.unit.fakes import subscription
 
 T = TypeVar("T")
 
@@ -27,6 +32,8 @@ class RabbitMq(Broker):
         super().__init__(directory)
         self._distribution_port = free_port()
         self._mapper_port = free_port()
+        self.tls_port = free_port()
+        self.certificates = tls.Certificates(directory)
         # The port mapper that a node starts by itself is a daemon, and would outlive it.
         need("rabbitmq-server", "ensure_rabbitmq")
         self.mapper = subprocess.Popen(
@@ -43,6 +50,11 @@ class RabbitMq(Broker):
         (self.directory / "rabbitmq.conf").write_text(
             f"default_user = {USER}\ndefault_pass = {PASSWORD}\n"
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+            f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}\n"
+            f"ssl_options.cacertfile = {self.certificates.trusted}\n"
+            f"ssl_options.certfile = {self.certificates.certificate}\n"
+            f"ssl_options.keyfile = {self.certificates.key}\n"
+            "ssl_options.verify = verify_none\n"
         )
         return [need("rabbitmq-server", "ensure_rabbitmq")]
 
@@ -169,6 +181,20 @@ class TestRabbitMq(SinkContract):
         assert {entry.id for entry in broker.read(name, 20)} == ids
         assert server.ask("GET", f"{path}/dead-letters")["dead_letters"] == []
         server.delete(f"{path}-2")
+
+    def test_tls(self, broker: RabbitMq, name: str) -> None:
+        def to(host: str, opener: AmqpOpener) -> Result:
+            url = f"amqps://{USER}:{ESCAPED}@{host}:{broker.tls_port}"
+            target = AmqpTarget(url, "", name)
+            return tls.deliver(opener, subscription(type="amqp", target=target))
+
+        broker.prepare(name)
+        trusting = AmqpOpener(tls.POLICY, broker.certificates.context)
+        assert tls.is_confirmed(to("localhost", trusting))
+        assert len(broker.read(name, 1)) == 1
+        assert tls.is_refused(to("127.0.0.1", trusting))
+        assert tls.is_refused(to("localhost", AmqpOpener(tls.POLICY)))
+        assert len(broker.read(name, 1)) == 1
 
     def test_what_is_refused(self, broker: RabbitMq, server: ApiServer) -> None:
         good = {"subject": "s", **broker.definition("due-x")}

@@ -1,18 +1,30 @@
 """Subscriptions of type redis, with a real Redis."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from delayserver.cli.demo.process import free_port
+from delayserver.delivery.redis_sink import RedisOpener
+from delayserver.delivery.sink import Result
+from delayserver.records.subscriptions import RedisTarget
 from tests.integration.api_support import ApiServer, wait_until
+from tests.sinks import tls
 from tests.sinks.contract import SinkContract
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+from tests.unit.fakes import subscription
 
 
 class RedisServer(Broker):
     kind = "redis"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.tls_port = free_port()
+        self.certificates = tls.Certificates(directory)
 
     def command(self) -> list[str]:
         program = need("redis-server", "ensure_redis")
@@ -21,6 +33,10 @@ class RedisServer(Broker):
             f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\nsave ''\n"
             # What was answered is on the disk.
             "appendonly yes\nappendfsync always\n"
+            f"tls-port {self.tls_port}\ntls-auth-clients no\n"
+            f"tls-cert-file {self.certificates.certificate}\n"
+            f"tls-key-file {self.certificates.key}\n"
+            f"tls-ca-cert-file {self.certificates.trusted}\n"
             f"user {USER} on >{PASSWORD} ~due-* +xadd\n"
         )
         return [program, str(config)]
@@ -76,6 +92,36 @@ class TestRedis(SinkContract):
         last = f'delayserver_sink_results_total{{result="confirmed",subscription="{name}"}} 1000'
         wait_until(lambda: last in server.get("/metrics").text)
         assert 100 <= len(broker.read(name, 1)) < 400
+
+    def test_tls(self, broker: RedisServer, name: str) -> None:
+        def to(host: str, opener: RedisOpener) -> Result:
+            url = f"rediss://{USER}:{ESCAPED}@{host}:{broker.tls_port}"
+            target = RedisTarget(url, name)
+            return tls.deliver(opener, subscription(type="redis", target=target))
+
+        trusting = RedisOpener(tls.POLICY, broker.certificates.trusted.read_text())
+        assert tls.is_confirmed(to("localhost", trusting))
+        assert len(broker.read(name, 1)) == 1
+        assert tls.is_refused(to("127.0.0.1", trusting))
+        assert tls.is_refused(to("localhost", RedisOpener(tls.POLICY)))
+        assert len(broker.read(name, 1)) == 1
+
+    def test_two_shards(self, broker: RedisServer, name: str, tmp_path: Path) -> None:
+        with ApiServer(tmp_path, shards=2) as server:
+            server.start()
+            try:
+                path = f"/v1/subscriptions/{name}"
+                server.ask("PUT", path, 201, json={"subject": name, **broker.definition(name)})
+                batch = [{"subject": name, "body": n, "key": f"k{n}"} for n in range(200)]
+                ids = server.ask("POST", "/v1/messages/batch", 200, json=batch)["ids"]
+                assert {entry.id for entry in broker.read(name, 200)} == set(ids)
+                for id_ in ids[:5]:
+                    server.recorded(id_)
+                # A connection of each shard, which goes with the subscription.
+                assert broker.connections() >= 2
+                server.delete(path)
+            finally:
+                server.shut_down()
 
     def test_what_is_refused(self, broker: RedisServer, server: ApiServer) -> None:
         good = {"subject": "s", **broker.definition("due-x")}

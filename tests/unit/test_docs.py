@@ -101,7 +101,7 @@ def test_every_decision_is_in_the_index() -> None:
     index = (directory / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| \[(.+)\]\((.+)\) \|$", index, re.MULTILINE)
     numbers = [int(number) for number, _, _ in rows]
-    assert numbers == sorted(set(numbers))
+    assert numbers == sorted(set(numbers)) and numbers[0] == 1
     files = sorted(path.name for path in directory.glob("[0-9]*.md"))
     assert [file for _, _, file in rows] == files
     for number, title, file in rows:

@@ -41,7 +41,7 @@ from delayserver.api.rest.common import (
     shard_page,
 )
 from delayserver.api.rest.openapi import answer, json_body
-from delayserver.api.rest.targets import check_fields, target_fields, target_of
+from delayserver.api.rest.targets import check_fields, load_client, target_fields, target_of
 from delayserver.errors import ConflictError, InputError
 from delayserver.records.subscriptions import (
     FAILURES,
@@ -83,6 +83,7 @@ async def put_subscription(
 ) -> models.SubscriptionViewModel:
     """Create or change a subscription."""
     check_fields(wanted)
+    await load_client(wanted.type)
     if wanted.bootstrap is not None and wanted.delivery == "exactly_once":
         await parts.calls.check_exactly_once(wanted.bootstrap)
 

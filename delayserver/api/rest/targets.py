@@ -7,11 +7,14 @@ of the extra that brings it.
 Cost: 10 µs. Threads: pure functions.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
 from delayserver.api.rest import models
+from delayserver.delivery.outlets import missing_client
 from delayserver.errors import InputError
 from delayserver.records.subscriptions import (
     MASK,
@@ -75,6 +78,12 @@ def check_fields(wanted: models.SubscriptionModel) -> None:
             raise InputError(f"a {wanted.type} subscription needs it", f"/{field}")
 
 
+async def load_client(kind: str) -> None:
+    """Import the client for a type in a thread: it may take 0.3 s, in which others are served."""
+    if kind in _MODULES and find_spec(_MODULES[kind]) is not None:
+        await asyncio.to_thread(import_module, f"delayserver.delivery.{kind}_sink")
+
+
 def target_of(wanted: models.SubscriptionModel, policy: TargetPolicy) -> Target | None:
     """What a broker does with messages; None: no broker gets them.
 
@@ -83,11 +92,7 @@ def target_of(wanted: models.SubscriptionModel, policy: TargetPolicy) -> Target 
     if make is None:
         return None
     if find_spec(_MODULES[wanted.type]) is None:
-        raise InputError(
-            f"this server has no client for {wanted.type}: install it with pip install "
-            f"'delayserver[{wanted.type}]'",
-            "/type",
-        )
+        raise InputError(missing_client(wanted.type), "/type")
     return make(wanted, policy)
 
 

@@ -99,26 +99,15 @@ class Got:
         return [(received - due * 1_000_000) / 1e6 for received, due in pairs]
 
 
-class Peer(ABC):
-    """One server that keeps messages until they are due."""
+class Program(ABC):
+    """A server of others that a benchmark starts and ends."""
 
     name: str
-    packages: str
-    """What has to be installed."""
-    durability: str
-    """How it is set, so that an answer means: on the disk."""
-    in_flight_max: int = 1_000
-    """More than that it does not take."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
         self.port = port
         self.processes: list[subprocess.Popen[bytes]] = []
-
-    @classmethod
-    @abstractmethod
-    def is_installed(cls) -> bool:
-        """Whether it can be started on this machine."""
 
     @abstractmethod
     def start(self) -> None:
@@ -127,19 +116,6 @@ class Peer(ABC):
     @abstractmethod
     async def is_ready(self) -> bool:
         """Whether a client is served."""
-
-    @abstractmethod
-    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
-        """Durable publishes, each answered."""
-
-    @abstractmethod
-    async def consume(self, count: int, idle_max_s: float) -> Got:
-        """Receive and acknowledge until so many have come, or nothing comes for a while."""
-
-    async def cancel(self, load: ClosedLoop) -> ClosedLoopResult | None:
-        """Durable cancels by key of `load.count` messages that wait, each answered; they are
-        published before. None: it has no such call."""
-        return None
 
     def spawn(
         self,
@@ -187,6 +163,35 @@ class Peer(ABC):
                     continue
             process.wait()
         self.processes.clear()
+
+
+class Peer(Program):
+    """One server that keeps messages until they are due."""
+
+    packages: str
+    """What has to be installed."""
+    durability: str
+    """How it is set, so that an answer means: on the disk."""
+    in_flight_max: int = 1_000
+    """More than that it does not take."""
+
+    @classmethod
+    @abstractmethod
+    def is_installed(cls) -> bool:
+        """Whether it can be started on this machine."""
+
+    @abstractmethod
+    async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
+        """Durable publishes, each answered."""
+
+    @abstractmethod
+    async def consume(self, count: int, idle_max_s: float) -> Got:
+        """Receive and acknowledge until so many have come, or nothing comes for a while."""
+
+    async def cancel(self, load: ClosedLoop) -> ClosedLoopResult | None:
+        """Durable cancels by key of `load.count` messages that wait, each answered; they are
+        published before. None: it has no such call."""
+        return None
 
     def memory_bytes(self) -> int:
         """What its processes have for themselves (anonymous), together."""

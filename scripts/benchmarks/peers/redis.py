@@ -17,6 +17,7 @@ from peers.base import (
     Got,
     Peer,
     PeerError,
+    Program,
     closed_loop,
     count_lines,
     make_body,
@@ -125,7 +126,7 @@ async def _members(reader: asyncio.StreamReader) -> list[bytes]:
     return members
 
 
-def start_redis(peer: Peer) -> None:
+def start_redis(peer: Program) -> None:
     """A Redis whose answers mean: synced."""
     options = {
         "bind": "127.0.0.1",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from delayserver.delivery import outlets
-from delayserver.delivery.outlets import OutletError, OutletSink, Report
+from delayserver.delivery.outlets import NoClient, OutletError, OutletSink, Report
 from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
@@ -208,3 +208,16 @@ def test_an_idle_outlet_makes_room(monkeypatch: Any) -> None:
 
     (seqs, result) = run(main).told[1]
     assert seqs == [4] and isinstance(result, Failed) and "2 brokers are in use" in result.reason
+
+
+def test_a_client_that_is_not_installed_is_the_reason() -> None:
+    told: list[Result] = []
+
+    async def main() -> None:
+        sink = OutletSink(NoClient("redis"))
+        await sink.deliver(to("a"), [delivery(1)], lambda some, result: told.append(result))
+        await sink.close()
+
+    asyncio.run(main())
+    (result,) = told
+    assert isinstance(result, Failed) and "delayserver[redis]" in result.reason
