@@ -219,6 +219,7 @@ class Scheduling:
                 next_ms=_next_of_changed(before, schedule, now_ms),
             )
         self._record(KnownSchedule(schedule, state), is_new_definition=True)
+        self._table.put(wanted.name, _due_ms(state))
         self._groups.wake()
         return KnownSchedule(schedule, state), before is None, self._sequencer.group
 
@@ -283,6 +284,7 @@ class Scheduling:
         )
         changed = KnownSchedule(known.schedule, state)
         self._record(changed)
+        self._table.put(name, _due_ms(state))
         self._groups.wake()
         return changed, self._sequencer.group
 
@@ -297,7 +299,8 @@ class Scheduling:
         planned_ms = now_ms
         while self._is_taken(known.schedule, planned_ms):
             planned_ms += 1
-        accepted = self._run(known, planned_ms, known.state.next_ms, due_ms=now_ms)
+        accepted, state = self._run(known, planned_ms, known.state.next_ms, due_ms=now_ms)
+        self._table.put(name, _due_ms(state))
         return accepted, run_key(name, planned_ms)
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
@@ -315,7 +318,7 @@ class Scheduling:
                 # What is stopping leaves them to the next process.
                 self._held_until_ms = self._stopwatch() + RETRY_MS
                 return False
-            steps += self._step(self._table.name(row), now_ms, STEPS_MAX - steps)
+            steps += self._step(row, now_ms, STEPS_MAX - steps)
             if steps >= STEPS_MAX:
                 break
         self._groups.wake()
@@ -329,9 +332,10 @@ class Scheduling:
         self._publishing.refuse_when_disk_is_low()
         self._groups.admit(0)
 
-    def _step(self, name: str, now_ms: int, steps_max: int) -> int:
-        """Run a schedule that is due once, or leave out what is to be left out. Returns how many
-        planned times were looked at."""
+    def _step(self, row: int, now_ms: int, steps_max: int) -> int:
+        """Run the schedule of a row, which is due, once, or leave out what is to be left out.
+        Returns how many planned times were looked at."""
+        name = self._table.name(row)
         known = self._find(name)
         assert known is not None, name
         schedule, state = known.schedule, known.state
@@ -349,17 +353,18 @@ class Scheduling:
                 late = KnownSchedule(schedule, _skipping(state, skipped))
                 jitter_ms = int(self._random() * (schedule.jitter_ms + 1))
                 due_ms = max(now_ms, planned_ms + jitter_ms)
-                self._run(late, planned_ms, following_ms, due_ms=due_ms)
+                _, state = self._run(late, planned_ms, following_ms, due_ms=due_ms)
                 break
             skipped += 1
             if is_newest or skipped >= steps_max:
                 seq = self._sequencer.next_seq
-                stepped = msgspec.structs.replace(
+                state = msgspec.structs.replace(
                     _skipping(state, skipped), seq=seq, next_ms=following_ms
                 )
-                self._record(KnownSchedule(schedule, stepped))
+                self._record(KnownSchedule(schedule, state))
                 break
             planned_ms = following_ms
+        self._table.set(row, _due_ms(state))
         self.skipped_total += skipped
         return skipped + 1
 
@@ -382,8 +387,9 @@ class Scheduling:
         following_ms: int,
         *,
         due_ms: int,
-    ) -> Accepted:
-        """Put the record of a run into the open group: the message, and the state behind it."""
+    ) -> tuple[Accepted, ScheduleState]:
+        """Put the record of a run into the open group: the message, and the state behind it, which
+        are returned."""
         schedule, state = known.schedule, known.state
         seq, runs = self._sequencer.next_seq, state.runs + 1
         is_over = schedule.runs_max is not None and runs >= schedule.runs_max
@@ -408,9 +414,8 @@ class Scheduling:
         accepted = self._publishing.publish_run(schedule.subject_id, message, due_ms)
         assert accepted.seq == seq
         self._show(seq, schedule.name, None, state.pack())
-        self._set_due(schedule.name, state)
         self.runs_total += 1
-        return accepted
+        return accepted, state
 
     def _is_taken(self, schedule: Schedule, planned_ms: int) -> bool:
         """Whether the key for that time is the one of another run, or of one that comes."""
@@ -432,7 +437,6 @@ class Scheduling:
         seq = self._sequencer.append(RecordKind.SCHEDULE, payload=payload)
         assert seq == state.seq
         self._show(seq, schedule.name, packed, state.pack())
-        self._set_due(schedule.name, state)
 
     def _show(self, seq: int, name: str, schedule: bytes | None, state: bytes) -> None:
         """Record `seq` of the open group has brought a schedule this far. `schedule`: its new
@@ -443,10 +447,6 @@ class Scheduling:
         if schedule is not None:
             undo.append(self._schedules.put(seq, name, schedule))
 
-    def _set_due(self, name: str, state: ScheduleState) -> None:
-        is_waiting = state.next_ms != ENDED_MS and not state.is_paused
-        self._table.put(name, state.next_ms if is_waiting else NEVER_MS)
-
     def _look_again(self, name: str) -> None:
         """What was decided last about a schedule could not be written: it is as it was."""
         self._held_until_ms = self._stopwatch() + RETRY_MS
@@ -454,7 +454,7 @@ class Scheduling:
         if known is None:
             self._table.remove(name)
         else:
-            self._set_due(name, known.state)
+            self._table.put(name, _due_ms(known.state))
 
     def _find(self, name: str) -> KnownSchedule | None:
         key = schedule_key(name)
@@ -491,6 +491,12 @@ class Scheduling:
 def run_key(name: str, planned_ms: int) -> str:
     """The key of the message of a run."""
     return f"{name}@{format_time(planned_ms)}"
+
+
+def _due_ms(state: ScheduleState) -> int:
+    """When there is something to do for a schedule."""
+    is_waiting = state.next_ms != ENDED_MS and not state.is_paused
+    return state.next_ms if is_waiting else NEVER_MS
 
 
 def _skipping(state: ScheduleState, skipped: int) -> ScheduleState:

@@ -37,6 +37,7 @@ BENCHMARKS = (
     "levels",
     "timers",
     "purgatory",
+    "schedules",
     "lanes",
     "peers",
     "shards",

@@ -97,6 +97,11 @@ def test_timers(tmp_path: Path) -> None:
     assert len(found) == 7 * 2 + 4
 
 
+def test_schedules(tmp_path: Path) -> None:
+    found, _ = figures("schedules", tmp_path)
+    assert len(found) == 4
+
+
 def test_purgatory(tmp_path: Path) -> None:
     found, _ = figures("purgatory", tmp_path)
     assert len(found) == 7

@@ -95,7 +95,8 @@ TYPES: dict[str, pa.DataType] = {
 
 body          JSON text; null if the body is anything else, which is in body_bytes then
 filed         when the entry was put into its hour: up to a second after it was accepted
-made_by       publish, move, retry, redrive (of a dead letter), fire (by an event)
+made_by       publish, run (of a schedule), move, retry, redrive (of a dead letter), fire (by an
+              event)
 attempt       which attempt the entry is, from 1
 state         delivered, cancelled, moved, retried, dead, dropped; where its deliveries differ, the
               last of these that occurs

@@ -9,6 +9,7 @@ import pytest
 
 from delayserver.records.definitions import definitions_among
 from delayserver.records.message import Origin, Payload, encode_payload
+from delayserver.records.schedules import Schedule, ScheduleState, pack_schedule
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -160,6 +161,11 @@ def heartbeat(subject_id: int) -> bytes:
     return msgspec.msgpack.encode(Heartbeat("k", 1000, subject_id, encode_payload(Payload(b"1"))))
 
 
+def schedule(subject_id: int) -> bytes:
+    payload = encode_payload(Payload(b"1"))
+    return pack_schedule(Schedule("s", subject_id, payload, "@daily", 0, "UTC", 0))
+
+
 ARCHIVED = pack_archived(Archived(1, 2, 3, 4, "", "", 5))
 PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
 
@@ -198,6 +204,15 @@ PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
         (put(Table.HEARTBEATS, b"k", b"\x91\xa1k"), "catalog", "cannot be read"),
         (put(Table.HEARTBEATS, b"other", heartbeat(1)), "catalog", "a heartbeat of another key"),
         (put(Table.HEARTBEATS, b"k", heartbeat(7)), "catalog", "'k' has an unknown subject"),
+        (
+            lambda catalog: {
+                Table.SCHEDULES: [(b"s", schedule(7))],
+                Table.SCHEDULE_STATES: [(b"s", ScheduleState(1, 1, 1, 1).pack())],
+            },
+            "catalog",
+            "'s' has an unknown subject",
+        ),
+        (put(Table.SCHEDULES, b"s", schedule(1)), "catalog", "'s' does not say when it runs"),
         (put(Table.SUBJECTS, number(2), b"orders"), "catalog", "two subjects have the same name"),
         (put(Table.SUBJECTS, number(2), b"\xff"), "catalog", "subjects: entry 00000002 cannot"),
         (put(Table.KEYS, bytes(16), b"short"), "catalog", "keys: entry 0000"),

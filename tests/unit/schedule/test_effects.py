@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from delayserver.decisions.group import Group
-from delayserver.records.message import Origin, Payload, encode_payload
+from delayserver.records.message import Origin, Payload, ScheduledRun, encode_payload
+from delayserver.records.schedules import (
+    Schedule,
+    ScheduleChange,
+    ScheduleState,
+    pack_schedule,
+    pack_schedule_change,
+)
 from delayserver.records.subscriptions import encode_subscription
 from delayserver.records.tables import (
     Change,
@@ -52,6 +59,39 @@ def test_the_newest_publish_of_a_key_is_the_one_in_the_catalog(disk: Disk, log: 
     rows = records(group).rows
     assert unpack_key_entry(value) == KeyEntry(2, NEXT_MS, int(content_digests(rows)[1]))
     assert len(list(disk.catalog.scan(Table.KEYS))) == 1
+
+
+def test_the_last_step_of_a_schedule_counts_whichever_record_made_it(disk: Disk, log: Log) -> None:
+    """A run is a new message besides."""
+    states = [ScheduleState(seq, 1, START_MS, START_MS + seq) for seq in (1, 2, 3)]
+    packed = pack_schedule(Schedule("s", 1, encode_payload(Payload(b"1")), "@daily", 0, "UTC", 0))
+
+    def change(state: ScheduleState | None, schedule: bytes | None = None) -> None:
+        change = ScheduleChange("s", schedule, None if state is None else state.pack())
+        payload = seal(pack_schedule_change(change))
+        log.sequencer.append(RecordKind.SCHEDULE, payload=payload)
+
+    change(states[0], packed)
+    run = ScheduledRun("s", states[1].pack())
+    log.sequencer.append(
+        RecordKind.RUN,
+        due_ms=START_MS,
+        subject_id=1,
+        key_hash=KEY,
+        payload=encode_payload(Payload(b"1", key="s@", run=run)),
+    )
+    change(states[2])
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert dict(disk.catalog.scan(Table.SCHEDULES)) == {b"s": packed}
+    assert dict(disk.catalog.scan(Table.SCHEDULE_STATES)) == {b"s": states[2].pack()}
+    value = disk.catalog.get(Table.KEYS, KEY)
+    assert value is not None and unpack_key_entry(value).seq == 2
+    change(None)
+    disk.file(log.close())
+    disk.replay.checkpoint()
+    assert not list(disk.catalog.scan(Table.SCHEDULES))
+    assert not list(disk.catalog.scan(Table.SCHEDULE_STATES))
 
 
 def test_every_kind_of_change_is_in_the_catalog(disk: Disk, log: Log) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 
@@ -191,6 +192,25 @@ def test_a_reader_in_read_only_mode(tmp_path: Path) -> None:
     assert catalog.get(Table.KEYS, b"a") == b"1"
     with pytest.raises(CatalogError):
         put(catalog, (b"b", b"2"))
+    catalog.close()
+
+
+def test_who_only_reads_finds_nothing_in_a_table_that_is_newer_than_the_directory(
+    tmp_path: Path,
+) -> None:
+    LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES).close()
+    with lmdb.open(str(tmp_path), max_dbs=len(Table)) as environment:
+        newer = environment.open_db(Table.SCHEDULES.value.encode(), create=False)
+        with environment.begin(write=True) as transaction:
+            transaction.drop(newer)
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES, readonly=True)
+    assert catalog.get(Table.SCHEDULES, b"s") is None
+    assert catalog.get_many(Table.SCHEDULES, [b"s"]) == {}
+    assert list(catalog.scan(Table.SCHEDULES)) == [] and catalog.size(Table.SCHEDULES) == 0
+    catalog.close()
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+    put(catalog, (b"s", b"1"), table=Table.SCHEDULES)
+    assert catalog.get(Table.SCHEDULES, b"s") == b"1"
     catalog.close()
 
 
