@@ -519,7 +519,7 @@ def _known(values: Iterable[int]) -> Mask:
 _PUBLISHES, _SCHEDULES, _REMOVES = map(_known, (PUBLISHES, SCHEDULES, REMOVES))
 _RECORD_KINDS, _OUTCOMES = _known(RecordKind), _known(Outcome)
 _FLAGS = np.uint8(FLAG_WATCHES | FLAG_REPLAY | FLAG_OPTIONS | 0xF0)
-"""Of a row that makes an entry, and of the entry."""
+"""Of a row that makes an entry. An entry may have these, and a tombstone the one that is left."""
 
 
 def _is_no_priority(flags: NDArray[np.uint8]) -> Mask:
@@ -577,7 +577,6 @@ def _schedule_rules(header: Header, rows: Rows, hour: int, last_seq: int) -> lis
         ("seqs do not ascend or do not match the header", ~ascending),
         ("unknown kinds of entries", is_entry & ~_SCHEDULES[kinds]),
         ("unknown kinds of tombstones", ~is_entry & ~_REMOVES[kinds]),
-        ("flags that are not known", (rows["flags"] & ~_FLAGS & ~np.uint8(FLAG_REMOVAL)) != 0),
         ("a priority that is none", is_entry & _is_no_priority(rows["flags"])),
         ("a tombstone with flags of an entry", ~is_entry & (rows["flags"] != FLAG_REMOVAL)),
         ("a due time of another hour", _is_elsewhere(rows["due_ms"], hour)),

@@ -352,24 +352,23 @@ class Intake:
         traces: list[Trace | None] = [None] * count
         options: list[MessageOptions | None] = []
         if items and isinstance(items[0], _PublishWithOptions):
-            options = list(map(self._options, items))
+            forms = [one for one in items if isinstance(one, _PublishWithOptions)]  # all are
+            options = list(map(self._options, forms))
             options = options if any(options) else []
-            pairs = zip(items, dues_ms, strict=True)
+            pairs = zip(forms, dues_ms, strict=True)
             dues_ms = [self._spread(one, due_ms, now_ms) for one, due_ms in pairs]
         return PublishBatch(
             subjects, dues_ms, bodies, contents, keys, headers, watches, traces, options
         )
 
-    def _options(self, publish: _Publish) -> MessageOptions | None:
+    def _options(self, publish: _PublishWithOptions) -> MessageOptions | None:
         """What was chosen; None: nothing."""
-        if not isinstance(publish, _PublishWithOptions):
-            return None
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
         return MessageOptions(ttl_ms, priority=priority) if ttl_ms or priority else None
 
-    def _spread(self, publish: _Publish, due_ms: int, now_ms: int) -> int:
+    def _spread(self, publish: _PublishWithOptions, due_ms: int, now_ms: int) -> int:
         """The due time with the jitter that is drawn for the message."""
-        if not isinstance(publish, _PublishWithOptions) or publish.jitter is None:
+        if publish.jitter is None:
             return due_ms
         return due_ms + self._drawn_ms(self._jitter_ms(publish.jitter, due_ms - now_ms))
 
@@ -529,13 +528,13 @@ class Intake:
             check_headers(headers)
         body, content = self._body(publish.body, publish.body_base64)
         due_ms = self.due_ms(publish.delay, publish.deliver_at, now_ms)
-        due_ms = self._spread(publish, due_ms, now_ms)
-        watch = None
+        watch, options = None, None
+        if isinstance(publish, _PublishWithOptions):
+            due_ms = self._spread(publish, due_ms, now_ms)
+            options = self._options(publish)
         if publish.watch is not None or publish.on_event is not None:
             watch = _watch(publish.watch, publish.on_event)
-        payload = Payload(
-            body, content, key, headers or None, watch=watch, options=self._options(publish)
-        )
+        payload = Payload(body, content, key, headers or None, watch=watch, options=options)
         return NewMessage(subject, due_ms, payload)
 
     def _check_subject(self, subject: str) -> None:

@@ -61,7 +61,8 @@ class Backlog:
         says instead of the rate of the subscription how many rows may leave."""
         self._fresh = Ranks()
         self._late = Ranks()
-        self.deadlines = Deadlines()
+        self.deadlines: Deadlines | None = None
+        """Where rows have come that may expire."""
         self._behind_ms = behind_ms
         self._pace: Pace | None = None
         self._permit = permit
@@ -120,11 +121,12 @@ class Backlog:
 
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
 
-    def push(self, fired: FiredRows) -> None:
-        """Add rows that fell due, in the order of their due times."""
-        self._note(fired)
+    def push(self, fired: FiredRows, route: int | None = None) -> None:
+        """Add rows that fell due, in the order of their due times. `route`: that of all of them,
+        where they have one."""
+        marks = self._note(fired, route)
         if not (self._spread_ms or self._drop_older_than_ms):
-            self._fresh.push(fired)
+            self._fresh.push(fired, marks)
             return
         late = fired.due_ms() < self._behind_ms
         if late.any():
@@ -143,15 +145,18 @@ class Backlog:
         self._note(fired)
         self._fresh.push_front(fired)
 
-    def _note(self, fired: FiredRows) -> None:
-        routes = fired.rows["route"]
-        if len(routes) == 1:
-            if int(routes[0]) & ROUTE_OPTIONS:
-                self.deadlines.note(fired)
-            return
-        marked = routes & ROUTE_OPTIONS != 0
-        if marked.any():
-            self.deadlines.note(FiredRows(fired.hour, select(fired.rows, marked)))
+    def _note(self, fired: FiredRows, route: int | None = None) -> int:
+        """Rows come: note those that may expire; returns what is in the route of any of them."""
+        marks = fired.marks() if route is None else route
+        if marks & ROUTE_OPTIONS:
+            expiring = fired
+            if route is None:
+                mask = fired.rows["route"] & ROUTE_OPTIONS != 0
+                expiring = FiredRows(fired.hour, select(fired.rows, mask))
+            if self.deadlines is None:
+                self.deadlines = Deadlines()
+            self.deadlines.note(expiring)
+        return marks
 
     # ── out ────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,6 +212,9 @@ class Backlog:
             late = self._late.pop(room, since_ms)
             self._pace.spend(_count(late))
             taken += late
+        elif self._late.is_plain and self._fresh.is_plain:
+            taken = self._late.pop(room, since_ms) if self._late.count else []
+            taken += self._fresh.pop(room, since_ms)
         else:
             taken = []
             for priority in self._priorities():
@@ -218,8 +226,7 @@ class Backlog:
 
     def _priorities(self) -> list[int]:
         """Those that may have rows, from the highest on."""
-        late, fresh = self._late.priorities, self._fresh.priorities
-        return fresh if late == fresh else sorted({*late, *fresh}, reverse=True)
+        return sorted({*self._late.priorities, *self._fresh.priorities}, reverse=True)
 
     def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
         """Rows that are next, and too old to be delivered; as many as with `pop`."""
@@ -233,6 +240,8 @@ class Backlog:
     def pop_expired(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
         """Rows that wait, wherever they stand, and are known to have outlived their time; as many
         as with `pop`."""
+        if self.deadlines is None:
+            return []
         while len(seqs := self.deadlines.pop(now_ms, rows_max)):
             found = Lane()
             for fired in (*self._late.take(seqs), *self._fresh.take(seqs)):
@@ -262,7 +271,7 @@ class Backlog:
     def outdated_ms(self, now_ms: int) -> int | None:
         """When a row will be too old that is next, or will expire, and is not yet; a moment of the
         clock."""
-        expired_ms = self.deadlines.next_ms(now_ms)
+        expired_ms = None if self.deadlines is None else self.deadlines.next_ms(now_ms)
         if not self._drop_older_than_ms:
             return expired_ms
         firsts = (lane.first_ms() for lane in (self._late, self._fresh))

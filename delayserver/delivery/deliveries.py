@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import DueDelivery, Origin, Payload, ScheduleEntry
 from delayserver.records.message_id import ID_DIGITS
-from delayserver.schedule.wheel_rows import ROUTE_NUMBER, ROUTE_OPTIONS, FiredRows
+from delayserver.schedule.wheel_rows import NOWHERE, ROUTE_NUMBER, ROUTE_OPTIONS, FiredRows
 from storage.frame import Rows
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, Outcome, select
 
@@ -30,6 +30,7 @@ class Deliveries(Sequence[DueDelivery]):
     """Deliveries to one subscription, in the order in which they left its queue."""
 
     __slots__ = (
+        "_expiring",
         "_ids",
         "_published_due_ms",
         "_subject_names",
@@ -71,7 +72,12 @@ class Deliveries(Sequence[DueDelivery]):
         settled["outcome"] = Outcome.DELIVERED
         self.first_due_ms = due_ms.tolist()
         """When the first attempt of each was due."""
-        self.subject_ids = (rows["route"] & ROUTE_NUMBER).tolist()
+        self.subject_ids = rows["route"].tolist()
+        self._expiring = NOWHERE
+        """Those that have other options than a priority, by index."""
+        if self.subject_ids and max(self.subject_ids) > ROUTE_NUMBER:
+            self.subject_ids = (rows["route"] & ROUTE_NUMBER).tolist()
+            self._expiring = np.flatnonzero(rows["route"] & ROUTE_OPTIONS)
         self._published_due_ms = due_ms
         self._subject_names = subject_names
         self._ids = ids
@@ -125,11 +131,10 @@ class Deliveries(Sequence[DueDelivery]):
 
     def expired(self, now_ms: int) -> NDArray[np.intp]:
         """Those that are delivered in vain, since their time to live is over: their indexes
-        (shape n, ascending). Where no message has options one look at their rows tells."""
-        with_options = np.flatnonzero(self.rows["route"] & ROUTE_OPTIONS)
-        if not len(with_options):
-            return with_options
-        return with_options[self.expiries_ms(with_options) <= now_ms]
+        (shape n, ascending)."""
+        if not len(self._expiring):
+            return self._expiring
+        return self._expiring[self.expiries_ms(self._expiring) <= now_ms]
 
     def expiries_ms(self, which: NDArray[np.intp]) -> NDArray[np.int64]:
         """From when on it is too late for some of them; NEVER_MS: never. `which`: their indexes
@@ -147,6 +152,7 @@ class Deliveries(Sequence[DueDelivery]):
         chosen.first_due_ms = [self.first_due_ms[index] for index in indexes]
         chosen.subject_ids = [self.subject_ids[index] for index in indexes]
         chosen._published_due_ms = self._published_due_ms[which]
+        chosen._expiring = np.flatnonzero(chosen.rows["route"] & ROUTE_OPTIONS)
         return chosen
 
     def slices(self, which: NDArray[np.intp]) -> list[FiredRows]:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.backlog import Backlog, Instant
-from delayserver.delivery.deadlines import EXPIRED
+from delayserver.delivery.deadlines import EXPIRED, Deadlines
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.lane import Room
@@ -220,7 +220,7 @@ class Dispatcher:
         queues, more = [], -len(fired.rows)
         for subscription, share in shares:
             queue = self.queue(subscription)
-            queue.rows.push(share)
+            queue.rows.push(share, route)
             queues.append(queue)
             more += len(share.rows)
         # A row counted once while it waited; now each of its deliveries does.
@@ -340,16 +340,17 @@ class Dispatcher:
         subscription = queue.subscription
         self._wakes.pop(subscription.id, None)
         deadlines = queue.rows.deadlines
-        if self.draining or (subscription.paused and not deadlines):
+        if self.draining or (subscription.paused and deadlines is None):
             queue.keep()
             return
         if not self.may_deliver():
             queue.keep()
             self._look_again(queue, instant)
             return
-        self._drop_expired(queue, now_ms)
-        if subscription.paused:
-            self._look_soon(queue)
+        if deadlines is not None:
+            self._drop_expired(queue, now_ms)
+        if deadlines is not None and subscription.paused:
+            self._look_soon(queue, deadlines)
             queue.keep()
             expires_ms = deadlines.next_ms(now_ms)
             if expires_ms is not None:
@@ -359,7 +360,8 @@ class Dispatcher:
         # Behind rows that leave, others may have become too old.
         while self._hand_out(queue, instant) and self._drop_outdated(queue, now_ms):
             pass
-        self._look_soon(queue)
+        if deadlines is not None:
+            self._look_soon(queue, deadlines)
         queue.keep()
         wait_ms, outdated_ms = queue.rows.wait_ms(instant), queue.rows.outdated_ms(now_ms)
         if wait_ms is None and outdated_ms is None:
@@ -456,32 +458,31 @@ class Dispatcher:
             handout.give_up_reason = EXPIRED
             self._ports.read(handout)
 
-    def _look_soon(self, queue: Queue) -> None:
+    def _look_soon(self, queue: Queue, deadlines: Deadlines) -> None:
         """Find out when rows expire that wait still."""
-        deadlines = queue.rows.deadlines
         if not deadlines.are_unread:
             return
         if not queue.count:
             deadlines.forget_unread()
         elif not deadlines.is_reading:
             deadlines.is_reading = True
-            self._ports.call_soon(partial(self._look_at_some, queue.subscription.id))
+            self._ports.call_soon(partial(self._look_at_some, queue.subscription.id, deadlines))
 
-    def _look_at_some(self, subscription_id: int) -> None:
+    def _look_at_some(self, subscription_id: int, deadlines: Deadlines) -> None:
         """Read rows of which nobody knows when they expire; some, as the next turn is others'."""
         queue = self._queues.get(subscription_id)
         if queue is None:
             return
-        room = Room(READ_ROWS_MAX, self._answer_max_bytes)
-        slices = queue.rows.deadlines.next_unread(room)
+        slices = deadlines.next_unread(Room(READ_ROWS_MAX, self._answer_max_bytes))
         if slices:
             self._ports.read(Handout(queue.subscription, slices, {}, is_look=True))
         else:
-            queue.rows.deadlines.is_reading = False
+            deadlines.is_reading = False
 
     def _on_looked(self, queue: Queue, deliveries: Deliveries, now_ms: int) -> None:
         """Rows that wait were read; what of them could not be is found out when it leaves."""
         deadlines = queue.rows.deadlines
+        assert deadlines is not None
         expiries_ms = deliveries.expiries_ms(np.arange(len(deliveries)))
         deadlines.add(deliveries.settled["seq"], expiries_ms)
         deadlines.is_reading = False

@@ -103,6 +103,11 @@ class FiredRows:
         """When the first row is due."""
         return start_ms(self.hour) + int(self.rows["due_offset_ms"][0])
 
+    def marks(self) -> int:
+        """What is in the route of any of the rows."""
+        routes = self.rows["route"]
+        return int(routes[0]) if len(routes) == 1 else int(np.bitwise_or.reduce(routes))
+
     def payload_bytes(self, count: int) -> NDArray[np.int64]:
         """How long the sealed payloads of the first `count` rows are."""
         lengths: NDArray[np.int64] = (self.rows["locator"][:count] & PAYLOAD_MAX_BYTES).astype(

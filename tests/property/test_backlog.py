@@ -308,6 +308,7 @@ def test_what_waits_is_given_up_once_it_has_expired_and_nothing_else_is(
     for seq, (_, priority) in enumerate(ttls, 1):
         rows = wheel_rows(HOUR, (seq, START_MS), route=1 | route_bits(FLAG_OPTIONS | priority << 4))
         backlog.push(FiredRows(HOUR, rows))
+    assert backlog.deadlines is not None
     unread = seqs(backlog.deadlines.next_unread(Room(99, NO_LIMIT)))
     assert unread == list(expires)
     moments = np.array([expires[seq] for seq in unread], np.int64)

@@ -822,7 +822,7 @@ def a_message_is_delivered_after_its_time_to_live(patch: Patch) -> None:
 
 @canary(Violation)
 def nobody_finds_out_when_rows_expire_that_wait(patch: Patch) -> None:
-    patch.setattr(Dispatcher, "_look_soon", lambda self, queue: None)
+    patch.setattr(Dispatcher, "_look_soon", lambda self, queue, deadlines: None)
 
 
 @canary(Violation)
