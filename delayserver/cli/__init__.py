@@ -41,7 +41,7 @@ from delayserver.cli.session import URL_DEFAULT, AuthorityOption, TokenOption, U
 
 COMMANDS: Final = {
     "serve": ("serve",),
-    "messages": ("publish", "replace", "get", "cancel", "move", "list"),
+    "messages": ("publish", "replace", "get", "cancel", "move", "list", "messages"),
     "bulk": ("publish-many", "cancel-many"),
     "subscriptions": ("subscribe", "subscriptions"),
     "pulling": ("pull", "ack", "nack", "extend"),

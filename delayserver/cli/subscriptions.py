@@ -61,7 +61,7 @@ RedisOption = Annotated[
     typer.Option(
         "--redis",
         metavar="URL",
-        help="Add each message to a stream of Redis: redis://[USER@]HOST[:PORT][/DATABASE], or "
+        help="Add each message to a stream of Redis: redis://[USER@]HOST[:PORT]\\[/DATABASE], or "
         "rediss:// for TLS; with --stream.",
         show_default=False,
     ),

@@ -12,7 +12,7 @@ from delayserver.api.rest import models
 @pytest.mark.parametrize(
     ("struct", "model"),
     [
-        (intake._Publish, models.PublishModel),
+        (intake._PublishWithOptions, models.PublishModel),
         (intake._PublishUnderKey, models.PublishUnderKeyModel),
         (intake._Heartbeat, models.HeartbeatModel),
     ],
