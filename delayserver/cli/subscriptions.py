@@ -98,7 +98,7 @@ AmqpOption = Annotated[
     typer.Option(
         "--amqp",
         metavar="URL",
-        help="Publish each message to an exchange of RabbitMQ: amqp://[USER@]HOST[:PORT][/VHOST], "
+        help="Publish each message to an exchange of RabbitMQ: amqp://[USER@]HOST[:PORT]\\[/VHOST], "
         "or amqps://; with --exchange.",
         show_default=False,
     ),
