@@ -105,8 +105,10 @@ class ScheduleRecords:
             return
         if (state.runs, state.skipped) != (before[1].runs, before[1].skipped):
             raise Violation(f"a change of {name} has lost its counts: {state}")
-        if state.next_ms != before[1].next_ms:
-            self._made[name] = set()  # It begins anew, perhaps on a clock that was set back.
+        if state.next_ms != before[1].next_ms or schedule.subject_id != before[0].subject_id:
+            # It begins anew, perhaps on a clock that was set back; or its keys are those of another
+            # subject, of which a run that is asked for may have the first that is free.
+            self._made[name] = set()
 
     def _behind(self, schedule: Schedule, planned_ms: int, steps: int) -> int:
         for _ in range(steps):
