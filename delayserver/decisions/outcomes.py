@@ -589,11 +589,10 @@ class Outcomes:
             )
         origin = Origin(seq, found.published_due_ms, found.subject_id, found.due_ms)
         payload = found.payload
-        replays = 1 + (payload.history.replays if payload.history else 0)
         sealed = []
         for one in receivers:
             tried = tuple(attempt for attempt in found.attempts if attempt.subscription_id == one)
-            history = bounded(tried, replays=replays)
+            history = bounded(tried, is_replay=True)
             payload = msgspec.structs.replace(
                 payload, origin=origin, history=history, options=_from_now(payload.options, now_ms)
             )

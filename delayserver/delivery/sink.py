@@ -53,8 +53,7 @@ class Tried(msgspec.Struct, frozen=True, gc=False):
     """The beginning of what was answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
+class Confirmed(msgspec.Struct, frozen=True):
     """The receiver has it, for good."""
 
     recorded: Recorded | None = None
@@ -115,8 +114,7 @@ class Sink(Protocol):
 # ---- what follows from it --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """The receiver has taken it."""
 
     recorded: Recorded | None = None

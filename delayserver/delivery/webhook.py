@@ -9,11 +9,12 @@ carries them is in `delayserver.delivery.sender`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 from urllib.parse import quote
+
+import msgspec
 
 from delayserver.delivery.batch import batch_body, batch_id
 from delayserver.delivery.sink import Confirmed, Failed, Gone, Result, Tried
@@ -30,8 +31,7 @@ from delayserver.times import format_time
 KEY_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookRequest:
+class WebhookRequest(msgspec.Struct, frozen=True):
     """One attempt to deliver one message, or a batch of them."""
 
     url: str
@@ -55,7 +55,7 @@ class WebhookRequest:
     """Messages in a batch, which says the rest of each in its body; 0: one message, by itself."""
     is_replay: bool = False
     method: str = "POST"
-    subscription_headers: Mapping[str, str] = field(default_factory=dict)
+    subscription_headers: Mapping[str, str] = {}
     """Those of the subscription, names in lower case: no publisher changes them."""
 
 
@@ -88,16 +88,16 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
         headers[REPLAY_HEADER] = "1"
     own = request.subscription_headers
     headers.update(own)
-    lowered = ((name.lower(), value) for name, value in request.headers.items())
-    headers.update((name, value) for name, value in lowered if name not in own)
+    for name, value in request.headers.items():
+        if (lower := name.lower()) not in own:
+            headers[lower] = value
     return headers
 
 
 # ---- what an answer means ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookResponse:
+class WebhookResponse(msgspec.Struct, frozen=True):
     """What came back. Either a `status`, or the `error` that says why there was none."""
 
     status: int | None

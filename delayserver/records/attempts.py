@@ -53,20 +53,19 @@ class History(msgspec.Struct, array_like=True, frozen=True, gc=False):
     attempts: tuple[DeliveryAttempt, ...] = ()
     dropped: int = 0
     """How many more there were, behind the first."""
-    replays: int = 0
-    """How often it was delivered again because somebody asked; 0: it is not."""
-
-    def __bool__(self) -> bool:
-        return bool(self.attempts or self.dropped or self.replays)
+    is_replay: bool = False
+    """Whether this row delivers the message again because somebody asked."""
 
 
 def with_attempt(history: History | None, attempt: DeliveryAttempt) -> History:
     """A history with one attempt more, within its bounds."""
     history = history or History()
-    return bounded((*history.attempts, attempt), history.dropped, history.replays)
+    return bounded((*history.attempts, attempt), history.dropped, history.is_replay)
 
 
-def bounded(attempts: tuple[DeliveryAttempt, ...], dropped: int = 0, replays: int = 0) -> History:
+def bounded(
+    attempts: tuple[DeliveryAttempt, ...], dropped: int = 0, is_replay: bool = False
+) -> History:
     """A history of these attempts: the oldest but the first few are left out where they are many,
     or long."""
     kept = list(attempts)
@@ -76,4 +75,4 @@ def bounded(attempts: tuple[DeliveryAttempt, ...], dropped: int = 0, replays: in
         size -= sizes.pop(FIRST_KEPT)
         del kept[FIRST_KEPT]
         dropped += 1
-    return History(tuple(kept), dropped, replays)
+    return History(tuple(kept), dropped, is_replay)

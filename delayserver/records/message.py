@@ -114,7 +114,7 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @property
     def is_replay(self) -> bool:
         """Whether it is delivered again because somebody asked."""
-        return self.history is not None and self.history.replays > 0
+        return self.history is not None and self.history.is_replay
 
 
 _encoder = msgspec.msgpack.Encoder()

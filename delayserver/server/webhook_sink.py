@@ -6,9 +6,9 @@ loop.
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from delayserver.delivery.sink import Told
@@ -65,7 +65,7 @@ class WebhookSink:
             if not subscription.batch_max:
                 # The receiver belongs to this delivery, which links to the publish.
                 headers = in_trace(request.headers, spans[0].trace, max_bytes=HEADERS_BYTES_MAX)
-                request = replace(request, headers=headers)
+                request = msgspec.structs.replace(request, headers=headers)
         began_at = time.perf_counter()
         response = await self._sender.send(request)
         took_s = time.perf_counter() - began_at

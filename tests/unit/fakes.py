@@ -510,7 +510,7 @@ class Log:
         self, message_seq: int, settled_ms: int, due_ms: int, *, key_hash: bytes = NO_KEY
     ) -> int:
         origin = Origin(message_seq, settled_ms, 1, settled_ms)
-        payload = Payload(b"{}", origin=origin, history=History(replays=1))
+        payload = Payload(b"{}", origin=origin, history=History(is_replay=True))
         return self.sequencer.append(
             RecordKind.REPLAY,
             due_ms=due_ms,

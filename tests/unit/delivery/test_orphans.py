@@ -243,7 +243,7 @@ def test_a_replay_whose_subscription_is_gone_is_for_nobody_else() -> None:
     heir = subscription(2, created_ms=NOW_MS)
     parts = Parts(heir)
     parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
-    parts.read(payload=Payload(b"{}", history=History(replays=1)))
+    parts.read(payload=Payload(b"{}", history=History(is_replay=True)))
     assert parts.waiting(heir) == []
     assert parts.settled() == [(5, 0, Outcome.DROPPED)]
     assert parts.hours.unsettled() == 0

@@ -61,7 +61,7 @@ def test_the_dead_letters_of_a_lost_subscription_can_be_asked_for() -> None:
 def test_where_a_message_was_that_was_replayed_is_derived_again() -> None:
     """Of one that was moved its own row tells where to, whichever is read first."""
     origin = Origin(3, START_MS, 1, START_MS)
-    replay = encode_payload(Payload(b"{}", origin=origin, history=History(replays=1)))
+    replay = encode_payload(Payload(b"{}", origin=origin, history=History(is_replay=True)))
     moved = encode_payload(Payload(b"{}", origin=origin))
 
     def row(seq: int, due_ms: int, kind: RecordKind, **more: int) -> np.ndarray:
