@@ -19,6 +19,7 @@ from delayserver.config import Settings
 from delayserver.decisions.messages import Located
 from delayserver.delivery.backlog import Instant
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
+from delayserver.delivery.dispatcher import HELD_LOOK_MS
 from delayserver.delivery.leases import Some
 from delayserver.delivery.queue import Handout, Queue
 from delayserver.delivery.reader import Found
@@ -400,6 +401,8 @@ class SimulatedServer(Shard):
             ready = queue.rows.ready(instant)
             if not ready and not self._stands_still(queue):
                 continue
+            if ready and self._is_held(queue):
+                continue
             if queue.subscription.type == "webhook":
                 is_waited_for = queue.free_places() > 0
             else:
@@ -409,6 +412,11 @@ class SimulatedServer(Shard):
             if is_waited_for:
                 held_up.append(queue.subscription.id)
         return held_up
+
+    def _is_held(self, queue: Queue) -> bool:
+        """Nothing might leave when it was looked at last, under no lease; it soon is again."""
+        leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
+        return 0 < leave_ms - self.stopwatch() <= HELD_LOOK_MS
 
     def _stands_still(self, queue: Queue) -> bool:
         """It is to be looked at again, and later than rows of its subscription may have to wait."""
