@@ -61,8 +61,8 @@ RedisOption = Annotated[
     typer.Option(
         "--redis",
         metavar="URL",
-        help="Add each message to a stream of Redis: redis://[USER@]HOST[:PORT][/DATABASE], or "
-        "rediss:// for TLS; with --stream.",
+        help="Add each message to a stream of Redis: redis://HOST:PORT, or rediss:// for TLS; "
+        "with --stream.",
         show_default=False,
     ),
 ]
@@ -79,8 +79,7 @@ NatsOption = Annotated[
     typer.Option(
         "--nats",
         metavar="URL",
-        help="Publish each message to a stream of NATS JetStream: nats://[USER@]HOST[:PORT], or "
-        "tls://.",
+        help="Publish each message to a stream of NATS JetStream: nats://HOST:PORT, or tls://.",
         show_default=False,
     ),
 ]
@@ -98,8 +97,8 @@ AmqpOption = Annotated[
     typer.Option(
         "--amqp",
         metavar="URL",
-        help="Publish each message to an exchange of RabbitMQ: amqp://[USER@]HOST[:PORT][/VHOST], "
-        "or amqps://; with --exchange.",
+        help="Publish each message to an exchange of RabbitMQ: amqp://HOST:PORT, or amqps://; "
+        "with --exchange.",
         show_default=False,
     ),
 ]
