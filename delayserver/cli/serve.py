@@ -27,7 +27,10 @@ from delayserver.times import format_duration
 
 USAGE_STATUS = 2
 ENVIRONMENT_PREFIX = "DELAYSERVER_"
-_OF_COMMANDS = ("CONFIG", "TLS_CA", "URL", "WEBHOOK_SECRET", "WEBHOOK_PREVIOUS_SECRET")
+_OF_COMMANDS = (
+    *("CONFIG", "TLS_CA", "URL"),
+    *("WEBHOOK_SECRET", "WEBHOOK_PREVIOUS_SECRET", "BROKER_PASSWORD"),
+)
 """Variables of other commands."""
 HELP = """Run a server, until it is told to stop (SIGTERM, or ctrl-C).
 

@@ -79,8 +79,7 @@ NatsOption = Annotated[
     typer.Option(
         "--nats",
         metavar="URL",
-        help="Publish each message to a stream of NATS JetStream: nats://[USER@]HOST[:PORT], or "
-        "tls://.",
+        help="Publish each message to a stream of NATS JetStream: nats://HOST:PORT, or tls://.",
         show_default=False,
     ),
 ]

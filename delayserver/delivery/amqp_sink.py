@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from aiormq import Channel, Connection
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError, PublishError
+from aiormq.exceptions import AMQPError, DeliveryError, PublishError
 from pamqp.commands import Basic
 from yarl import URL
 
@@ -113,7 +113,7 @@ class AmqpOpener:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await connection.connect()
-        except (AMQPError, OSError) as error:
+        except Exception as error:  # The client's, the network's, and KeyError for what is no AMQP.
             await _close(connection)
             raise OutletError(_text(error)) from error
         return _AmqpOutlet(connection, subscription.timeout_ms)
@@ -164,10 +164,12 @@ class _AmqpOutlet:
             failure = f"AMQP: no confirmation within {int(self._timeout_s * 1000)} ms"
         except InputError as error:
             failure = f"AMQP: {error.detail}"
-        except (AMQPError, ChannelInvalidStateError, OSError, RuntimeError) as error:
-            failure = _text(error)
         except asyncio.CancelledError:
             failure = "AMQP: the connection was closed"
+        except Exception as error:
+            # The client raises RuntimeError and others where a connection goes. A message that
+            # nobody reports would stay on its way for good.
+            failure = _text(error)
         report(delivery, failure)
 
     def _channel(self, subscription_id: int) -> "asyncio.Task[Channel]":

@@ -178,7 +178,10 @@ class ProducerOutlet:
                 log.error("a producer is replaced: %s", error)
                 self._is_ending = True
             self._hand_over()
-        # What is not confirmed is reported as failed.
+        self._purge()
+
+    def _purge(self) -> None:
+        """What is not confirmed is reported as failed."""
         self._producer.purge()
         for _ in range(CLOSE_TRIES):
             with suppress(KafkaException, SystemError):
@@ -214,6 +217,8 @@ class ProducerOutlet:
         """See `Outlet`."""
         self._is_ending = True
         await asyncio.to_thread(self._thread.join)
+        # What was produced while the thread was about to end by itself.
+        await asyncio.to_thread(self._purge)
         self._take_reports()
 
 

@@ -139,7 +139,7 @@ class NatsOpener:
                     error_cb=on_error,
                     **tls,
                 )
-        except (Error, OSError) as error:
+        except Exception as error:  # Its own, the network's, and ValueError for what is no NATS.
             await _close(client)
             raise OutletError(_text(errors[0] if errors else error)) from error
         return _NatsOutlet(client, subscription.timeout_ms)
@@ -173,7 +173,8 @@ class _NatsOutlet:
                 acknowledged = await self._publish(_target(subscription), delivery)
             except InputError as error:
                 failure = f"NATS: {error.detail}"
-            except (Error, OSError) as error:
+            except Exception as error:
+                # Its own, the network's, and AttributeError where it closes at this moment.
                 failure = _text(error)
             if failure is not None:
                 report(delivery, failure)

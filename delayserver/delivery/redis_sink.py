@@ -177,7 +177,8 @@ class _RedisOutlet:
                     answers = await self._execute(batch)
             except TimeoutError:
                 self._failure = f"Redis: no answer within {self._timeout_ms} ms"
-            except (RedisError, OSError) as error:
+            except Exception as error:
+                # Whatever it is: messages that nobody reports would stay on their way for good.
                 self._failure = _text(error)
             except asyncio.CancelledError:
                 self._report_all(batch, self._failure)

@@ -16,7 +16,7 @@ import pytest
 
 from delayserver.cli.demo.process import free_port
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 ESTABLISHED = "01"
 USER, PASSWORD, ESCAPED = "delays", "p@ss:w/rd", "p%40ss%3Aw%2Frd"
 

@@ -24,6 +24,9 @@ from tests.unit.fakes import subscription
 
 T = TypeVar("T")
 
+# On a busy machine Erlang takes half a minute to start.
+pytestmark = pytest.mark.timeout(300)
+
 
 class RabbitMq(Broker):
     kind = "amqp"

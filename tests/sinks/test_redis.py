@@ -13,7 +13,7 @@ from delayserver.delivery.sink import Result
 from delayserver.records.subscriptions import RedisTarget
 from tests.integration.api_support import ApiServer, wait_until
 from tests.sinks import tls
-from tests.sinks.contract import SinkContract
+from tests.sinks.contract import QUICKLY, SinkContract
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
 from tests.unit.fakes import subscription
 
@@ -120,6 +120,31 @@ class TestRedis(SinkContract):
                 # A connection of each shard, which goes with the subscription.
                 assert broker.connections() >= 2
                 server.delete(path)
+            finally:
+                server.shut_down()
+
+    def test_a_server_without_the_client(
+        self, broker: RedisServer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was there when the subscription was made."""
+        hidden = tmp_path / "hidden" / "redis"
+        hidden.mkdir(parents=True)
+        (hidden / "__init__.py").write_text("raise ModuleNotFoundError('hidden by a test')")
+        with ApiServer(tmp_path) as server:
+            server.start()
+            try:
+                definition = {"subject": name, **broker.definition(name), "retry": QUICKLY}
+                server.ask("PUT", f"/v1/subscriptions/{name}", 201, json=definition)
+                with monkeypatch.context() as patch:
+                    patch.setenv("PYTHONPATH", str(hidden.parent))
+                    server.restart()
+                id_ = server.publish(name, body=1)["id"]
+                failed = 'delayserver_sink_results_total{result="failed"'
+                wait_until(lambda: failed in server.get("/metrics").text)
+                assert "a client is missing" in server.log
+                server.restart()
+                assert [entry.id for entry in broker.read(name, 1)] == [id_]
+                server.recorded(id_)
             finally:
                 server.shut_down()
 

@@ -59,3 +59,28 @@ def test_one_that_cannot_be_reached_is_a_reason(url: str, reason: str) -> None:
 def test_a_definition_as_bytes() -> None:
     one = subscription(type="amqp", target=AmqpTarget("amqp://h", "", "{key}.x"))
     assert decode_subscription(encode_subscription(one)) == one
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x01" * 64, b""])
+def test_what_is_no_broker_is_a_reason(answer: bytes) -> None:
+    told: list[Result] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    def tell(some: list[DueDelivery], result: Result) -> None:
+        told.append(result)
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            sink = OutletSink(AmqpOpener(TargetPolicy()))
+            target = AmqpTarget(f"amqp://127.0.0.1:{port}", "")
+            await sink.deliver(subscription(type="amqp", target=target), [delivery(1)], tell)
+            await sink.close()
+
+    asyncio.run(main())
+    (result,) = told
+    assert isinstance(result, Failed) and result.reason.startswith("AMQP: ")

@@ -112,3 +112,30 @@ def test_a_password_goes_to_no_server_without_tls() -> None:
 def test_a_definition_as_bytes() -> None:
     one = subscription(type="nats", target=NatsTarget("nats://h", "due.{id}"))
     assert decode_subscription(encode_subscription(one)) == one
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n", b"INFO {]\r\n", b"INFO 7\r\n", b"\x01\n", b""]
+)
+def test_what_is_no_nats_is_a_reason(answer: bytes) -> None:
+    told: list[Result] = []
+
+    def tell(some: list[DueDelivery], result: Result) -> None:
+        told.append(result)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            sink = OutletSink(NatsOpener(TargetPolicy()))
+            target = NatsTarget(f"nats://127.0.0.1:{port}")
+            await sink.deliver(subscription(type="nats", target=target), [delivery(1)], tell)
+            await sink.close()
+
+    asyncio.run(main())
+    (result,) = told
+    assert isinstance(result, Failed) and result.reason.startswith("NATS: ")
