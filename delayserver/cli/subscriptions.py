@@ -97,8 +97,8 @@ AmqpOption = Annotated[
     typer.Option(
         "--amqp",
         metavar="URL",
-        help="Publish each message to an exchange of RabbitMQ: amqp://[USER@]HOST[:PORT]\\[/VHOST], "
-        "or amqps://; with --exchange.",
+        help="Publish each message to an exchange of RabbitMQ: "
+        "amqp://[USER@]HOST[:PORT]\\[/VHOST], or amqps://; with --exchange.",
         show_default=False,
     ),
 ]
