@@ -457,6 +457,8 @@ class Scheduling:
             self._table.put(name, _due_ms(known.state))
 
     def _find(self, name: str) -> KnownSchedule | None:
+        # Somebody may change one before time has passed for the first time: it has a row by then.
+        self.start()
         key = schedule_key(name)
         state = self._states.get(name)
         if state is None:

@@ -345,6 +345,19 @@ def test_another_process_goes_on_where_the_state_stands() -> None:
     assert len(parts.runs()) == 2
 
 
+def test_one_that_is_changed_before_time_has_passed_waits_once() -> None:
+    parts = Parts()
+    parts.put()
+    parts.store()
+    parts.schedules = parts.made()
+    parts.put(every_ms=2000)
+    assert len(parts.schedules) == 1
+    parts.advance(2000)
+    assert parts.runs() == [(2000, 2000)]
+    parts.schedules.delete("daily")
+    assert len(parts.schedules) == 0
+
+
 def test_what_cannot_be_recorded_is_as_it_was_and_is_tried_again() -> None:
     parts = Parts()
     parts.put()
