@@ -764,11 +764,12 @@ def no_descriptor_on_the_event_loop_ends_the_server(patch: Patch) -> None:
 def a_pause_is_made_of_the_definition_in_force(patch: Patch) -> None:
     """I3: what is being deleted or changed meanwhile is as it was again."""
 
-    def pause(self: Any, subscription_id: int) -> Any:
+    def pause(self: Any, subscription_id: int, reason: str) -> Any:
         in_force = self._registry.by_id(subscription_id)
         if in_force is None or in_force.paused:
             return None
-        return self.put_subscription(msgspec.structs.replace(in_force, paused=True))
+        paused = msgspec.structs.replace(in_force, paused=True, pause_reason=reason)
+        return self.put_subscription(paused)
 
     patch.setattr(Subscribing, "pause", pause)
 
