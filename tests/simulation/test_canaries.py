@@ -681,12 +681,6 @@ def an_hour_is_deleted_that_nobody_has_archived(patch: Patch) -> None:
 
 
 @canary(Violation, theme=Theme.SET_BACK)
-def an_hour_that_came_back_counts_as_archived(patch: Patch) -> None:
-    """Of the setting archive."""
-    patch.setattr(Archives, "cover", lambda self, hour: hour in self._archived)
-
-
-@canary(Violation, theme=Theme.SET_BACK)
 def an_archive_counts_for_more_than_it_covers(patch: Patch) -> None:
     """Of the setting archive."""
     original = Archives.confirm

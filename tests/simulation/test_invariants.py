@@ -22,15 +22,18 @@ from delayserver.delivery.reader import Reader
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
+from delayserver.records.tables import Archived
+from delayserver.schedule.archives import Archives, retired_hours
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
-from delayserver.server.threads import CheckpointRequest
+from delayserver.server.threads import CheckpointRequest, ConfirmRequest
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer, Violation
 from delayserver.testing.publishes import publish_all
 from storage import frame
+from storage.buckets import bucket_path
 from storage.errors import DirectoryLockedError
 from storage.files import OsFiles
-from storage.rows import HOUR_MS
+from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
@@ -49,9 +52,9 @@ class Machine:
         self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
         self.clock, self.faults = SimulatedClock(), Faults()
 
-    def start(self) -> SimulatedServer:
+    def start(self, settings: Settings = SETTINGS) -> SimulatedServer:
         files = FaultyFiles(self.disk, self.faults)
-        return SimulatedServer(SETTINGS, files, self.catalog, self.clock, self.rng, Observer())
+        return SimulatedServer(settings, files, self.catalog, self.clock, self.rng, Observer())
 
     def kill(self) -> None:
         self.disk, self.catalog = self.disk.kill(), self.catalog.kill()
@@ -226,6 +229,49 @@ def an_hour_that_cannot_be_read_is_retired(patch: Patch) -> None:
     patch.setattr(Loader, "load", load)
 
 
+# ── archives ───────────────────────────────────────────────────────────────────────────────────
+
+
+def an_hour_that_came_back_is_archived_again() -> None:
+    """In the worlds it is rare: the clock is set back between an archive and the purge."""
+    machine = Machine()
+    settings = SETTINGS.model_copy(update={"archive": True})
+    server = machine.start(settings)
+    subscribe(server, "everything")
+    hour = machine.clock.now_ms // HOUR_MS
+    for is_archived in (True, False):
+        machine.publish(server, machine.clock.now_ms + 1)
+        _pass(machine, server, 1)
+        _pass(machine, server, 2 * HOUR_MS)
+        if is_archived:
+            [retired] = retired_hours(machine.catalog, machine.disk)
+            archived = Archived(*retired.extent, retired.count, "", "", machine.clock.now_ms)
+            server.replayer.put(ConfirmRequest(hour, archived, lambda error: None))
+            server.rest()
+            machine.clock.set(-2 * HOUR_MS)
+    _pass(machine, server, settings.kept_ms)
+    path = bucket_path(LogKind.SCHEDULE, hour)
+    if not machine.disk.exists(path):
+        raise Violation(f"{path} was deleted with a message that nobody has archived")
+
+
+def _pass(machine: Machine, server: SimulatedServer, by_ms: int) -> None:
+    """Time passes; what is due is delivered, and what is over is filed and purged."""
+    machine.clock.move(by_ms)
+    for _ in range(3):
+        server.tick()
+        server.rest()
+        while server.sending:
+            server.answer(server.sending[0], WebhookResponse(200))
+            server.rest()
+        server.replayer.put(CheckpointRequest(lambda: None))
+        server.rest()
+
+
+def an_hour_that_came_back_counts_as_archived(patch: Patch) -> None:
+    patch.setattr(Archives, "cover", lambda self, hour: hour in self._archived)
+
+
 # ── I10 ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -282,6 +328,7 @@ CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
     (a_bad_sector_costs_what_stands_in_it, the_neighbours_of_a_bad_sector_are_lost),
     (a_bad_sector_costs_what_stands_in_it, what_cannot_be_read_counts_as_settled),
     (an_hour_that_cannot_be_read_is_kept, an_hour_that_cannot_be_read_is_retired),
+    (an_hour_that_came_back_is_archived_again, an_hour_that_came_back_counts_as_archived),
     (a_start_does_not_read_the_backlog, the_whole_backlog_is_loaded),
     (a_second_server_is_refused, the_lock_is_not_taken),
 ]
