@@ -8,6 +8,7 @@ can do, which tells how fast this machine is today. Either counts as started whe
 
 import argparse
 import os
+import random
 import shutil
 import signal
 import socket
@@ -210,6 +211,26 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports of loopback in a row that nobody listens on, below those that the
+    system gives to clients: between two looks somebody's connection may have one of them."""
+    # Other ones in each process, so that two that start at once do not take the same.
+    rng = random.Random(os.getpid())
+    while True:
+        first = rng.randrange(12_000, 32_000)
+        if all(map(_is_free, range(first, first + count))):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from levels.bench import Bench
-from servers import ROOT, BenchmarkError, free_port
+from servers import ROOT, BenchmarkError, free_ports
 
 from delayserver.api.cluster.placement import in_order
 
@@ -148,18 +148,10 @@ class Here:
 def cluster_here(bench: Bench, pending: int) -> Iterator[Here]:
     """A cluster that serves, until the block ends."""
     brokers = bench.size.of(quick=1, usual=3)
-    here = Here(bench.directory / "here", _free_ports(20 + 10 * brokers), brokers, pending)
+    here = Here(bench.directory / "here", free_ports(20 + 10 * brokers), brokers, pending)
     here.directory.mkdir()
     try:
         here.addresses = here.run("start", "--nodes", str(len(NODES)), "--shards", "1").split()
         yield here
     finally:
         here.run("wipe")
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many in a row, as far as one can tell: above it others are free, too."""
-    while True:
-        first = free_port()
-        if first + count < 1 << 16:
-            return first
