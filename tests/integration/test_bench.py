@@ -108,10 +108,12 @@ def test_purgatory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(330)
 def test_peers(tmp_path: Path) -> None:
     from peers.__main__ import PEERS
 
-    found, output = figures("peers", tmp_path)
+    # All that is installed is started, and RabbitMQ alone takes a minute where others work, too.
+    found, output = figures("peers", tmp_path, timeout_s=300)
     measured = {figure["case"].rpartition(": ")[2] for figure in found}
     assert {"delay server", "delay server, client library"} <= measured
     for peer in PEERS:
