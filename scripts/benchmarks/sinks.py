@@ -54,7 +54,7 @@ from report import (
     write_json,
 )
 from rich.markup import escape
-from servers import ROOT, BenchmarkError, Served, add_directory, delay_server, free_port
+from servers import ROOT, BenchmarkError, Served, add_directory, delay_server, free_ports
 
 SUBJECT = "bench.sink"
 BODY = {"order": 1001, "text": "x" * 170}
@@ -90,7 +90,7 @@ class Sunk(ABC):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port = free_port()
+        self.port = free_ports(2)
 
     @classmethod
     def is_installed(cls) -> bool:

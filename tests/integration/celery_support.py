@@ -15,6 +15,7 @@ from typing import Any
 import kombu
 
 from delayserver.cli.demo.process import free_port
+from tests.cluster.brokers import free_port as free_ports
 from tests.integration.api_support import ApiServer, unique, wait_until
 from tests.integration.celery_app import make_app
 
@@ -116,13 +117,15 @@ class RabbitMQ:
     """A node of RabbitMQ, with a directory, a name and ports of its own."""
 
     def __init__(self, directory: Path) -> None:
-        self.url = f"amqp://guest:guest@127.0.0.1:{(port := free_port())}//"
-        mapper_port = str(free_port())
+        # In a row, below those that the system gives to clients.
+        port = free_ports(3)
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        mapper_port = str(port + 1)
         environment = {
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": mapper_port,
             "HOME": str(directory),
-            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_DIST_PORT": str(port + 2),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),

@@ -12,10 +12,10 @@ import pytest
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError
 
-from delayserver.cli.demo.process import free_port
 from delayserver.delivery.amqp_sink import AmqpOpener
 from delayserver.delivery.sink import Result
 from delayserver.records.subscriptions import AmqpTarget
+from tests.cluster.brokers import free_port as free_ports
 from tests.integration.api_support import ApiServer, wait_until
 from tests.sinks import tls
 from tests.sinks.contract import SinkContract
@@ -33,9 +33,10 @@ class RabbitMq(Broker):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._distribution_port = free_port()
-        self._mapper_port = free_port()
-        self.tls_port = free_port()
+        # In a row, below those that the system gives to clients.
+        self._distribution_port = free_ports(3)
+        self._mapper_port = self._distribution_port + 1
+        self.tls_port = self._distribution_port + 2
         self.certificates = tls.Certificates(directory)
         # The port mapper that a node starts by itself is a daemon, and would outlive it.
         need("rabbitmq-server", "ensure_rabbitmq")

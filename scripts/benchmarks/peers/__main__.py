@@ -37,7 +37,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from servers import add_directory, disk_directory, free_port
+from servers import add_directory, disk_directory, free_ports
 
 from peers.base import ClosedLoop, ClosedLoopResult, Peer, PeerError, cancel, consume, publish, run
 from peers.beanstalkd import Beanstalkd
@@ -170,7 +170,7 @@ class Comparison:
             self._step(f"{kind.name}: {what}")
             directory = self._directory / f"{kind.__name__.lower()}-{what}"
             directory.mkdir()
-            peer = kind(directory, free_port())
+            peer = kind(directory, free_ports(2))
             try:
                 case(peer, row)
             except (PeerError, OSError, ConnectionError) as error:
@@ -209,7 +209,9 @@ class Comparison:
         peer.kill()
 
         # In a directory of its own, so that all that is there is what is counted.
-        again = type(peer)(peer.directory.with_name(f"{peer.directory.name}-pending"), free_port())
+        again = type(peer)(
+            peer.directory.with_name(f"{peer.directory.name}-pending"), free_ports(2)
+        )
         again.directory.mkdir()
         self._step(f"{peer.name}: {amounts.pending:,} pending")
         try:
