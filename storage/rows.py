@@ -81,6 +81,9 @@ SCHEDULES = (
 )
 """The kinds that make a schedule row at `due_ms`."""
 
+MOVES = (RecordKind.MOVE, RecordKind.FIRE)
+"""The kinds that give a message another due time. `subscription_id` is for the new schedule row."""
+
 REMOVES = (
     RecordKind.CANCEL,
     RecordKind.MOVE,

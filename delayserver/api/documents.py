@@ -30,6 +30,7 @@ from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload, shown_headers
 from delayserver.records.schedules import CatchUp, Overlap, Schedule, ScheduleState
+from delayserver.records.subscriptions import MASK, RetrySchedule
 from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.times import format_duration, format_time
 
@@ -202,6 +203,22 @@ class ReplayedDocument(msgspec.Struct):
     subscriptions: Annotated[list[str], Meta(description="the names of those that get it again")]
 
 
+class ToRetryDocument(msgspec.Struct):
+    """When an attempt that failed is made again."""
+
+    max_attempts: int
+    backoff: tuple[str, ...]
+
+
+class ToDocument(msgspec.Struct):
+    """Where a message says that it goes."""
+
+    url: str
+    timeout: str
+    retry: ToRetryDocument
+    secret: Annotated[str | _Unset, Meta(description="masked")] = _UNSET
+
+
 class MessageDocument(msgspec.Struct):
     """A message and its state."""
 
@@ -221,6 +238,9 @@ class MessageDocument(msgspec.Struct):
     expires_at: Annotated[
         Time | _Unset, Meta(description="from when on it is not delivered any more")
     ] = _UNSET
+    to: Annotated[ToDocument | _Unset, Meta(description="where it goes, if it says so itself")] = (
+        _UNSET
+    )
 
 
 class HeartbeatDocument(msgspec.Struct):
@@ -446,6 +466,7 @@ def message_document(view: MessageView) -> MessageDocument:
         *body_fields(view.payload),
         *_watched(view.payload),
         *_options(view),
+        _to_document(view.payload),
     )
 
 
@@ -611,6 +632,20 @@ def _watched(payload: Payload) -> tuple[tuple[str, ...] | _Unset, str | _Unset]:
     if payload.watch is None:
         return _UNSET, _UNSET
     return payload.watch.keys, OnEvent(payload.watch.on_event).name.lower()
+
+
+def _to_document(payload: Payload) -> ToDocument | _Unset:
+    to = payload.to
+    if to is None:
+        return _UNSET
+    schedule = RetrySchedule(to.max_attempts)
+    backoff_ms = to.backoff_ms or schedule.backoff_ms
+    return ToDocument(
+        to.url,
+        format_duration(to.timeout_ms),
+        ToRetryDocument(to.max_attempts, tuple(map(format_duration, backoff_ms))),
+        MASK if to.secret else _UNSET,
+    )
 
 
 def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset]:

@@ -25,6 +25,7 @@ from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage, PublishBatch
 from delayserver.decisions.watches import WATCHES_MAX
 from delayserver.errors import InputError, InputErrors, TooLargeError
+from delayserver.records.direct import ATTEMPTS_DEFAULT, WEBHOOK_TIMEOUT_MS, Destination
 from delayserver.records.message import (
     Content,
     MessageOptions,
@@ -36,10 +37,13 @@ from delayserver.records.message import (
 )
 from delayserver.records.nesting import NESTED_MIN_BYTES, check_nesting
 from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
+from delayserver.records.subscriptions import RetrySchedule
 from delayserver.records.tables import OnEvent
 from delayserver.records.tracecontext import Trace
+from delayserver.security.signing import WebhookSecret
+from delayserver.security.targets import TargetPolicy
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
-from storage.rows import PRIORITY_MAX
+from storage.rows import HOUR_MS, PRIORITY_MAX
 
 if TYPE_CHECKING:
     from delayserver.api.arrow import ArrowColumns, Numbers
@@ -60,6 +64,20 @@ class _Publish(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_event: Literal["cancel", "fire"] | None = None
 
 
+class _Retry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    max_attempts: int = ATTEMPTS_DEFAULT
+    backoff: tuple[int | str, ...] = ()
+
+
+class _To(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Where one message goes: as in a subscription of type webhook."""
+
+    url: str
+    secret: str | None = None
+    retry: _Retry | None = None
+    timeout: int | str | None = None
+
+
 class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     """The same where it has options. Few have: a form with their fields as well would cost each of
     the others, so this one is tried where the other does not fit."""
@@ -67,6 +85,7 @@ class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    to: _To | None = None
 
 
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -82,6 +101,7 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    to: _To | None = None
 
 
 _decode_json_plain = msgspec.json.Decoder(_Publish).decode
@@ -94,6 +114,8 @@ _decode_json_raw = msgspec.json.Decoder(msgspec.Raw).decode
 _encode_json = msgspec.json.Encoder().encode
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
+ATTEMPTS_MAX = 100
+"""Of a message that says where it goes, and delays between them: as of a subscription."""
 
 
 _Items = Sequence[_Publish] | Sequence[_PublishWithOptions]
@@ -142,6 +164,7 @@ class Intake:
         """`random`: from 0 to 1, without 1: what a jitter is drawn with."""
         self._settings = settings
         self._random = random
+        self._targets = TargetPolicy(settings.webhook_targets)
         self._known_subjects = known_subjects
         self.reads_arrow = False
         """Whether what reads Arrow is imported, which takes 0.1 s of a processor."""
@@ -364,7 +387,39 @@ class Intake:
     def _options(self, publish: _PublishWithOptions) -> MessageOptions | None:
         """What was chosen; None: nothing."""
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
-        return MessageOptions(ttl_ms, priority=priority) if ttl_ms or priority else None
+        to = None if publish.to is None else self._destination(publish.to, publish.subject)
+        if not (ttl_ms or priority or to):
+            return None
+        return MessageOptions(ttl_ms, priority=priority, to=to)
+
+    def _destination(self, to: _To, subject: str) -> Destination:
+        try:
+            self._targets.check_url(to.url)
+            if to.secret is not None:
+                WebhookSecret.parse(to.secret, "/secret")
+            given = WEBHOOK_TIMEOUT_MS if to.timeout is None else to.timeout
+            timeout_ms = _duration_ms(given, "/timeout")
+            if not 1 <= timeout_ms <= HOUR_MS:
+                raise InputError("a timeout is 1ms to 1h", "/timeout")
+            retry = to.retry or _Retry()
+            if not 1 <= retry.max_attempts <= ATTEMPTS_MAX:
+                raise InputError(f"max_attempts is 1 to {ATTEMPTS_MAX}", "/retry/max_attempts")
+            if len(retry.backoff) > ATTEMPTS_MAX:
+                raise InputError(f"backoff has at most {ATTEMPTS_MAX} delays", "/retry/backoff")
+            backoff_ms = tuple(
+                _duration_ms(one, f"/retry/backoff/{index}")
+                for index, one in enumerate(retry.backoff)
+            )
+            if backoff_ms:
+                try:
+                    RetrySchedule(retry.max_attempts, backoff_ms)
+                except InputError as error:
+                    raise error.below("/retry") from error
+        except InputError as error:
+            raise error.below("/to") from error
+        return Destination(
+            to.url, subject, to.secret or "", timeout_ms, retry.max_attempts, backoff_ms
+        )
 
     def _spread(self, publish: _PublishWithOptions, due_ms: int, now_ms: int) -> int:
         """The due time with the jitter that is drawn for the message."""
@@ -486,6 +541,8 @@ class Intake:
             lambda: self._ttl_ms(get("ttl")),
             lambda: _priority(get("priority")),
         ]
+        if get("to") is not None:
+            checks.append(lambda: self._destination(values["to"], ""))
         if "timeout" in values:
             checks.append(lambda: self._timeout_ms(values["timeout"]))
         if "subject" in values:

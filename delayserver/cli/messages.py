@@ -19,11 +19,17 @@ from delayserver.cli.options import (
     MessageIdArgument,
     PriorityOption,
     SubjectOption,
+    ToAttemptsOption,
+    ToBackoffOption,
+    ToOption,
+    ToSecretOption,
+    ToTimeoutOption,
     TtlOption,
     due_fields,
     header_fields,
     message_path,
     option_fields,
+    to_fields,
     with_body,
 )
 from delayserver.cli.output import rows
@@ -40,6 +46,7 @@ def register(app: typer.Typer) -> None:
         "publish",
         """publish order.unpaid '{"order": 1001}' --delay 30m --key 1001""",
         """publish code.sent '{"user": 7}' --ttl 2m --priority 9""",
+        "publish report.done @report.json --to https://hooks.example.com/done",
         "publish report.daily @report.json --at 2026-11-21T06:00:00+01:00",
     )(publish)
     server_command(
@@ -169,12 +176,18 @@ def publish(
     ttl: TtlOption = None,
     jitter: JitterOption = None,
     priority: PriorityOption = None,
+    to: ToOption = None,
+    to_secret: ToSecretOption = None,
+    to_timeout: ToTimeoutOption = None,
+    to_max_attempts: ToAttemptsOption = None,
+    to_backoff: ToBackoffOption = None,
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
     When this command ends with status 0, the message is stored durably."""
     document: dict[str, Any] = {"subject": subject, **due_fields(delay, at)}
     document |= option_fields(ttl, jitter, priority)
+    document |= to_fields(to, to_secret, to_timeout, to_max_attempts, to_backoff)
     if key is not None:
         document["key"] = key
     if headers:
@@ -198,11 +211,17 @@ def replace(
     ttl: TtlOption = None,
     jitter: JitterOption = None,
     priority: PriorityOption = None,
+    to: ToOption = None,
+    to_secret: ToSecretOption = None,
+    to_timeout: ToTimeoutOption = None,
+    to_max_attempts: ToAttemptsOption = None,
+    to_backoff: ToBackoffOption = None,
 ) -> None:
     """Publish a message in place of the one that waits under its key, if one does.
 
     A timer that each call pushes back: it fires when no call has come for the delay."""
     document: dict[str, Any] = due_fields(delay, at) | option_fields(ttl, jitter, priority)
+    document |= to_fields(to, to_secret, to_timeout, to_max_attempts, to_backoff)
     if headers:
         document["headers"] = header_fields(headers)
     content = with_body(document, body)

@@ -76,6 +76,42 @@ PriorityOption = Annotated[
 ]
 
 
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="URL",
+        help="Where it goes by webhook, instead of to subscriptions; see --to-….",
+    ),
+]
+ToSecretOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to-secret",
+        metavar="whsec_…",
+        envvar="DELAYSERVER_TO_SECRET",
+        help="With --to: sign with this secret (Standard Webhooks).",
+        show_default=False,
+    ),
+]
+ToTimeoutOption = Annotated[
+    str | None,
+    typer.Option("--to-timeout", metavar="DURATION", help="With --to: time for an answer."),
+]
+ToAttemptsOption = Annotated[
+    int | None,
+    typer.Option("--to-max-attempts", help="With --to: attempts before it is a dead letter."),
+]
+ToBackoffOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to-backoff",
+        metavar="DURATION",
+        help="With --to: wait before the next attempt; give it once for each.",
+    ),
+]
+
+
 def message_path(message_id: str | None, subject: str | None, key: str | None) -> str:
     """Where a message is looked up: by its id, or by subject and key."""
     if message_id is not None and subject is None and key is None:
@@ -92,6 +128,32 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     if delay is not None:
         return {"delay": duration(delay, "--delay")}
     return {} if at is None else {"deliver_at": moment(at, "--at")}
+
+
+def to_fields(
+    url: str | None,
+    secret: str | None,
+    timeout: str | None,
+    max_attempts: int | None,
+    backoff: list[str] | None,
+) -> dict[str, Any]:
+    """Where one message goes, as it stands in a request."""
+    if url is None:
+        # A secret may stand in the environment for messages that have a URL.
+        if timeout is not None or max_attempts is not None or backoff:
+            raise typer.BadParameter("the others need --to", param_hint="--to")
+        return {}
+    retry: dict[str, Any] = {}
+    if max_attempts is not None:
+        retry["max_attempts"] = max_attempts
+    if backoff:
+        retry["backoff"] = [duration(wait, "--to-backoff") for wait in backoff]
+    fields: dict[str, Any] = {"url": url}
+    if secret is not None:
+        fields["secret"] = secret
+    if timeout is not None:
+        fields["timeout"] = duration(timeout, "--to-timeout")
+    return {"to": fields | ({"retry": retry} if retry else {})}
 
 
 def option_fields(ttl: str | None, jitter: str | None, priority: int | None) -> dict[str, Any]:

@@ -71,6 +71,7 @@ from delayserver.client.values import (
     Schedule,
     Stored,
     Subscription,
+    To,
 )
 from delayserver.client.webhooks import SignatureError, verify_webhook
 
@@ -117,6 +118,7 @@ __all__ = [
     "Stored",
     "Subscription",
     "Subscriptions",
+    "To",
     "UnansweredError",
     "UnreachableError",
     "verify_webhook",

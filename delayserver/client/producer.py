@@ -73,6 +73,7 @@ from delayserver.client.values import (
     Published,
     Replayed,
     Stored,
+    To,
     duration,
     time,
 )
@@ -249,6 +250,7 @@ class AsyncProducer(RetryingClient):
         ttl: Delay | None = None,
         jitter: Delay | None = None,
         priority: int | None = None,
+        to: To | str | None = None,
         ack: Ack = "durable",
         timeout_s: float | None = None,
     ) -> Published:
@@ -266,14 +268,15 @@ class AsyncProducer(RetryingClient):
 
         What cannot be delivered within `ttl` of its due time becomes a dead letter (`expired`).
         With `jitter` it is due up to so much later: `Published.deliver_at` says when. Of what is
-        due, that of a higher `priority` (0, the default, to 9) is delivered first.
+        due, that of a higher `priority` (0, the default, to 9) is delivered first. With `to`, a URL
+        or more (`To`), it goes there by webhook, and to no subscription.
 
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
         used up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
         if timeout_s is not None:
             again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
-            again = partial(again, ttl=ttl, jitter=jitter, priority=priority)
+            again = partial(again, ttl=ttl, jitter=jitter, priority=priority, to=to)
             published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
             return await within(timeout_s, published)
         loop = asyncio.get_running_loop()
@@ -286,7 +289,9 @@ class AsyncProducer(RetryingClient):
         if owners.are_apart:
             lane = owners.of_any() if key is None else owners.of_key(subject, key)
         due, watched = (delay, deliver_at), (watch, on_event)
-        message = new_message(subject, body, *due, key, headers, *watched, ttl, jitter, priority)
+        message = new_message(
+            subject, body, *due, key, headers, *watched, ttl, jitter, priority, to
+        )
         data = encode(message)
         batcher = self._publishes if ack == "durable" else self._filed
         if not batcher.try_reserve(len(data)):
@@ -509,6 +514,7 @@ class AsyncProducer(RetryingClient):
         ttl: Delay | None = None,
         jitter: Delay | None = None,
         priority: int | None = None,
+        to: To | str | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
@@ -519,7 +525,9 @@ class AsyncProducer(RetryingClient):
         where a message still waits under the key, so that it never fires twice; else, an
         UnansweredError leaves it to the caller."""
         due, watched = (delay, deliver_at), (watch, on_event)
-        message = new_message(subject, body, *due, None, headers, *watched, ttl, jitter, priority)
+        message = new_message(
+            subject, body, *due, None, headers, *watched, ttl, jitter, priority, to
+        )
         document, path = fields(message), path_of("subjects", subject, "keys", key)
         shard = self._shard_of(None, subject, key)
         if if_match is None:

@@ -28,6 +28,21 @@ OnEvent = Literal["cancel", "fire"]
 """What an event does to a message that watches its key."""
 
 
+class To(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one message goes by webhook, instead of to subscriptions."""
+
+    url: str
+    """On the allow list of the server."""
+    secret: str | None = None
+    """`whsec_…`, what the request is signed with."""
+    timeout: Delay | None = None
+    """For an answer; 15 s by default."""
+    max_attempts: int | None = None
+    """Before it is a dead letter; 10 by default."""
+    backoff: Sequence[Delay] | None = None
+    """The waits before the attempts after the first."""
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A message for `publish_all`; the fields are the arguments of `publish`."""
 
@@ -42,6 +57,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Delay | None = None
     jitter: Delay | None = None
     priority: int | None = None
+    to: To | str | None = None
+    """A text is the URL."""
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -168,6 +185,9 @@ class Stored(Body, frozen=True, kw_only=True):
     priority: int = 0
     expires_at: datetime | None = None
     """From when on it is too late to deliver it; None: never."""
+    to: dict[str, Any] | None = None
+    """Where it goes, if it says so itself: url, timeout and retry as the API has them, and a
+    secret as `***`."""
     deliveries: tuple[Delivery, ...] = ()
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""

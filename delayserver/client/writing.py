@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from delayserver.client.values import Delay, DeliverAt, Draft, OnEvent, duration, time
+from delayserver.client.values import Delay, DeliverAt, Draft, OnEvent, To, duration, time
 
 
 class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
@@ -33,6 +33,7 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    to: Mapping[str, Any] | None = None
 
 
 def to_send(draft: Draft) -> MessageToSend:
@@ -52,6 +53,7 @@ def new_message(
     ttl: Delay | None = None,
     jitter: Delay | None = None,
     priority: int | None = None,
+    to: To | str | None = None,
 ) -> MessageToSend:
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
@@ -79,7 +81,21 @@ def new_message(
         ttl,
         jitter,
         priority,
+        None if to is None else _destination(to),
     )
+
+
+def _destination(to: To | str) -> dict[str, Any]:
+    if isinstance(to, str):
+        return {"url": to}
+    retry: dict[str, Any] = {}
+    if to.max_attempts is not None:
+        retry["max_attempts"] = to.max_attempts
+    if to.backoff is not None:
+        retry["backoff"] = [duration(wait) for wait in to.backoff]
+    timeout = None if to.timeout is None else duration(to.timeout)
+    given = {"url": to.url, "secret": to.secret, "timeout": timeout, "retry": retry or None}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def fields(message: MessageToSend) -> dict[str, Any]:

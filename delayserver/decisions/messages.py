@@ -41,7 +41,7 @@ from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState, KeyEntry
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
-from delayserver.schedule.wheel_rows import ROUTE_NUMBER, ROUTE_SUBSCRIPTION, route_bits
+from delayserver.schedule.wheel_rows import ROUTE_NUMBER, ROUTE_SUBSCRIPTION, route_bits, route_of
 from storage.frame import Rows
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
 
@@ -392,6 +392,7 @@ class Messages:
             target_due_ms=entry.due_ms,
             key_hash=self.key_hash(subject_id, payload.key),
             subject_id=subject_id,
+            subscription_id=payload.direct_id,
             payload=sealed,
             flags=(flags := row_flags(payload)),
         )
@@ -400,7 +401,7 @@ class Messages:
         self._sequencer.put_change(record, seq, 0, change, changes)
         # The old row goes before the new one comes, both in one group: it fires once (I4).
         self._take_out(entry)
-        self.schedule(record, new_due_ms, subject_id, flags)
+        self.schedule(record, new_due_ms, route_of(subject_id, payload.direct_id), flags)
         return self._sequencer.group
 
 

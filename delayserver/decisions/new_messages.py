@@ -18,6 +18,7 @@ import msgspec
 
 from delayserver.decisions.packing import Publishes
 from delayserver.records.content import digest_of, digests_of, in_order, is_ordered
+from delayserver.records.direct import Destination
 from delayserver.records.message import (
     HEADERS_BYTES_MAX,
     Content,
@@ -57,6 +58,11 @@ class PublishBatch(msgspec.Struct):
 
     def __len__(self) -> int:
         return len(self.subjects)
+
+    def to(self, index: int) -> Destination | None:
+        """Where the message at `index` says that it goes."""
+        options = self.options[index] if self.options else None
+        return None if options is None else options.to
 
     def message(self, index: int) -> NewMessage:
         """The message at `index`, as an object."""

@@ -51,6 +51,7 @@ from delayserver.delivery.sink import (
     Delivered,
     Failed,
     GiveUp,
+    Gone,
     PauseSubscription,
     Result,
     RetryLater,
@@ -60,6 +61,7 @@ from delayserver.delivery.sink import (
 )
 from delayserver.errors import ConflictError, NotFoundError, OverloadedError, StoppingError
 from delayserver.records.attempts import TEXT_CHARS_MAX, DeliveryAttempt, bounded, with_attempt
+from delayserver.records.direct import is_direct
 from delayserver.records.message import (
     DueDelivery,
     MessageOptions,
@@ -76,6 +78,7 @@ from delayserver.records.subscriptions import (
     Registry,
     RetrySchedule,
     Subscription,
+    for_message,
 )
 from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.schedule.hours import Hours
@@ -373,7 +376,15 @@ class Outcomes:
         """Returns the subscription, if it exists still."""
         self._dispatcher.end_request(deliveries)
         subscription = self._registry.by_id(deliveries[0].subscription_id)
-        policy = RetrySchedule() if subscription is None else subscription.retry_schedule
+        policy = RetrySchedule()
+        if subscription is not None:
+            policy = for_message(subscription, deliveries[0].payload).retry_schedule
+            if is_direct(subscription.id) and isinstance(result, Gone):
+                # There is nobody who could resume it.
+                result, policy = (
+                    Failed(result.reason),
+                    RetrySchedule(max_attempts=deliveries[0].attempt),
+                )
         # One jitter for all of them, so that a batch that failed is a batch again.
         jitter = self._random()
         returned: list[DueDelivery] = []

@@ -39,6 +39,8 @@ class Publishes(NamedTuple):
     digests: Sequence[int] | int = 0
     """Of the content, where there is a key."""
     flags: Sequence[int] | int = 0
+    subscription_ids: Sequence[int] = ()
+    """Who alone gets each message, 0: nobody alone; empty: that is so of all."""
 
 
 def pack_publishes(publishes: Publishes, first_seq: int, payload_bytes: int) -> bytes:
@@ -61,7 +63,7 @@ def _pack_few(publishes: Publishes, first_seq: int, payload_bytes: int) -> bytes
             repeat(digests) if isinstance(digests, int) else digests,
             publishes.key_hashes or repeat(NO_KEY),
             publishes.subject_ids,
-            none,
+            publishes.subscription_ids or none,
             accumulate(lengths, initial=payload_bytes),
             lengths,
             publishes.crcs,
@@ -81,6 +83,8 @@ def _pack_many(publishes: Publishes, first_seq: int, payload_bytes: int) -> byte
     if publishes.key_hashes:
         rows["key_hash"] = np.frombuffer(b"".join(publishes.key_hashes), "V16")
     rows["subject_id"] = publishes.subject_ids
+    if publishes.subscription_ids:
+        rows["subscription_id"] = publishes.subscription_ids
     lengths = np.fromiter(map(len, publishes.payloads), np.int64, count) + CRC_BYTES
     rows["payload_offset"] = np.cumsum(lengths) + payload_bytes - lengths
     rows["payload_length"] = lengths

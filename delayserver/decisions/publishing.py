@@ -51,6 +51,7 @@ from delayserver.records.message import (
 )
 from delayserver.records.message_id import ID_BYTES
 from delayserver.records.tables import ChangeState, KeyEntry, pack_key_values
+from delayserver.schedule.wheel_rows import route_of
 from storage.frame import seal
 from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind
 
@@ -302,6 +303,7 @@ class Publishing:
             hashes,
             digests if has_keys else 0,
             flags=_flags(batch) if has_watches or batch.options else 0,
+            subscription_ids=_direct_ids(batch),
         )
         if any(batch.traces):
             publishes = with_traces(new, publishes)
@@ -318,7 +320,10 @@ class Publishing:
             for seq, due_ms, watch in zip(seqs, dues_ms, batch.watches, strict=True):
                 if watch is not None:
                     self._watches.add(group, seq, due_ms, watch)
-        self._messages.schedule_many(first_seq, dues_ms, subject_ids, publishes.flags)
+        routes = subject_ids
+        if publishes.subscription_ids:
+            routes = list(map(route_of, subject_ids, publishes.subscription_ids))
+        self._messages.schedule_many(first_seq, dues_ms, routes, publishes.flags)
         return AcceptedBatch(self._ids.encode_many(dues_ms, seqs), {}, group, last_seq)
 
     def _duplicate(self, known: KeyEntry) -> Accepted:
@@ -342,12 +347,13 @@ class Publishing:
         """Put the record of a message, which is new, into the open group."""
         sequencer, due_ms, watch = self._sequencer, message.due_ms, message.payload.watch
         digest = 0 if key_hash is NO_KEY else content_digest(message.payload, sealed)
-        flags = row_flags(message.payload)
+        flags, direct_id = row_flags(message.payload), message.payload.direct_id
         seq = sequencer.append(
             kind,
             due_ms=due_ms,
             key_hash=key_hash,
             subject_id=subject_id,
+            subscription_id=direct_id,
             payload=stored(message, sealed),
             target_due_ms=digest,
             flags=flags,
@@ -356,7 +362,7 @@ class Publishing:
             self._watches.add(sequencer.group, seq, due_ms, watch)
         if key_hash is not NO_KEY:
             sequencer.put_key(seq, key_hash, KeyEntry(seq, due_ms, digest))
-        self._messages.schedule(seq, due_ms, subject_id, flags)
+        self._messages.schedule(seq, due_ms, route_of(subject_id, direct_id), flags)
         self.accepted_by_subject[subject_id] += 1
         return Accepted(self._ids.encode(due_ms, seq), due_ms, False, sequencer.group, seq)
 
@@ -427,6 +433,12 @@ def _flags(batch: PublishBatch) -> list[int]:
             if options is not None:
                 flags[index] |= option_flags(options)
     return flags
+
+
+def _direct_ids(batch: PublishBatch) -> list[int]:
+    """Who gets each message (`Payload.direct_id`); empty where no message says where it goes."""
+    chosen = [None if options is None else options.to for options in batch.options]
+    return [0 if to is None else to.subscription_id for to in chosen] if any(chosen) else []
 
 
 def _split(ids: bytes) -> Iterable[bytes]:

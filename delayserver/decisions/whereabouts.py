@@ -12,11 +12,12 @@ Cost: some look-ups in sets, and a search in one slot of the wheel when the hour
 
 from delayserver.config import Settings
 from delayserver.decisions.groups import Groups
+from delayserver.records.direct import is_direct
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.tables import read_hour
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel import Wheel
-from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
+from delayserver.schedule.wheel_rows import ROUTE_NUMBER, ROUTE_SUBSCRIPTION
 from storage.catalog import Catalog
 from storage.frame import Rows
 
@@ -60,5 +61,9 @@ class Whereabouts:
 
 
 def is_for_one(row: Rows | None) -> bool:
-    """Whether a row waits for one subscription alone, as a restart leaves what others have."""
-    return row is not None and bool(row["route"][0] & ROUTE_SUBSCRIPTION)
+    """Whether a row waits for one subscription alone, as a restart leaves what others have; not
+    for a direct one, which nobody else is beside."""
+    if row is None:
+        return False
+    route = int(row["route"][0])
+    return bool(route & ROUTE_SUBSCRIPTION) and not is_direct(route & ROUTE_NUMBER)

@@ -34,6 +34,7 @@ from delayserver.delivery.permits import Permit, Permits
 from delayserver.delivery.queue import READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
 from delayserver.delivery.sink import Recorded, Tried
+from delayserver.records.direct import is_direct
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
@@ -179,7 +180,8 @@ class Dispatcher:
             return queue.used_places()
 
         permit: Permit | None = None
-        if self.permits is not None and subscription.is_pushed:
+        is_shared = subscription.is_pushed and not is_direct(subscription.id)
+        if self.permits is not None and is_shared:
             permit = self.permits.of(subscription, used_places)
         behind_ms = max(self._started_ms, subscription.created_ms)
         backlog = Backlog(subscription, behind_ms, permit)

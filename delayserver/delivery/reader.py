@@ -84,12 +84,14 @@ class Reader:
         dispatch: HourLog,
         ids: IdCodec,
         subject_names: dict[int, str],
+        subject_ids: Mapping[str, int],
         on_damage: Callable[[DamageError], None],
     ) -> None:
         self._schedule = schedule
         self._dispatch = dispatch
         self._ids = ids
         self._subject_names = subject_names
+        self._subject_ids = subject_ids
         self._on_damage = on_damage
 
     def deliveries(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Deliveries:
@@ -105,13 +107,18 @@ class Reader:
         for fired in handout.slices:
             first = len(found)
             found += self._payloads(fired, unfiled)
-            # One of several deliveries that a restart left open does not say what its subject is.
+            # One of several deliveries that a restart left open does not say what its subject is;
+            # of a direct one, that of the message does.
             of_one = fired.rows["route"] & ROUTE_SUBSCRIPTION
             for index in np.flatnonzero(of_one).tolist():
                 sealed, seq = found[first + index], int(fired.rows["seq"][index])
                 try:
-                    if sealed is not None and self._decode(fired, index, sealed).origin is None:
-                        subject_ids[first + index] = self._subject_id(fired.hour, seq)
+                    if sealed is None:
+                        continue
+                    payload = self._decode(fired, index, sealed)
+                    if payload.origin is None:
+                        known = payload.to and self._subject_ids.get(payload.to.subject)
+                        subject_ids[first + index] = known or self._subject_id(fired.hour, seq)
                 except DamageError as error:
                     self._on_damage(error)
                     found[first + index] = None

@@ -19,7 +19,7 @@ import msgspec
 from delayserver.delivery.batch import batch_body, batch_id
 from delayserver.delivery.sink import Confirmed, Failed, Gone, Result, Tried
 from delayserver.records.message import REPLAY_HEADER, Content, DueDelivery
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import Subscription, for_message
 from delayserver.security.signing import WebhookSecret, sign
 from delayserver.times import format_time
 
@@ -161,6 +161,7 @@ def webhook_request(
 ) -> WebhookRequest:
     """What is sent for one message, or for a batch of them."""
     first, as_batch = deliveries[0], bool(subscription.batch_max)
+    subscription = for_message(subscription, first.payload)
     content = Content.JSON if as_batch else Content(first.payload.content)
     return WebhookRequest(
         url=subscription.url,

@@ -12,11 +12,13 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from itertools import repeat
+from typing import Any
 
 import msgspec
 
 from delayserver.errors import InputError
 from delayserver.records.attempts import History
+from delayserver.records.direct import Destination
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal, unseal_many
 from storage.rows import FLAG_OPTIONS, FLAG_REPLAY, FLAG_WATCHES, HOUR_MS, PRIORITY_SHIFT
@@ -77,6 +79,10 @@ class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """From when that counts, if it is not the due time: a dead letter was delivered again."""
     priority: int = 0
     """From 0 to 9: of what is due, higher ones leave first."""
+    group: None = None
+    """Kept free."""
+    to: Destination | None = None
+    """Where it goes; None: to all subscriptions that match."""
 
     def expires_ms(self, due_ms: int) -> int | None:
         """From when on it is too late for a message that is due at `due_ms`; None: never."""
@@ -112,6 +118,17 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return None if self.options is None else self.options.expires_ms(due_ms)
 
     @property
+    def to(self) -> Destination | None:
+        """Where it goes; None: to all subscriptions that match."""
+        return None if self.options is None else self.options.to
+
+    @property
+    def direct_id(self) -> int:
+        """The direct subscription that gets it; 0: those that match do."""
+        to = self.to
+        return 0 if to is None else to.subscription_id
+
+    @property
     def is_replay(self) -> bool:
         """Whether it is delivered again because somebody asked."""
         return self.history is not None and self.history.is_replay
@@ -124,6 +141,9 @@ _ARRAY_OF = struct.Struct(">BI")
 """The begin of an array in MessagePack: a mark, and the number of its items."""
 _FIELDS_MIN = 5
 """Of a payload these are always written."""
+_OPTIONS = Payload.__struct_fields__.index("options")
+_OPTIONS_MIN = 3
+"""Likewise, of options."""
 
 
 def encode_payload(payload: Payload) -> bytes:
@@ -136,10 +156,17 @@ def _encode(payload: Payload) -> bytes:
     # were such fields: their digest decides whether a publish with a known key repeats that message
     # or contradicts it.
     fields = msgspec.structs.astuple(payload)
+    if payload.options is not None:
+        options = _without_nothing(msgspec.structs.astuple(payload.options), _OPTIONS_MIN)
+        fields = (*fields[:_OPTIONS], options, *fields[_OPTIONS + 1 :])
+    return _encoder.encode(_without_nothing(fields, _FIELDS_MIN))
+
+
+def _without_nothing(fields: tuple[Any, ...], count_min: int) -> tuple[Any, ...]:
     count = len(fields)
-    while count > _FIELDS_MIN and fields[count - 1] is None:
+    while count > count_min and fields[count - 1] is None:
         count -= 1
-    return _encoder.encode(fields[:count])
+    return fields[:count]
 
 
 def encode_payloads(

@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from delayserver.errors import InputError
+from delayserver.records.direct import DIRECT_COUNT, DIRECT_FIRST_ID, DIRECT_NAME, is_direct
 from delayserver.records.horizon import Mark, fallen_due
-from delayserver.records.message import check_headers, header_pointer
+from delayserver.records.message import Payload, check_headers, header_pointer
 from delayserver.records.subjects import matches
 from delayserver.records.tracecontext import TRACE_NAMES
 from storage.rows import SEQ_MAX
@@ -212,7 +213,9 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
         return matches(self.subject, subject)
 
     def overlaps(self, other: "Subscription") -> bool:
-        """Whether some subject matches both."""
+        """Whether some subject matches both. None matches a direct one."""
+        if is_direct(self.id) or is_direct(other.id):
+            return False
         return self.matches(other.subject) or other.matches(self.subject)
 
 
@@ -252,8 +255,30 @@ def decode_subscription(data: bytes) -> Subscription:
     return _decoder.decode(data)
 
 
+DIRECT: Final = tuple(
+    Subscription(number, DIRECT_NAME, "", "webhook", 0)
+    for number in range(DIRECT_FIRST_ID, DIRECT_FIRST_ID + DIRECT_COUNT)
+)
+"""Who gets the messages that say themselves where they go."""
+
+
+def for_message(subscription: Subscription, payload: Payload) -> Subscription:
+    """How a subscription is sent one message: a direct one as that says itself."""
+    to = payload.to
+    if to is None or not is_direct(subscription.id):
+        return subscription
+    return msgspec.structs.replace(
+        subscription,
+        url=to.url,
+        secrets=(to.secret,) if to.secret else (),
+        timeout_ms=to.timeout_ms,
+        max_attempts=to.max_attempts,
+        backoff_ms=to.backoff_ms,
+    )
+
+
 class Registry:
-    """All subscriptions that exist, oldest first."""
+    """All subscriptions that exist, oldest first; and, by their numbers alone, the direct ones."""
 
     def __init__(self, subscriptions: Iterable[Subscription] = (), *, last_id: int = 0) -> None:
         known = sorted(subscriptions, key=lambda s: s.id)
@@ -271,6 +296,8 @@ class Registry:
 
     def by_id(self, subscription_id: int) -> Subscription | None:
         """The subscription with that number."""
+        if is_direct(subscription_id):
+            return DIRECT[subscription_id - DIRECT_FIRST_ID]
         return self._by_id.get(subscription_id)
 
     def by_name(self, name: str) -> Subscription | None:

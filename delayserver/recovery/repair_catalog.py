@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from delayserver.records.content import content_digest
+from delayserver.records.direct import is_direct
 from delayserver.records.message import decode_payload, encode_payload
 from delayserver.records.schedules import ScheduleState, unpack_state
 from delayserver.records.subscriptions import Subscription, encode_subscription
@@ -43,7 +44,7 @@ from delayserver.records.tables import (
 from delayserver.records.tracecontext import TRACE_NAMES
 from storage.catalog import Table
 from storage.frame import Rows
-from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, NO_KEY, PUBLISHES, RecordKind
+from storage.rows import FLAG_REMOVAL, FLAG_WATCHES, MOVES, NO_KEY, PUBLISHES, RecordKind
 
 _STATES = {RecordKind.MOVE: ChangeState.MOVED, RecordKind.FIRE: ChangeState.FIRED}
 Values = dict[bytes, bytes]
@@ -98,7 +99,8 @@ class Rebuilt:
                     self._put_replayed(message_seq, subject_id, sealed)
                 state = _STATES.get(kind, ChangeState.RETRYING)
                 change = Change(state, seq, due_ms, attempt, subject_id)
-                self._put_change((message_seq, subscription_id), seq, change)
+                whose = 0 if kind in MOVES else subscription_id
+                self._put_change((message_seq, whose), seq, change)
                 if key_hash != NO_KEY:
                     self._put_moved_key(key_hash, sealed)
                 continue
@@ -232,12 +234,12 @@ def name_what_is_lost(
         number_key(number): f"(lost subject {number})".encode()
         for number in _missing(defined[Table.SUBJECTS], rebuilt.subject_ids, is_damaged)
     }
+    of_letters = {parse_dead_letter_key(key)[0] for key in defined[Table.DEAD_LETTERS]}
     gone = {
         number_key(number): _placeholder(number)
         for number in _missing(
             defined[Table.SUBSCRIPTIONS],
-            {parse_dead_letter_key(key)[0] for key in defined[Table.DEAD_LETTERS]}
-            | rebuilt.subscription_ids - {0},
+            {one for one in of_letters | rebuilt.subscription_ids if one and not is_direct(one)},
             is_damaged,
         )
     }

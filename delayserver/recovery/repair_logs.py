@@ -22,6 +22,8 @@ from storage.frame import Damage, Frame, Readable, Rows, encode, scan
 from storage.rows import (
     FLAG_AFTER_SYNC,
     FLAG_REMOVAL,
+    MOVES,
+    PUBLISHES,
     SCHEDULE_DTYPE,
     LogKind,
     RecordKind,
@@ -218,7 +220,7 @@ class Mender:
             kind = _KINDS.get(ChangeState(change.state))
             is_here = change.entry_seq == seq
             is_elsewhere = kind in (RecordKind.MOVE, RecordKind.FIRE) and not is_here
-            is_moved = is_elsewhere and not entry["subscription_id"]
+            is_moved = is_elsewhere and int(entry["kind"]) in (*PUBLISHES, *MOVES)
             is_gone = is_here and kind in (RecordKind.CANCEL, RecordKind.DEAD)
             if not (is_moved or is_gone) or (seq, subscription_id) in removed:
                 continue

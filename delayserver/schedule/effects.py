@@ -55,6 +55,7 @@ from storage.frame import Damage, Rows, unseal
 from storage.rows import (
     FLAG_WATCHES,
     MESSAGE_DTYPE,
+    MOVES,
     NO_KEY,
     PUBLISHES,
     RecordKind,
@@ -230,6 +231,8 @@ class Effects:
                 writes[Table.DEAD_LETTERS].append((key, None))
                 return
         change = Change(state, entry_seq, due_ms, row.attempt, row.subject_id)
+        if row.kind in MOVES:
+            subscription_id = 0  # whoever gets it
         key = change_key(row.message_seq, subscription_id)
         writes[Table.CHANGES].append((key, pack_change(change)))
         if row.kind == RecordKind.DEAD:

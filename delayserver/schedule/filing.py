@@ -24,6 +24,7 @@ from storage.rows import (
     FLAG_REMOVAL,
     HOUR_MS,
     MESSAGE_DTYPE,
+    MOVES,
     REMOVES,
     SCHEDULE_DTYPE,
     SCHEDULES,
@@ -61,6 +62,8 @@ def schedule_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
     tombstones = np.zeros(len(removing), SCHEDULE_DTYPE)
     for name in _SHARED_FIELDS:
         tombstones[name] = removing[name]
+    # What is moved leaves its place for all; the record names who gets it in the new one.
+    tombstones["subscription_id"][np.isin(removing["kind"], MOVES)] = 0
     tombstones["due_ms"] = removing["target_due_ms"]
     tombstones["message_seq"] = removing["target_seq"]
     tombstones["flags"] = FLAG_REMOVAL

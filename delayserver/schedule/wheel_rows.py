@@ -62,6 +62,11 @@ def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Row
     return rows
 
 
+def route_of(subject_id: int, subscription_id: int) -> int:
+    """The route of a row of a subject or, if that is not 0, for one subscription."""
+    return subscription_id | ROUTE_SUBSCRIPTION if subscription_id else subject_id
+
+
 def route_bits(flags: int) -> int:
     """What the route of a row says besides, by the flags of its record (`row_flags`)."""
     bits = flags >> PRIORITY_SHIFT << _PRIORITY_SHIFT

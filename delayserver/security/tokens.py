@@ -18,6 +18,7 @@ import hmac
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -30,7 +31,9 @@ from delayserver.errors import (
     NotFoundError,
     RateLimitedError,
 )
+from delayserver.records.direct import Destination
 from delayserver.records.subjects import SUBJECT_PATTERN, is_pattern, matches
+from delayserver.security.targets import TargetPolicy, split_url
 from delayserver.timers.rates import TokenBucket
 from storage.errors import DamageError, DirectoryLockedError, FormatVersionError
 from storage.files import PRIVATE_MODE, Files, replace_file
@@ -54,27 +57,43 @@ class Action(StrEnum):
     """Publish, look up, move and cancel messages of a subject."""
     CONSUME = "consume"
     """Subscribe to a subject, receive its messages, look them up."""
+    TARGET = "target"
+    """Say where a message goes that one publishes, to hosts."""
     OBSERVE = "observe"
     """Metrics, statistics and the forecast."""
     ADMIN = "admin"
     """Everything."""
 
 
-SCOPE_HELP: Final = "publish:PATTERN, consume:PATTERN, observe or admin"
+SCOPE_HELP: Final = "publish:PATTERN, consume:PATTERN, target:HOST, observe or admin"
 
 
 def check_scope(text: str) -> str:
     """The scope itself. Raises InputError."""
     action, colon, pattern = text.partition(":")
-    if action in (Action.PUBLISH, Action.CONSUME):
-        if colon and is_pattern(pattern):
-            return text
-    elif action in (Action.OBSERVE, Action.ADMIN) and not colon:
+    match action:
+        case Action.PUBLISH | Action.CONSUME:
+            is_scope = bool(colon) and is_pattern(pattern)
+        case Action.TARGET:
+            is_scope = _is_hosts(pattern)
+        case Action.OBSERVE | Action.ADMIN:
+            is_scope = not colon
+        case _:
+            is_scope = False
+    if is_scope:
         return text
     raise InputError(
         f"{text!r} is not a scope: {SCOPE_HELP}, where PATTERN is a subject, a prefix that ends "
-        "in .*, or *"
+        "in .*, or *, and HOST is hooks.example.com, *.example.com, 10.0.0.0/8 or *"
     )
+
+
+def _is_hosts(pattern: str) -> bool:
+    try:
+        TargetPolicy((pattern,))
+    except InputError:
+        return pattern == "*"
+    return True
 
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -231,6 +250,9 @@ class Caller:
             patterns.setdefault(action, []).append(pattern or "*")
         self.is_admin = Action.ADMIN in patterns
         self._patterns = patterns
+        hosts = patterns.get(Action.TARGET, [])
+        self._targets = TargetPolicy(hosts) if hosts and "*" not in hosts else None
+        """Hosts that a message may be sent to; None: all or none, as `patterns` says."""
         rate = token.rate_per_s
         self._bucket = TokenBucket(rate, token.burst or max(1.0, rate)) if rate else None
         self._taken = taken
@@ -258,6 +280,24 @@ class Caller:
                 return
         needed = " or ".join(f"{action}:{subject}" if subject else action for action in actions)
         raise AccessError(f"the token {self.name!r} has no scope for {needed}", authenticated=True)
+
+    def require_target(self, to: Destination | None) -> None:
+        """Raises AccessError (403) if a message may not say that it goes there; None: it does not
+        say."""
+        if to is None or self.is_admin:
+            return
+        target = split_url(to.url)[0]
+        if self._targets is None:
+            if Action.TARGET in self._patterns:
+                return
+        else:
+            with suppress(InputError):
+                self._targets.check_target(target)
+                return
+        raise AccessError(
+            f"the token {self.name!r} has no scope for {Action.TARGET}:{target.host}",
+            authenticated=True,
+        )
 
     def admit(self) -> None:
         """Count one request. Raises RateLimitedError."""

@@ -33,8 +33,9 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.permits import Permits
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, InputError, NotFoundError, StoppingError
+from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload
-from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.subscriptions import DIRECT, Registry, Subscription
 from delayserver.records.tables import (
     Archived,
     ChangeState,
@@ -487,6 +488,9 @@ class Calls:
         deleted, and of the one that exists. The catalog shows what they have.
 
         Raises NotFoundError."""
+        if name == DIRECT_NAME:
+            await self.checkpoint()
+            return list(DIRECT)
         existing = self.registry.by_name(name)
         await self.checkpoint()
         owners = await asyncio.to_thread(read_dead_letter_owners, self.catalog, name)
@@ -497,22 +501,22 @@ class Calls:
         return owners
 
     async def redrive(
-        self, owners: Sequence[Subscription], heir: Subscription, ids: Collection[str] | None
+        self, owners: Sequence[Subscription], heir: Subscription | None, ids: Collection[str] | None
     ) -> int:
-        """Have dead letters of `owners` delivered again, to `heir`: those with these message ids,
-        or all. Durable on return. Returns how many.
+        """Have dead letters of `owners` delivered again, to `heir` (None: each to its owner): those
+        with these message ids, or all. Durable on return. Returns how many.
 
         What dies again meanwhile has a row of its own, and is not taken once more: else the call
         would not end while the receiver refuses. Raises ConflictError, OverloadedError,
         StoppingError; what was redriven by then stays so."""
         end_seq, count = self._engine.sequencer.next_seq, 0
         for owner in owners:
-            from_seq = 0
+            taker, from_seq = heir or owner, 0
             while letters := await asyncio.to_thread(
                 self._some_letters, owner, from_seq, end_seq, ids
             ):
-                if self.registry.by_id(heir.id) is None:
-                    raise ConflictError(f"the subscription {heir.name!r} was deleted meanwhile")
+                if self.registry.by_id(taker.id) is None:
+                    raise ConflictError(f"the subscription {taker.name!r} was deleted meanwhile")
                 now_ms = self.clock()
                 for entry_seq, payload in letters:
                     # Another call may have taken it since it was read, and a checkpoint forgotten.
@@ -520,7 +524,9 @@ class Calls:
                     if self.catalog.get(Table.DEAD_LETTERS, key) is None:
                         continue
                     with contextlib.suppress(NotFoundError):
-                        self._engine.outcomes.redrive(owner.id, entry_seq, payload, heir.id, now_ms)
+                        self._engine.outcomes.redrive(
+                            owner.id, entry_seq, payload, taker.id, now_ms
+                        )
                         count += 1
                 await self.all_durable()
                 from_seq = letters[-1][0] + 1

@@ -105,6 +105,7 @@ class Shard(ABC):
                 store.hour_log(LogKind.DISPATCH),
                 ids,
                 sequencer.subject_names,
+                sequencer.subjects,
                 self.on_damage,
             )
             for _ in range(2)

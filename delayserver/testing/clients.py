@@ -21,6 +21,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.reader import Found
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.records.direct import Destination
 from delayserver.records.message import MessageOptions, Payload, State, Watch, decode_payload
 from delayserver.records.message_id import MessageId
 from delayserver.records.tables import ChangeState
@@ -44,6 +45,9 @@ PRIORITIES = (0, 9, 5, 1)
 
 class Clients(Actor):
     """Everybody who publishes, and what they know."""
+
+    says_where = False
+    """Whether some of what they publish says itself where it goes."""
 
     def __init__(
         self, rng: random.Random, clock: SimulatedClock, ledger: Ledger, counts: Counter[str]
@@ -85,6 +89,9 @@ class Clients(Actor):
             # The same content watches the same keys.
             watch = Watch(WATCH_KEYS[: 1 + variant % 2], variant // 3 % 2)
         options = _options(variant) if variant % 2 else None
+        if self.says_where and variant % 5 == 2:
+            to = Destination(f"http://host-{variant % 3}/", subject, max_attempts=3)
+            options = msgspec.structs.replace(options or MessageOptions(), to=to)
         payload = Payload(body, key=key, watch=watch, options=options)
         return NewMessage(subject, self._due_ms(), payload)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from delayserver.decisions.packing import MESSAGE_ROW
+from delayserver.records.direct import is_direct
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import DeadLetter, Heartbeat, ImportRecord
@@ -23,7 +24,7 @@ from delayserver.testing.schedule_records import ScheduleRecords
 from delayserver.testing.server import Observer, SimulatedClock
 from delayserver.testing.violation import Violation
 from storage.frame import unseal
-from storage.rows import FLAG_REMOVAL, HOUR_MS, REMOVES, SCHEDULES, RecordKind
+from storage.rows import FLAG_REMOVAL, HOUR_MS, MOVES, PUBLISHES, REMOVES, SCHEDULES, RecordKind
 
 _SCHEDULES = frozenset(map(int, SCHEDULES))
 _REMOVES = frozenset(map(int, REMOVES))
@@ -161,6 +162,8 @@ class DurableRecords(Observer):
         assert isinstance(flags, int)
         assert isinstance(offset, int) and isinstance(length, int) and isinstance(kind, int)
         self.counts[RecordKind(kind).name.lower()] += 1
+        if kind in (*PUBLISHES, *MOVES):
+            subscription_id = 0  # The payload says who gets it.
         sealed = blob[offset : offset + length]
         if kind in _SCHEDULES:
             self._entries[seq] = (due_ms, message_seq, subscription_id)
@@ -254,13 +257,17 @@ class DurableRecords(Observer):
             raise Violation(f"there is no message {message_seq}, and it counts as one (I3)")
         return message
 
+    def is_deleted(self, subscription_id: int) -> bool:
+        """Whether a subscription was deleted; a direct one never is."""
+        return not is_direct(subscription_id) and self.subscriptions[subscription_id].deleted
+
     def times_sent(self, message_seq: int, subscription_id: int) -> int:
         """How often a message was sent to a subscription, or to one that may have left it to it."""
         sends = self._sends.get(message_seq, Counter())
         return sum(
             count
             for other_id, count in sends.items()
-            if other_id == subscription_id or self.subscriptions[other_id].deleted
+            if other_id == subscription_id or self.is_deleted(other_id)
         )
 
     def _note_expiry(self, row_seq: int, message: DurableMessage, due_ms: int) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import DueDelivery, State, decode_payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import (
@@ -92,7 +93,7 @@ class Ledger(DurableRecords):
 
     def _note_unclaimed(self, row_seq: int) -> None:
         message = self.messages.get(self._entries.get(row_seq, (0, 0, 0))[1])
-        if message is None or message.seq in self._unclaimed:
+        if message is None or message.seq in self._unclaimed or message.payload.to is not None:
             return
         subject = self.subjects[message.subject_id]
         known = self.subscriptions.values()
@@ -118,6 +119,12 @@ class Ledger(DurableRecords):
             or delivery.payload.key != message.payload.key
         ):
             raise Violation(f"row {seq} was sent as another message: {delivery} (I8)")
+        direct_id = message.payload.direct_id
+        self.counts["sent where they say"] += bool(direct_id)
+        if is_direct(subscription.id) and subscription.id != direct_id:
+            raise Violation(f"message {message_seq} does not say that it goes to {subscription.id}")
+        if direct_id and subscription.id != direct_id and not delivery.payload.is_replay:
+            raise Violation(f"message {message_seq} says where it goes, not {subscription.name}")
         if message.cancelled:
             raise Violation(f"message {message_seq} was cancelled, and row {seq} fired (I5)")
         if message.where[entry_subscription_id] != seq:
@@ -140,7 +147,7 @@ class Ledger(DurableRecords):
         self._sends.setdefault(message_seq, Counter())[subscription.id] += 1
         made_at = self._made_at.get(subscription.id, 0)
         for other_id, recorded_at in self._recorded_at.get(seq, {}).items():
-            if recorded_at < made_at and not self.subscriptions[other_id].deleted:
+            if recorded_at < made_at and not self.is_deleted(other_id):
                 raise Violation(
                     f"row {seq} went to {other_id} before {subscription.id} was made (I4)"
                 )
@@ -240,6 +247,12 @@ class Ledger(DurableRecords):
     def made(self, subscription_id: int) -> None:
         """Somebody makes a subscription; what others have had is not for it."""
         self._made_at[subscription_id] = len(self._outcomes) + 1
+
+    def name_of(self, subscription_id: int) -> str:
+        """By which its dead letters are listed."""
+        if is_direct(subscription_id):
+            return DIRECT_NAME
+        return self.subscriptions[subscription_id].name
 
     def redriving(self, owners: Iterable[Subscription], next_seq: int) -> None:
         """A redrive begins: it may take what these had given up by now."""
@@ -366,7 +379,7 @@ class Ledger(DurableRecords):
         """Whether a faithful subscription says that it existed always, and was refused when it was
         made first: the message, which nobody else took, reads as delivered to it."""
         subject = self.subjects[message.subject_id]
-        return any(
+        return message.payload.to is None and any(
             not one.created_ms and one.matches(subject) and self._made_seqs[one.id] > message.seq
             for one in self.subscriptions.values()
         )
@@ -520,6 +533,11 @@ class Ledger(DurableRecords):
                 continue
             subject = self.subjects[message.subject_id]
             delivered = self.delivered.get(message.seq, set())
+            direct_id = message.payload.direct_id
+            if direct_id:
+                if direct_id not in delivered | message.dead:
+                    raise Violation(f"message {message.seq} never came where it says (I3)")
+                continue
             for subscription_id, made_seq in since.items():
                 subscription = self.subscriptions[subscription_id]
                 if (

@@ -15,6 +15,7 @@ import msgspec
 
 from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
 from delayserver.queries.attempts import AttemptQueries
+from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import State
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Archived
@@ -183,11 +184,11 @@ class Operators(Actor):
         """Redrive dead letters of a name, one or all, or throw one away."""
         rng, ledger, registry = self._rng, self._ledger, self._server.calls.registry
         letters = [
-            (ledger.subscriptions[subscription_id].name, message_seq)
+            (ledger.name_of(subscription_id), message_seq)
             for (subscription_id, _), message_seq in ledger.letters.items()
         ]
         # Most are of subscriptions that are gone: one that can be redriven, if there is one.
-        having_heirs = [one for one in letters if registry.by_name(one[0]) is not None]
+        having_heirs = [one for one in letters if one[0] == DIRECT_NAME or registry.by_name(one[0])]
         if not letters:
             return
         name, message_seq = rng.choice(having_heirs or letters)
@@ -209,12 +210,14 @@ class Operators(Actor):
         """Redrive all dead letters of every name that a subscription has."""
         for subscription in self._server.engine.registry:
             self._ask(self._redrive(subscription.name, None))
+        if any(is_direct(subscription_id) for subscription_id, _ in self._ledger.letters):
+            self._ask(self._redrive(DIRECT_NAME, None))
 
     async def _redrive(self, name: str, ids: set[str] | None) -> None:
         calls = self._server.calls
         owners = await calls.dead_letter_owners(name)
         heir = calls.registry.by_name(name)
-        if heir is None:
+        if heir is None and name != DIRECT_NAME:
             return
         self._counts["redrives"] += 1
         self._ledger.redriving(owners, self._server.engine.sequencer.next_seq)
@@ -230,7 +233,7 @@ class Operators(Actor):
             self._ask(self._list(subscription_id, entry_seq))
 
     async def _list(self, subscription_id: int, entry_seq: int) -> None:
-        name = self._ledger.subscriptions[subscription_id].name
+        name = self._ledger.name_of(subscription_id)
         try:
             owners = await self._server.calls.dead_letter_owners(name)
         except NotFoundError:

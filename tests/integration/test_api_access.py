@@ -63,6 +63,7 @@ def api(tmp_path_factory):
         "narrow": ["publish:mine.b", "consume:mine.b"],
         "other": ["publish:others.*", "consume:others.*"],
         "observer": ["observe"],
+        "sender": ["publish:sent.*", "target:127.0.0.1:9"],
         "admin": ["admin"],
     }
     for name, scopes in tokens.items():
@@ -234,6 +235,29 @@ def test_the_subject_of_a_message_is_known_after_it_was_filed_and_after_a_restar
         assert api.get(path, headers=bearer(api.tokens["publisher"])).status_code == 200
     unknown = "0" * 36
     assert api.get(f"/v1/messages/{unknown}", headers=other).status_code == 404
+
+
+def test_who_says_where_a_message_goes_may_send_there(api):
+    """In each of the ways to publish."""
+
+    def statuses(who, url):
+        headers = bearer(api.tokens[who])
+        message = {"to": {"url": url}, "delay": "1h"}
+        subject = {"subject": "sent.a" if who != "everything" else "mine.a"}
+        path = f"/v1/subjects/{subject['subject']}/keys/{who}"
+        return [
+            api.post("/v1/messages", json=message | subject, headers=headers).status_code,
+            api.post("/v1/messages/batch", json=[message | subject], headers=headers).status_code,
+            api.put(path, json=message, headers=headers).status_code,
+        ]
+
+    assert statuses("sender", "http://127.0.0.1:9/") == [201, 200, 201]
+    assert statuses("sender", "http://127.0.0.1:8/") == [403] * 3
+    assert statuses("everything", "http://127.0.0.1:9/") == [403] * 3
+    assert statuses("admin", "http://127.0.0.1:8/") == [201, 200, 201]
+    letters = "/v1/subscriptions/_to/dead-letters"
+    assert api.get(letters, headers=bearer(api.tokens["consumer"])).status_code == 403
+    assert api.get(letters).json() == {"dead_letters": [], "cursor": None}
 
 
 def test_documents_are_for_everybody(api):

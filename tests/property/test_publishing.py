@@ -45,6 +45,9 @@ documents = st.builds(
             "ttl": st.sampled_from([None, "1h"]),
             "jitter": st.sampled_from([0, "10s"]),
             "priority": st.integers(0, 9),
+            "to": st.sampled_from(
+                [None, {"url": "http://127.0.0.1/a"}, {"url": "http://[::1]:9/", "timeout": "1s"}]
+            ),
         },
     ),
     times,
@@ -64,6 +67,8 @@ wrong = st.sampled_from(
         {"subject": "a", "ttl": 0},
         {"subject": "a", "jitter": "9999d"},
         {"subject": "a", "priority": 10},
+        {"subject": "a", "to": {"url": "http://a/"}},
+        {"subject": "a", "to": {"url": "http://127.0.0.1/", "retry": {"max_attempts": 0}}},
         {"subject": "a", "nothing": 1},
         {},
     ]

@@ -389,6 +389,7 @@ class Disk:
             HourLog(self.files, LogKind.DISPATCH, stamp=STAMP),
             IdCodec(0, SECRET),
             self.names,
+            {SUBJECT: 1},
             self.damage.append,
         )
 

@@ -195,9 +195,10 @@ class Hot:
         try:
             batch = self.intake.many(bodies, now_ms)
             if callers.count(None) < len(callers):
-                for subject, caller in zip(batch.subjects, callers, strict=True):
+                for index, caller in enumerate(callers):
                     if caller is not None:
-                        caller.require(_PUBLISH, subject)
+                        caller.require(_PUBLISH, batch.subjects[index])
+                        caller.require_target(batch.to(index))
             done = calls.publish_new(batch)
         except (DelayServerError, StorageError):
             return False
@@ -235,6 +236,7 @@ class Hot:
         message = self.intake.one(data, now_ms)
         if caller is not None:
             caller.require(_PUBLISH, message.subject)
+            caller.require_target(message.payload.to)
         message.trace = trace
         published = calls.publish_one(message, now_ms)
         document = PublishedDocument(
@@ -270,6 +272,8 @@ class Hot:
         if caller is not None:
             for subject in set(batch.subjects):
                 caller.require(_PUBLISH, subject)
+            for options in batch.options:
+                caller.require_target(None if options is None else options.to)
             caller.count(len(batch))
         return batch
 

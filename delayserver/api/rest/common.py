@@ -21,6 +21,7 @@ from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
+from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.security.targets import TargetPolicy
 from delayserver.server.calls import Calls
@@ -59,6 +60,14 @@ register_url_convertor("key", _KeyConvertor())
 
 SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+OwnerPath = Annotated[
+    str,
+    Path(
+        pattern=f"^({SUBJECT_PATTERN}|{DIRECT_NAME})$",
+        description=f"a subscription; {DIRECT_NAME}: messages that say where they go (`to`)",
+    ),
+]
+"""Whose dead letters."""
 PlacesHeader = Annotated[str | None, Header(alias=PLACES_HEADER, include_in_schema=False)]
 """A shard asks: a page as ShardPageDocument."""
 

@@ -29,6 +29,7 @@ from delayserver.api.documents import (
 from delayserver.api.hot.asgi import read_body
 from delayserver.api.hot.cancel import CancelBody
 from delayserver.api.rest import models
+from delayserver.api.rest.authorize import CallerOf
 from delayserver.api.rest.common import (
     CONDITIONAL,
     CONFLICT,
@@ -277,6 +278,7 @@ async def put_message_by_key(
     subject: SubjectPath,
     key: KeyPath,
     request: Request,
+    caller: CallerOf,
     parts: PartsOf,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
@@ -286,6 +288,8 @@ async def put_message_by_key(
     expected, only_new = expected_versions(if_match), wants_new(if_none_match)
     data = await read_body(request.receive)
     message = parts.intake.under_key(data, subject, key, parts.calls.clock())
+    if caller is not None:
+        caller.require_target(message.payload.to)
     message.trace = trace_of(request.headers.raw)
     published, replaced = parts.calls.replace(
         message, parts.calls.clock(), expected=expected, only_new=only_new

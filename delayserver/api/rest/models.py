@@ -90,6 +90,24 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", str_min_length=0)
 
 
+class RetryModel(Strict):
+    """When what failed is tried again."""
+
+    max_attempts: int = Field(10, strict=True, ge=1, le=100)
+    backoff: list[DurationMs] = Field(
+        default=[], max_length=100, description="waits before the attempts after the first"
+    )
+
+
+class ToModel(Strict):
+    """Where one message goes, instead of to subscriptions."""
+
+    url: str = Field(description="an http or https URL on the allow list", max_length=2048)
+    secret: str | None = Field(None, description="`whsec_…`, what the request is signed with")
+    retry: RetryModel | None = None
+    timeout: DurationMs | None = Field(None, ge=1, le=HOUR_MS, description="15s by default")
+
+
 class PublishUnderKeyModel(Strict):
     """A message whose subject and key stand in the path."""
 
@@ -110,6 +128,9 @@ class PublishUnderKeyModel(Strict):
     )
     priority: int | None = Field(
         None, ge=0, le=9, description="of what is due, higher ones are delivered first; default 0"
+    )
+    to: ToModel | None = Field(
+        None, description="where it goes, by webhook; no subscription gets it then"
     )
 
 
@@ -210,15 +231,6 @@ class MovedModel(BaseModel):
     id: str
     deliver_at: Time
     state: str
-
-
-class RetryModel(Strict):
-    """When what failed is tried again."""
-
-    max_attempts: int = Field(10, strict=True, ge=1, le=100)
-    backoff: list[DurationMs] = Field(
-        default=[], max_length=100, description="waits before the attempts after the first"
-    )
 
 
 class RateModel(Strict):

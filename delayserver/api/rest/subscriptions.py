@@ -34,6 +34,7 @@ from delayserver.api.rest.common import (
     STORED,
     Forward,
     NamePath,
+    OwnerPath,
     Parts,
     PartsOf,
     PlacesHeader,
@@ -43,6 +44,7 @@ from delayserver.api.rest.common import (
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.api.rest.targets import check_fields, load_client, target_fields, target_of
 from delayserver.errors import ConflictError, InputError
+from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.subscriptions import (
     FAILURES,
     MASK,
@@ -198,7 +200,7 @@ async def extend_leases(name: NamePath, request: Request, parts: PartsOf) -> Res
     responses=MISSING | STORED | {200: answer(DeadLettersDocument)},
 )
 async def list_dead_letters(
-    name: NamePath,
+    name: OwnerPath,
     caller: CallerOf,
     parts: PartsOf,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
@@ -206,7 +208,8 @@ async def list_dead_letters(
     places: PlacesHeader = None,
 ) -> Response:
     """Messages that were given up, in the order of their last attempts; also those of
-    subscriptions of that name that were deleted."""
+    subscriptions of that name that were deleted. `_to`: those that said themselves where they go
+    (`to`)."""
     owners = await _owners(name, caller, parts)
     from_seq = min(int(cursor or 0), SEQ_MAX)
     letters, following = await parts.dead_letters.page(owners, from_seq, limit)
@@ -228,18 +231,19 @@ async def list_dead_letters(
     responses=CONFLICT | STORED | LOGGED,
 )
 async def redrive_dead_letters(
-    name: NamePath,
+    name: OwnerPath,
     caller: CallerOf,
     parts: PartsOf,
     which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL,
 ) -> models.RedrivenModel:
     """Deliver dead letters again, all or those named by message id; also those of subscriptions
-    of that name that were deleted."""
+    of that name that were deleted. `_to`: each to where its message says."""
     owners = await _owners(name, caller, parts)
     heir = parts.calls.registry.by_name(name)
-    if heir is None:
+    if heir is not None:
+        require(caller, Action.CONSUME, heir.subject)
+    elif name != DIRECT_NAME:
         raise ConflictError(f"the subscription {name!r} was deleted; make it again, and redrive")
-    require(caller, Action.CONSUME, heir.subject)
     ids = None if which.ids is None else set(which.ids)
     return models.RedrivenModel(redriven=await parts.calls.redrive(owners, heir, ids))
 
@@ -251,7 +255,7 @@ async def redrive_dead_letters(
     responses=MISSING | LOGGED,
 )
 async def discard_dead_letter(
-    name: NamePath, message_id: str, caller: CallerOf, parts: PartsOf
+    name: OwnerPath, message_id: str, caller: CallerOf, parts: PartsOf
 ) -> None:
     """Delete a dead letter, by message id."""
     await parts.calls.discard(await _owners(name, caller, parts), message_id)

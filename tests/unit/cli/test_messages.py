@@ -20,6 +20,8 @@ def test_publish_sends_everything_that_was_given(cli):
         *("publish", "order.unpaid", '{"order": 1001}', "--delay", "30m", "--key", "1001"),
         *("--header", "x-shop=7", "--header", "x-note=a=b"),
         *("--ttl", "1h", "--jitter", "500", "--priority", "9"),
+        *("--to", "http://a/", "--to-secret", "whsec_x", "--to-timeout", "5s"),
+        *("--to-max-attempts", "2", "--to-backoff", "1s", "--to-backoff", "1m"),
     )
     assert result.exit_code == 0, result.output
     assert cli.asked == (
@@ -34,10 +36,22 @@ def test_publish_sends_everything_that_was_given(cli):
             "ttl": "1h",
             "jitter": 500,
             "priority": 9,
+            "to": {
+                "url": "http://a/",
+                "secret": "whsec_x",
+                "timeout": "5s",
+                "retry": {"max_attempts": 2, "backoff": ["1s", "1m"]},
+            },
         },
     )
     assert "00ff" in result.stdout
     assert "2026-11-20T16:30:00.000Z" in result.stdout
+
+
+def test_a_publish_says_where_it_goes_before_it_says_how(cli):
+    result = cli.run("publish", "s", "1", "--to-timeout", "5s")
+    assert result.exit_code == 2
+    assert "--to" in result.output
 
 
 def test_publish_with_json_prints_the_answer(cli):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from delayserver.records.direct import Destination
 from delayserver.records.message import (
     Content,
     MessageOptions,
@@ -33,6 +34,8 @@ UNWATCHED = msgspec.structs.replace(FULL, watch=None)
 
 
 WITH_OPTIONS = msgspec.structs.replace(FULL, options=MessageOptions(60_000, 5, 9))
+TO = Destination("http://a:1/b", "s", "whsec_x", 5, 6, (7, 8))
+DIRECTED = Payload(b"{}", options=MessageOptions(to=TO))
 URGENT = Payload(b"{}", options=MessageOptions(priority=9))
 
 
@@ -88,8 +91,17 @@ def test_what_has_no_options_has_the_bytes_that_it_had_before_there_were_any() -
     assert encode_payload(WITH_OPTIONS) == seal(msgspec.msgpack.encode(with_options))
 
 
+def test_a_message_says_where_it_goes() -> None:
+    assert (UNWATCHED.to, UNWATCHED.direct_id, WITH_OPTIONS.direct_id) == (None, 0, 0)
+    assert DIRECTED.to == TO
+    assert DIRECTED.direct_id == TO.subscription_id
+    assert decode_payload(encode_payload(DIRECTED), "file", 0, 1) == DIRECTED
+    # Nothing has to be read before it leaves, to know when it expires.
+    assert row_flags(DIRECTED) == 0
+
+
 def test_many_payloads_are_encoded_as_each_is() -> None:
-    ones = [Payload(b"1"), URGENT, Payload(b"2", watch=FULL.watch), WITH_OPTIONS]
+    ones = [Payload(b"1"), DIRECTED, URGENT, Payload(b"2", watch=FULL.watch), WITH_OPTIONS]
     ones = [msgspec.structs.replace(one, origin=None) for one in ones]
     columns = (
         [getattr(one, name) for one in ones]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from delayserver.records.attempts import History
+from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.message import Origin, Payload, ScheduledRun, encode_payload
 from delayserver.records.schedules import ScheduleState, unpack_state
 from delayserver.records.subscriptions import decode_subscription
@@ -87,3 +88,18 @@ def test_where_a_message_was_that_was_replayed_is_derived_again() -> None:
             change_key(3, 0): Change(ChangeState.REPLAYED, *where, 0, 1),
             change_key(3, 7): Change(ChangeState.RETRYING, 9, START_MS + 5, 1, 1),
         }
+
+
+def test_what_says_itself_where_it_goes_has_lost_no_subscription_and_is_moved_as_any() -> None:
+    rows = np.zeros(1, SCHEDULE_DTYPE)
+    rows["seq"], rows["message_seq"], rows["due_ms"] = 4, 3, START_MS
+    rows["kind"], rows["subject_id"], rows["subscription_id"] = RecordKind.MOVE, 1, DIRECT_FIRST_ID
+    rebuilt = Rebuilt()
+    rebuilt.hour()(rows, b"")
+    assert {key: unpack_change(value) for key, value in rebuilt.changes().items()} == {
+        change_key(3, 0): Change(ChangeState.MOVED, 4, START_MS, 0, 1)
+    }
+    defined: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
+    defined[Table.DEAD_LETTERS] = {dead_letter_key(DIRECT_FIRST_ID + 1, 9): b"a letter"}
+    lost, _ = name_what_is_lost(defined, rebuilt, is_damaged=True)
+    assert not lost[Table.SUBSCRIPTIONS]

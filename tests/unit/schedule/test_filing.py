@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.schedule import filing
 from delayserver.schedule.filing import by_bucket, parts_by_bucket, schedule_rows
 from storage.buckets import DAY_MS, days_of, is_day
@@ -60,6 +61,16 @@ def test_each_kind_makes_the_rows_that_the_format_says() -> None:
         (7, 0, 6, 1),
     ]
     assert starts.tolist() == [100, 200, 0, 300, 0, 0, 500, 0]
+
+
+@pytest.mark.parametrize("kind", [RecordKind.MOVE, RecordKind.FIRE])
+def test_what_is_moved_for_one_subscription_leaves_its_place_for_all(kind: RecordKind) -> None:
+    start = HOUR * HOUR_MS
+    made = records((2, start, 2, 0, 0, 0, RecordKind.PUBLISH), (3, start, 2, 2, start, 0, kind))
+    made["subscription_id"] = DIRECT_FIRST_ID
+    rows, _ = schedule_rows(made)
+    assert rows["subscription_id"].tolist() == [DIRECT_FIRST_ID, DIRECT_FIRST_ID, 0]
+    assert rows["flags"].tolist() == [0, 0, FLAG_REMOVAL]
 
 
 def test_rows_of_an_hour_stay_in_the_order_of_their_seq() -> None:

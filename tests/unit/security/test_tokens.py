@@ -13,6 +13,7 @@ from delayserver.errors import (
     NotFoundError,
     RateLimitedError,
 )
+from delayserver.records.direct import Destination
 from delayserver.security.tokens import (
     TOKENS_FILE,
     TOKENS_MAX,
@@ -140,13 +141,21 @@ def test_what_cannot_be(
     assert tokens.file.read_bytes() is None
 
 
-@pytest.mark.parametrize("scope", ["publish:*", "publish:a.*", "consume:a.b", "observe", "admin"])
+HOSTS = ["target:*", "target:*.example.com", "target:a.b:80", "target:10.0.0.0/8", "target:[::1]:1"]
+SCOPES = ["publish:*", "publish:a.*", "consume:a.b", "observe", "admin", *HOSTS]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
 def test_scopes(scope: str) -> None:
     assert check_scope(scope) == scope
 
 
+NO_HOSTS = ["target", "target:", "target:http://a", "target:a/b", "target:**"]
+
+
 @pytest.mark.parametrize(
-    "scope", ["", "publish", "publish:", "publish:a*", "admin:*", "observe:a", "read:a", "Admin"]
+    "scope",
+    ["", "publish", "publish:", "publish:a*", "admin:*", "observe:a", "read:a", "Admin", *NO_HOSTS],
 )
 def test_what_is_no_scope(scope: str) -> None:
     with pytest.raises(InputError, match="is not a scope"):
@@ -217,6 +226,30 @@ def test_an_admin_may_everything(tokens: Fixture) -> None:
     one = caller(tokens, "admin")
     assert all(one.may(action, "*") for action in Action)
     one.require((Action.ADMIN,))
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed"),
+    [
+        (["publish:*"], ""),
+        (["target:*"], "a.example.com 10.0.0.1 b"),
+        (["target:*.example.com"], "a.example.com"),
+        (["target:10.0.0.0/8", "target:b:80"], "10.0.0.1 b"),
+        (["target:b:81"], ""),
+        (["target:b", "target:*"], "a.example.com 10.0.0.1 b"),
+        (["admin"], "a.example.com 10.0.0.1 b"),
+    ],
+)
+def test_a_scope_allows_hosts(tokens: Fixture, scopes: list[str], allowed: str) -> None:
+    one = caller(tokens, *scopes)
+    one.require_target(None)
+    for host in ("a.example.com", "10.0.0.1", "b"):
+        to = Destination(f"http://{host}/x", "s")
+        if host in allowed.split():
+            one.require_target(to)
+        else:
+            with pytest.raises(AccessError, match=f"'one' has no scope for target:{host}$"):
+                one.require_target(to)
 
 
 def test_what_is_missing_is_named(tokens: Fixture) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
+from delayserver.records.direct import Destination
 from delayserver.records.message import MessageOptions, Origin, Payload, ScheduledRun, Watch
 from delayserver.records.schedules import (
     Schedule,
@@ -134,7 +135,7 @@ def test_the_kinds_of_logs_and_the_outcomes() -> None:
 
 
 RECORDS = [
-    *(Payload, Watch, MessageOptions, History, DeliveryAttempt, ScheduledRun, Origin),
+    *(Payload, Watch, MessageOptions, Destination, History, DeliveryAttempt, ScheduledRun, Origin),
     *(DeadLetter, Heartbeat, ScheduleChange, Schedule, ImportRecord, Note),
 ]
 
