@@ -202,6 +202,12 @@ class ReplayedDocument(msgspec.Struct):
     subscriptions: Annotated[list[str], Meta(description="the names of those that get it again")]
 
 
+class OutcomeMessageDocument(msgspec.Struct):
+    """A message that is published with the outcome of another."""
+
+    subject: str
+
+
 class MessageDocument(msgspec.Struct):
     """A message and its state."""
 
@@ -221,6 +227,8 @@ class MessageDocument(msgspec.Struct):
     expires_at: Annotated[
         Time | _Unset, Meta(description="from when on it is not delivered any more")
     ] = _UNSET
+    on_delivered: OutcomeMessageDocument | _Unset = _UNSET
+    on_dead: OutcomeMessageDocument | _Unset = _UNSET
 
 
 class HeartbeatDocument(msgspec.Struct):
@@ -446,6 +454,7 @@ def message_document(view: MessageView) -> MessageDocument:
         *body_fields(view.payload),
         *_watched(view.payload),
         *_options(view),
+        *_outcome_messages(view.payload),
     )
 
 
@@ -623,3 +632,8 @@ def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset]:
         payload.options.priority or _UNSET,
         _UNSET if expires_ms is None else format_time(expires_ms),
     )
+
+
+def _outcome_messages(payload: Payload) -> list[OutcomeMessageDocument | _Unset]:
+    subjects = payload.outcomes.delivered, payload.outcomes.dead
+    return [_UNSET if one is None else OutcomeMessageDocument(one) for one in subjects]

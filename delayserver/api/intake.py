@@ -28,6 +28,7 @@ from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.records.message import (
     Content,
     MessageOptions,
+    OutcomeSubjects,
     Payload,
     Watch,
     check_headers,
@@ -60,6 +61,12 @@ class _Publish(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_event: Literal["cancel", "fire"] | None = None
 
 
+class _OutcomeMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What is said of a message that is published with the outcome of another."""
+
+    subject: str
+
+
 class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     """The same where it has options. Few have: a form with their fields as well would cost each of
     the others, so this one is tried where the other does not fit."""
@@ -67,6 +74,8 @@ class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    on_delivered: _OutcomeMessage | None = None
+    on_dead: _OutcomeMessage | None = None
 
 
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -82,6 +91,8 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    on_delivered: _OutcomeMessage | None = None
+    on_dead: _OutcomeMessage | None = None
 
 
 _decode_json_plain = msgspec.json.Decoder(_Publish).decode
@@ -364,7 +375,21 @@ class Intake:
     def _options(self, publish: _PublishWithOptions) -> MessageOptions | None:
         """What was chosen; None: nothing."""
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
-        return MessageOptions(ttl_ms, priority=priority) if ttl_ms or priority else None
+        outcomes = None
+        if publish.on_delivered is not None or publish.on_dead is not None:
+            outcomes = OutcomeSubjects(
+                self._outcome_subject(publish.on_delivered, "/on_delivered"),
+                self._outcome_subject(publish.on_dead, "/on_dead"),
+            )
+        if not (ttl_ms or priority or outcomes):
+            return None
+        return MessageOptions(ttl_ms, priority=priority, outcomes=outcomes)
+
+    def _outcome_subject(self, wanted: _OutcomeMessage | None, pointer: str) -> str | None:
+        if wanted is None:
+            return None
+        self._check_subject(wanted.subject, f"{pointer}/subject")
+        return wanted.subject
 
     def _spread(self, publish: _PublishWithOptions, due_ms: int, now_ms: int) -> int:
         """The due time with the jitter that is drawn for the message."""
@@ -485,6 +510,8 @@ class Intake:
             lambda: _watch(get("watch"), get("on_event")),
             lambda: self._ttl_ms(get("ttl")),
             lambda: _priority(get("priority")),
+            lambda: self._outcome_subject(get("on_delivered"), "/on_delivered"),
+            lambda: self._outcome_subject(get("on_dead"), "/on_dead"),
         ]
         if "timeout" in values:
             checks.append(lambda: self._timeout_ms(values["timeout"]))
@@ -537,9 +564,9 @@ class Intake:
         payload = Payload(body, content, key, headers or None, watch=watch, options=options)
         return NewMessage(subject, due_ms, payload)
 
-    def _check_subject(self, subject: str) -> None:
+    def _check_subject(self, subject: str, pointer: str = "/subject") -> None:
         if subject not in self._known_subjects and not is_subject(subject):
-            raise InputError(f"a subject looks like {SUBJECT_PATTERN}", "/subject")
+            raise InputError(f"a subject looks like {SUBJECT_PATTERN}", pointer)
 
     def _body(self, raw: msgspec.Raw | _Unset, encoded: str | None) -> tuple[bytes, Content]:
         """`encoded`: the body as base64."""

@@ -42,6 +42,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Delay | None = None
     jitter: Delay | None = None
     priority: int | None = None
+    on_delivered: str | None = None
+    on_dead: str | None = None
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -152,6 +154,12 @@ def _start_of(body: bytes) -> str:
     return body[:REPR_BYTES_MAX].decode(errors="replace")
 
 
+class OutcomeMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message that is published with the outcome of another."""
+
+    subject: str
+
+
 class Stored(Body, frozen=True, kw_only=True):
     """A message that was looked up, or listed. It can be a member of a set and a key of a dict."""
 
@@ -168,6 +176,8 @@ class Stored(Body, frozen=True, kw_only=True):
     priority: int = 0
     expires_at: datetime | None = None
     """From when on it is too late to deliver it; None: never."""
+    on_delivered: OutcomeMessage | None = None
+    on_dead: OutcomeMessage | None = None
     deliveries: tuple[Delivery, ...] = ()
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""

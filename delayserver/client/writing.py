@@ -15,7 +15,15 @@ from typing import Any
 
 import msgspec
 
-from delayserver.client.values import Delay, DeliverAt, Draft, OnEvent, duration, time
+from delayserver.client.values import (
+    Delay,
+    DeliverAt,
+    Draft,
+    OnEvent,
+    OutcomeMessage,
+    duration,
+    time,
+)
 
 
 class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
@@ -33,6 +41,8 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    on_delivered: OutcomeMessage | None = None
+    on_dead: OutcomeMessage | None = None
 
 
 def to_send(draft: Draft) -> MessageToSend:
@@ -52,6 +62,8 @@ def new_message(
     ttl: Delay | None = None,
     jitter: Delay | None = None,
     priority: int | None = None,
+    on_delivered: str | None = None,
+    on_dead: str | None = None,
 ) -> MessageToSend:
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
@@ -79,6 +91,8 @@ def new_message(
         ttl,
         jitter,
         priority,
+        None if on_delivered is None else OutcomeMessage(on_delivered),
+        None if on_dead is None else OutcomeMessage(on_dead),
     )
 
 

@@ -195,9 +195,11 @@ class Hot:
         try:
             batch = self.intake.many(bodies, now_ms)
             if callers.count(None) < len(callers):
-                for subject, caller in zip(batch.subjects, callers, strict=True):
+                for index, caller in enumerate(callers):
                     if caller is not None:
-                        caller.require(_PUBLISH, subject)
+                        caller.require(_PUBLISH, batch.subjects[index])
+                        for subject in batch.outcome_subjects(index):
+                            caller.require(_PUBLISH, subject)
             done = calls.publish_new(batch)
         except (DelayServerError, StorageError):
             return False
@@ -234,7 +236,8 @@ class Hot:
         now_ms = calls.clock()
         message = self.intake.one(data, now_ms)
         if caller is not None:
-            caller.require(_PUBLISH, message.subject)
+            for subject in (message.subject, *message.outcome_subjects()):
+                caller.require(_PUBLISH, subject)
         message.trace = trace
         published = calls.publish_one(message, now_ms)
         document = PublishedDocument(
@@ -268,7 +271,7 @@ class Hot:
         else:
             batch = self.intake.batch(data, content_type.decode("latin-1").lower(), now_ms)
         if caller is not None:
-            for subject in set(batch.subjects):
+            for subject in {*batch.subjects, *batch.outcome_subjects()}:
                 caller.require(_PUBLISH, subject)
             caller.count(len(batch))
         return batch

@@ -29,6 +29,7 @@ from delayserver.api.documents import (
 from delayserver.api.hot.asgi import read_body
 from delayserver.api.hot.cancel import CancelBody
 from delayserver.api.rest import models
+from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     CONDITIONAL,
     CONFLICT,
@@ -56,6 +57,7 @@ from delayserver.records.message_id import MessageId
 from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.tracecontext import trace_of
 from delayserver.schedule.pending import Position
+from delayserver.security.tokens import Action
 from delayserver.times import TIME_MS_MAX, format_time, parse_time_ms
 
 TIME_DIGITS_MAX = 15
@@ -278,6 +280,7 @@ async def put_message_by_key(
     key: KeyPath,
     request: Request,
     parts: PartsOf,
+    caller: CallerOf,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
@@ -286,6 +289,8 @@ async def put_message_by_key(
     expected, only_new = expected_versions(if_match), wants_new(if_none_match)
     data = await read_body(request.receive)
     message = parts.intake.under_key(data, subject, key, parts.calls.clock())
+    for one in message.outcome_subjects():
+        require(caller, Action.PUBLISH, one)
     message.trace = trace_of(request.headers.raw)
     published, replaced = parts.calls.replace(
         message, parts.calls.clock(), expected=expected, only_new=only_new

@@ -90,6 +90,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", str_min_length=0)
 
 
+class OutcomeMessageModel(Strict):
+    """A message that is published with the outcome of another, for each of its subscriptions."""
+
+    subject: Name
+
+
 class PublishUnderKeyModel(Strict):
     """A message whose subject and key stand in the path."""
 
@@ -110,6 +116,12 @@ class PublishUnderKeyModel(Strict):
     )
     priority: int | None = Field(
         None, ge=0, le=9, description="of what is due, higher ones are delivered first; default 0"
+    )
+    on_delivered: OutcomeMessageModel | None = Field(
+        None, description="publish a message under this subject when it was delivered"
+    )
+    on_dead: OutcomeMessageModel | None = Field(
+        None, description="publish a message under this subject when it is a dead letter"
     )
 
 

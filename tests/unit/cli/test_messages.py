@@ -20,6 +20,7 @@ def test_publish_sends_everything_that_was_given(cli):
         *("publish", "order.unpaid", '{"order": 1001}', "--delay", "30m", "--key", "1001"),
         *("--header", "x-shop=7", "--header", "x-note=a=b"),
         *("--ttl", "1h", "--jitter", "500", "--priority", "9"),
+        *("--on-delivered", "paid", "--on-dead", "lost"),
     )
     assert result.exit_code == 0, result.output
     assert cli.asked == (
@@ -34,6 +35,8 @@ def test_publish_sends_everything_that_was_given(cli):
             "ttl": "1h",
             "jitter": 500,
             "priority": 9,
+            "on_delivered": {"subject": "paid"},
+            "on_dead": {"subject": "lost"},
         },
     )
     assert "00ff" in result.stdout

@@ -804,16 +804,17 @@ async def test_a_deep_body_in_a_list_costs_only_itself():
 
 @asynchronous
 async def test_a_batch_of_the_callers_goes_out_as_one():
-    producer, transport = make(LOST, stored(1, 2, 9, 10, duplicates=1), in_flight_max=1)
+    producer, transport = make(LOST, stored(1, 2, 9, 10, 11, duplicates=1), in_flight_max=1)
     drafts = [
         Draft(subject="s", body={"n": 1}, delay=timedelta(seconds=1)),
         Draft(subject="s", body=b"\0", key="own", headers={"x": "y"}),
         Draft(subject="t", watch=["order:1"], on_event="fire"),
         Draft(subject="t", ttl=timedelta(minutes=1), jitter="5s", priority=9),
+        Draft(subject="t", on_delivered="paid", on_dead="lost"),
     ]
     published = await producer.publish_all(drafts)
-    assert [one.id for one in published] == list(map(message_id, (1, 2, 9, 10)))
-    assert [one.duplicate for one in published] == [False, True, False, False]
+    assert [one.id for one in published] == list(map(message_id, (1, 2, 9, 10, 11)))
+    assert [one.duplicate for one in published] == [False, True, False, False, False]
     (method, path, first), (_, _, second) = transport.requests
     assert (method, path, first) == ("POST", "/v1/messages/batch", second)
     keys = [message.pop("key") for message in first]
@@ -824,6 +825,7 @@ async def test_a_batch_of_the_callers_goes_out_as_one():
         {"subject": "s", "body_base64": "AA==", "headers": {"x": "y"}},
         {"subject": "t", "watch": ["order:1"], "on_event": "fire"},
         {"subject": "t", "ttl": 60_000, "jitter": "5s", "priority": 9},
+        {"subject": "t", "on_delivered": {"subject": "paid"}, "on_dead": {"subject": "lost"}},
     ]
 
 
