@@ -219,6 +219,12 @@ class ToDocument(msgspec.Struct):
     secret: Annotated[str | _Unset, Meta(description="masked")] = _UNSET
 
 
+class OutcomeMessageDocument(msgspec.Struct):
+    """A message that is published with the outcome of another."""
+
+    subject: str
+
+
 class MessageDocument(msgspec.Struct):
     """A message and its state."""
 
@@ -241,6 +247,8 @@ class MessageDocument(msgspec.Struct):
     to: Annotated[ToDocument | _Unset, Meta(description="where it goes, if it says so itself")] = (
         _UNSET
     )
+    on_delivered: OutcomeMessageDocument | _Unset = _UNSET
+    on_dead: OutcomeMessageDocument | _Unset = _UNSET
 
 
 class HeartbeatDocument(msgspec.Struct):
@@ -467,6 +475,7 @@ def message_document(view: MessageView) -> MessageDocument:
         *_watched(view.payload),
         *_options(view),
         _to_document(view.payload),
+        *_outcome_messages(view.payload),
     )
 
 
@@ -658,3 +667,8 @@ def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset]:
         payload.options.priority or _UNSET,
         _UNSET if expires_ms is None else format_time(expires_ms),
     )
+
+
+def _outcome_messages(payload: Payload) -> list[OutcomeMessageDocument | _Unset]:
+    subjects = payload.outcomes.delivered, payload.outcomes.dead
+    return [_UNSET if one is None else OutcomeMessageDocument(one) for one in subjects]

@@ -29,6 +29,7 @@ from delayserver.records.direct import ATTEMPTS_DEFAULT, WEBHOOK_TIMEOUT_MS, Des
 from delayserver.records.message import (
     Content,
     MessageOptions,
+    OutcomeSubjects,
     Payload,
     Watch,
     check_headers,
@@ -78,6 +79,12 @@ class _To(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     timeout: int | str | None = None
 
 
+class _OutcomeMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What is said of a message that is published with the outcome of another."""
+
+    subject: str
+
+
 class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     """The same where it has options. Few have: a form with their fields as well would cost each of
     the others, so this one is tried where the other does not fit."""
@@ -86,6 +93,8 @@ class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     jitter: int | str | None = None
     priority: int | None = None
     to: _To | None = None
+    on_delivered: _OutcomeMessage | None = None
+    on_dead: _OutcomeMessage | None = None
 
 
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -102,6 +111,8 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     jitter: int | str | None = None
     priority: int | None = None
     to: _To | None = None
+    on_delivered: _OutcomeMessage | None = None
+    on_dead: _OutcomeMessage | None = None
 
 
 _decode_json_plain = msgspec.json.Decoder(_Publish).decode
@@ -388,9 +399,21 @@ class Intake:
         """What was chosen; None: nothing."""
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
         to = None if publish.to is None else self._destination(publish.to, publish.subject)
-        if not (ttl_ms or priority or to):
+        outcomes = None
+        if publish.on_delivered is not None or publish.on_dead is not None:
+            outcomes = OutcomeSubjects(
+                self._outcome_subject(publish.on_delivered, "/on_delivered"),
+                self._outcome_subject(publish.on_dead, "/on_dead"),
+            )
+        if not (ttl_ms or priority or to or outcomes):
             return None
-        return MessageOptions(ttl_ms, priority=priority, to=to)
+        return MessageOptions(ttl_ms, priority=priority, to=to, outcomes=outcomes)
+
+    def _outcome_subject(self, wanted: _OutcomeMessage | None, pointer: str) -> str | None:
+        if wanted is None:
+            return None
+        self._check_subject(wanted.subject, f"{pointer}/subject")
+        return wanted.subject
 
     def _destination(self, to: _To, subject: str) -> Destination:
         try:
@@ -540,6 +563,8 @@ class Intake:
             lambda: _watch(get("watch"), get("on_event")),
             lambda: self._ttl_ms(get("ttl")),
             lambda: _priority(get("priority")),
+            lambda: self._outcome_subject(get("on_delivered"), "/on_delivered"),
+            lambda: self._outcome_subject(get("on_dead"), "/on_dead"),
         ]
         if get("to") is not None:
             checks.append(lambda: self._destination(values["to"], ""))
@@ -594,9 +619,9 @@ class Intake:
         payload = Payload(body, content, key, headers or None, watch=watch, options=options)
         return NewMessage(subject, due_ms, payload)
 
-    def _check_subject(self, subject: str) -> None:
+    def _check_subject(self, subject: str, pointer: str = "/subject") -> None:
         if subject not in self._known_subjects and not is_subject(subject):
-            raise InputError(f"a subject looks like {SUBJECT_PATTERN}", "/subject")
+            raise InputError(f"a subject looks like {SUBJECT_PATTERN}", pointer)
 
     def _body(self, raw: msgspec.Raw | _Unset, encoded: str | None) -> tuple[bytes, Content]:
         """`encoded`: the body as base64."""

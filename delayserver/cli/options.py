@@ -112,6 +112,24 @@ ToBackoffOption = Annotated[
 ]
 
 
+OnDeliveredOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-delivered",
+        metavar="SUBJECT",
+        help="Publish a message there when it was delivered; one for each subscription.",
+    ),
+]
+OnDeadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-dead",
+        metavar="SUBJECT",
+        help="Publish a message there when it is a dead letter; one for each subscription.",
+    ),
+]
+
+
 def message_path(message_id: str | None, subject: str | None, key: str | None) -> str:
     """Where a message is looked up: by its id, or by subject and key."""
     if message_id is not None and subject is None and key is None:
@@ -156,7 +174,13 @@ def to_fields(
     return {"to": fields | ({"retry": retry} if retry else {})}
 
 
-def option_fields(ttl: str | None, jitter: str | None, priority: int | None) -> dict[str, Any]:
+def option_fields(
+    ttl: str | None,
+    jitter: str | None,
+    priority: int | None,
+    on_delivered: str | None,
+    on_dead: str | None,
+) -> dict[str, Any]:
     """What else is wanted of a message, as it stands in a request."""
     fields: dict[str, Any] = {}
     if ttl is not None:
@@ -165,6 +189,10 @@ def option_fields(ttl: str | None, jitter: str | None, priority: int | None) -> 
         fields["jitter"] = duration(jitter, "--jitter")
     if priority is not None:
         fields["priority"] = priority
+    if on_delivered is not None:
+        fields["on_delivered"] = {"subject": on_delivered}
+    if on_dead is not None:
+        fields["on_dead"] = {"subject": on_dead}
     return fields
 
 

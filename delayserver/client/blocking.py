@@ -164,7 +164,9 @@ class Producer(Blocking[AsyncProducer]):
     What cannot be delivered within `ttl` of its due time becomes a dead letter (`expired`). With
     `jitter` it is due up to so much later: `Published.deliver_at` says when. Of what is due, that
     of a higher `priority` (0, the default, to 9) is delivered first. With `to`, a URL or more
-    (`To`), it goes there by webhook, and to no subscription.
+    (`To`), it goes there by webhook, and to no subscription. When it was delivered, or is a
+    dead letter, a message that tells so is published under the subject `on_delivered` or `on_dead`,
+    for each subscription.
 
     Raises InvalidError; ConflictError where the key stands for a message with other content;
     NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are used

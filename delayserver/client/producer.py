@@ -251,6 +251,8 @@ class AsyncProducer(RetryingClient):
         jitter: Delay | None = None,
         priority: int | None = None,
         to: To | str | None = None,
+        on_delivered: str | None = None,
+        on_dead: str | None = None,
         ack: Ack = "durable",
         timeout_s: float | None = None,
     ) -> Published:
@@ -269,7 +271,9 @@ class AsyncProducer(RetryingClient):
         What cannot be delivered within `ttl` of its due time becomes a dead letter (`expired`).
         With `jitter` it is due up to so much later: `Published.deliver_at` says when. Of what is
         due, that of a higher `priority` (0, the default, to 9) is delivered first. With `to`, a URL
-        or more (`To`), it goes there by webhook, and to no subscription.
+        or more (`To`), it goes there by webhook, and to no subscription. When it was
+        delivered, or is a dead letter, a message that tells so is published under the subject
+        `on_delivered` or `on_dead`, for each subscription.
 
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
@@ -277,6 +281,7 @@ class AsyncProducer(RetryingClient):
         if timeout_s is not None:
             again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
             again = partial(again, ttl=ttl, jitter=jitter, priority=priority, to=to)
+            again = partial(again, on_delivered=on_delivered, on_dead=on_dead)
             published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
             return await within(timeout_s, published)
         loop = asyncio.get_running_loop()
@@ -288,9 +293,21 @@ class AsyncProducer(RetryingClient):
         lane, owners = None, self._owners
         if owners.are_apart:
             lane = owners.of_any() if key is None else owners.of_key(subject, key)
-        due, watched = (delay, deliver_at), (watch, on_event)
         message = new_message(
-            subject, body, *due, key, headers, *watched, ttl, jitter, priority, to
+            subject,
+            body,
+            delay,
+            deliver_at,
+            key,
+            headers,
+            watch,
+            on_event,
+            ttl,
+            jitter,
+            priority,
+            to,
+            on_delivered,
+            on_dead,
         )
         data = encode(message)
         batcher = self._publishes if ack == "durable" else self._filed
@@ -515,6 +532,8 @@ class AsyncProducer(RetryingClient):
         jitter: Delay | None = None,
         priority: int | None = None,
         to: To | str | None = None,
+        on_delivered: str | None = None,
+        on_dead: str | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
@@ -524,9 +543,21 @@ class AsyncProducer(RetryingClient):
         Raises as `publish`; ChangedError with `if_match`. After a lost answer it is sent again only
         where a message still waits under the key, so that it never fires twice; else, an
         UnansweredError leaves it to the caller."""
-        due, watched = (delay, deliver_at), (watch, on_event)
         message = new_message(
-            subject, body, *due, None, headers, *watched, ttl, jitter, priority, to
+            subject,
+            body,
+            delay,
+            deliver_at,
+            None,
+            headers,
+            watch,
+            on_event,
+            ttl,
+            jitter,
+            priority,
+            to,
+            on_delivered,
+            on_dead,
         )
         document, path = fields(message), path_of("subjects", subject, "keys", key)
         shard = self._shard_of(None, subject, key)

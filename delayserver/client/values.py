@@ -59,6 +59,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     to: To | str | None = None
     """A text is the URL."""
+    on_delivered: str | None = None
+    on_dead: str | None = None
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -169,6 +171,12 @@ def _start_of(body: bytes) -> str:
     return body[:REPR_BYTES_MAX].decode(errors="replace")
 
 
+class OutcomeMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message that is published with the outcome of another."""
+
+    subject: str
+
+
 class Stored(Body, frozen=True, kw_only=True):
     """A message that was looked up, or listed. It can be a member of a set and a key of a dict."""
 
@@ -188,6 +196,8 @@ class Stored(Body, frozen=True, kw_only=True):
     to: dict[str, Any] | None = None
     """Where it goes, if it says so itself: url, timeout and retry as the API has them, and a
     secret as `***`."""
+    on_delivered: OutcomeMessage | None = None
+    on_dead: OutcomeMessage | None = None
     deliveries: tuple[Delivery, ...] = ()
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""

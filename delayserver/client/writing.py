@@ -15,7 +15,16 @@ from typing import Any
 
 import msgspec
 
-from delayserver.client.values import Delay, DeliverAt, Draft, OnEvent, To, duration, time
+from delayserver.client.values import (
+    Delay,
+    DeliverAt,
+    Draft,
+    OnEvent,
+    OutcomeMessage,
+    To,
+    duration,
+    time,
+)
 
 
 class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
@@ -34,6 +43,8 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
     jitter: int | str | None = None
     priority: int | None = None
     to: Mapping[str, Any] | None = None
+    on_delivered: OutcomeMessage | None = None
+    on_dead: OutcomeMessage | None = None
 
 
 def to_send(draft: Draft) -> MessageToSend:
@@ -54,6 +65,8 @@ def new_message(
     jitter: Delay | None = None,
     priority: int | None = None,
     to: To | str | None = None,
+    on_delivered: str | None = None,
+    on_dead: str | None = None,
 ) -> MessageToSend:
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
@@ -82,6 +95,8 @@ def new_message(
         jitter,
         priority,
         None if to is None else _destination(to),
+        None if on_delivered is None else OutcomeMessage(on_delivered),
+        None if on_dead is None else OutcomeMessage(on_dead),
     )
 
 

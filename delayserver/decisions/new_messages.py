@@ -41,6 +41,10 @@ class NewMessage(msgspec.Struct):
     trace: Trace | None = None
     """Goes along with it, and is no part of its content."""
 
+    def outcome_subjects(self) -> set[str]:
+        """Under which messages with its outcome will be published."""
+        return _subjects_of(self.payload.options)
+
 
 class PublishBatch(msgspec.Struct):
     """Messages that somebody wants to publish together, as columns of one length."""
@@ -76,6 +80,13 @@ class PublishBatch(msgspec.Struct):
         )
         return NewMessage(self.subjects[index], self.dues_ms[index], payload, self.traces[index])
 
+    def outcome_subjects(self, index: int | None = None) -> set[str]:
+        """Under which messages with the outcome of one will be published; None: of any."""
+        options = self.options
+        if index is not None:
+            return _subjects_of(options[index]) if options else set()
+        return set().union(*map(_subjects_of, options))
+
     def select(self, indexes: Sequence[int]) -> "PublishBatch":
         """Some of the messages."""
         *columns, options = (getattr(self, name) for name in self.__struct_fields__)
@@ -83,6 +94,13 @@ class PublishBatch(msgspec.Struct):
         if options:
             chosen.options = [options[index] for index in indexes]
         return chosen
+
+
+def _subjects_of(options: MessageOptions | None) -> set[str]:
+    if options is None or options.outcomes is None:
+        return set()
+    outcomes = options.outcomes
+    return {one for one in (outcomes.delivered, outcomes.dead) if one is not None}
 
 
 class SealedBatch:

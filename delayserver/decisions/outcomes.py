@@ -20,6 +20,9 @@ A consumer may give back ten thousand at once, or fall over with them. What of t
 is recorded some in a turn of the event loop, and on its way until then; a crash in between finds
 the others unsettled.
 
+A publisher may ask for a message that tells of it (`OutcomeMessages`): with a DEAD in its group;
+with a delivery that arrived before its row of the dispatch log.
+
 Cost: columns for what consumers take and acknowledge, about 10 µs for a webhook that arrived, 20 µs
 for a retry. Threads: belongs to the event loop.
 """
@@ -36,6 +39,7 @@ from numpy.typing import NDArray
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages
+from delayserver.decisions.outcome_messages import OutcomeMessages
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
@@ -53,6 +57,7 @@ from delayserver.delivery.sink import (
     GiveUp,
     Gone,
     PauseSubscription,
+    Recorded,
     Result,
     RetryLater,
     ReturnToQueue,
@@ -179,6 +184,7 @@ class Outcomes:
         messages: Messages,
         dispatcher: Dispatcher,
         subscribing: Subscribing,
+        outcome_messages: OutcomeMessages,
         timeouts: Timeouts,
         *,
         epoch: str,
@@ -196,6 +202,7 @@ class Outcomes:
         self._messages = messages
         self._dispatcher = dispatcher
         self._subscribing = subscribing
+        self._outcome_messages = outcome_messages
         self._timeouts = timeouts
         self._random = random
         self._given_up = given_up
@@ -240,15 +247,44 @@ class Outcomes:
             self._pump(some.deliveries.subscription_id)
 
     def ack(
-        self, tokens: Sequence[str], now_ms: int, subscription_id: int | None = None
+        self,
+        tokens: Sequence[str],
+        now_ms: int,
+        subscription_id: int | None = None,
+        done: Callable[[list[str], Exception | None], None] = _nobody,
     ) -> list[str]:
         """A consumer is done with messages; returns the tokens of leases that are over, or not of
-        the subscription (None: any)."""
+        the subscription (None: any).
+
+        `done` gets the same once the settler has the others: before this returns, unless a message
+        with the outcome has to be durable before; or what kept it from being so."""
         ended, over = self.leases.end(tokens, subscription_id)
+        telling: list[Some] = []
+        began_ms: dict[int, int] = {}
         for deliveries, which in ended:
-            self._dispatcher.settle_leased(deliveries, which, now_ms)
-            deliveries.drop_payloads(which)
+            told, others = deliveries.telling(which), which
+            if len(told):
+                telling.append(Some(deliveries, told))
+                seqs = deliveries.settled["seq"][told].tolist()
+                began_ms |= dict.fromkeys(seqs, deliveries.leased_ms)
+                others = np.setdiff1d(which, told, assume_unique=True)
+            if len(others):
+                self._dispatcher.settle_leased(deliveries, others, now_ms)
+                deliveries.drop_payloads(others)
+        if telling:
+            record = partial(self._deliver_leased, began_ms)
+            self._record_each(telling, record, None, now_ms, partial(done, over))
+        else:
+            done(over, None)
         return over
+
+    def _deliver_leased(
+        self, began_ms: Mapping[int, int], delivery: DueDelivery, now_ms: int
+    ) -> None:
+        """`began_ms`: when each was leased, by seq; 0: nobody knows."""
+        leased_ms = began_ms[delivery.entry.seq]
+        tried = Tried(leased_ms, max(0, now_ms - leased_ms)) if leased_ms else None
+        self._deliver(delivery, None, tried, now_ms)
 
     def nack(
         self,
@@ -392,7 +428,7 @@ class Outcomes:
         for delivery in deliveries:
             match outcome(result, delivery.attempt, policy, lambda: jitter):
                 case Delivered(recorded, tried):
-                    self._dispatcher.settle_delivered(delivery, now_ms, recorded, tried)
+                    self._deliver(delivery, recorded, tried, now_ms)
                 case RetryLater(delay_ms=delay_ms):
                     self._retry(_failed(delivery, result, now_ms), delay_ms, now_ms)
                 case GiveUp(reason=reason):
@@ -411,6 +447,41 @@ class Outcomes:
             elif subscription.disable_after_ms:
                 self._on_result(subscription, result, now_ms)
         return subscription
+
+    def _deliver(
+        self,
+        delivery: DueDelivery,
+        recorded: Recorded | None,
+        tried: Tried | None,
+        now_ms: int,
+    ) -> None:
+        """A delivery has arrived: it is settled, once it is durable that a message tells so, if one
+        is asked for. In the other order a crash in between would lose that message; in this one it
+        repeats the delivery, and the key keeps a second message away.
+
+        What others have `recorded` (exactly once) is settled already."""
+        message = self._outcome_messages.of_delivered(delivery, now_ms)
+        if message is None or recorded is not None:
+            self._dispatcher.settle_delivered(delivery, now_ms, recorded, tried)
+        if message is None:
+            return
+
+        def tell() -> None:
+            self._groups.make_room(message.total_bytes)
+            group = self._outcome_messages.publish(message, now_ms)
+            if group is None:
+                told(None)
+            else:
+                group.when_durable(told)
+
+        def told(error: Exception | None) -> None:
+            if error is not None:
+                self._timeouts.add(tell, RETRY_COMMIT_MS)
+            elif recorded is None:
+                self._dispatcher.settle_delivered(delivery, now_ms, None, tried)
+                self._pump(delivery.subscription_id)
+
+        tell()
 
     def _on_result(self, subscription: Subscription, result: Result, now_ms: int) -> None:
         """A subscription wants to be paused when it has had nothing but failures for long."""
@@ -513,7 +584,9 @@ class Outcomes:
         origin = msgspec.structs.replace(delivery.origin, attempt=attempts + 1)
         payload = encode_payload(msgspec.structs.replace(delivery.payload, origin=origin))
         value = seal(msgspec.msgpack.encode(DeadLetter(reason, now_ms, attempts, payload)))
-        self._groups.make_room(len(value) + MESSAGE_ROW.size)
+        message = self._outcome_messages.of_dead(delivery, attempts, reason, now_ms)
+        told_bytes = 0 if message is None else message.total_bytes
+        self._groups.make_room(len(value) + MESSAGE_ROW.size + told_bytes)
         seq = self._sequencer.append(
             RecordKind.DEAD,
             message_seq=origin.message_seq,
@@ -536,6 +609,9 @@ class Outcomes:
             self._bury(delivery, reason, now_ms, attempts)
 
         self._conclude(delivery, seq, change, again)
+        if message is not None:
+            # In the group of the record: a crash leaves both, or neither.
+            self._outcome_messages.publish(message, now_ms)
         self._groups.wake()
         self.dead_by_subject[origin.subject_id] += 1
         self.dead_by_subscription[delivery.subscription_id] += 1

@@ -117,9 +117,11 @@ class Publishing:
         self._groups.admit(len(sealed))
         sequencer = self._sequencer
         subject_id = sequencer.subjects.get(message.subject)
-        if subject_id is None:
-            self.admit_subjects([message.subject])
+        outcome_subjects = message.outcome_subjects()
+        if subject_id is None or outcome_subjects:
+            self.admit_subjects({message.subject, *outcome_subjects})
             subject_id = sequencer.subject_id(message.subject)
+            self._number(outcome_subjects)
         key = message.payload.key
         if key is None:
             return self._accept(message, subject_id, NO_KEY, sealed)
@@ -161,7 +163,7 @@ class Publishing:
         self.refuse_when_disk_is_low()
         new = SealedBatch(batch)
         self._groups.admit(new.total_bytes)
-        self.admit_subjects(set(batch.subjects))
+        self.admit_subjects({*batch.subjects, *batch.outcome_subjects()})
         return new
 
     def admit(self, subject: str, total_bytes: int) -> int:
@@ -185,6 +187,27 @@ class Publishing:
         key_hash = self._messages.key_hash(subject_id, payload.key)
         message = NewMessage("", due_ms, payload)
         return self._accept(message, subject_id, key_hash, sealed, RecordKind.RUN)
+
+    def publish_outcome(
+        self, subject: str, payload: Payload, sealed: bytes, now_ms: int
+    ) -> Group | None:
+        """Accept a message with the outcome of another, due now, unless there is one under its key.
+        Nothing is refused; whoever calls has made room. Returns the group with which it is durable;
+        None: it is."""
+        subject_id = self._sequencer.subject_id(subject)
+        key_hash = self._messages.key_hash(subject_id, payload.key)
+        known = self._sequencer.key(key_hash)
+        if known is not None:
+            return self._groups.group_of(known.seq)
+        return self._accept(
+            NewMessage(subject, now_ms, payload), subject_id, key_hash, sealed
+        ).group
+
+    def _number(self, outcome_subjects: set[str]) -> None:
+        """Give the subjects of messages with an outcome their numbers: when there is an outcome,
+        nobody can be refused for being one too many."""
+        for name in sorted(outcome_subjects):
+            self._sequencer.subject_id(name)
 
     def refuse_when_disk_is_low(self) -> None:
         """Raise DiskReserveError while less than `disk_reserve_bytes` of the disk are free."""
@@ -287,6 +310,7 @@ class Publishing:
             return AcceptedBatch(b"", {}, None, 0)
         count = len(dues_ms)
         numbers = {name: sequencer.subject_id(name) for name in dict.fromkeys(batch.subjects)}
+        self._number(batch.outcome_subjects())
         subject_ids = _numbers(numbers, batch.subjects)
         for subject_id, of_subject in Counter(subject_ids).items():
             self.accepted_by_subject[subject_id] += of_subject
@@ -406,8 +430,10 @@ class Publishing:
             self._messages.check_under_key(message.subject, key, expected, only_new)
         sealed = encode_payload(message.payload)
         self._groups.admit(len(sealed))
-        self.admit_subjects([message.subject])
+        outcome_subjects = message.outcome_subjects()
+        self.admit_subjects({message.subject, *outcome_subjects})
         subject_id = self._sequencer.subject_id(message.subject)
+        self._number(outcome_subjects)
         key_hash = self._key_hasher(subject_id, key)
         entry = self._sequencer.key(key_hash)
         replaced = False

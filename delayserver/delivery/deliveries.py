@@ -30,10 +30,10 @@ class Deliveries(Sequence[DueDelivery]):
     """Deliveries to one subscription, in the order in which they left its queue."""
 
     __slots__ = (
-        "_expiring",
         "_ids",
         "_published_due_ms",
         "_subject_names",
+        "_with_options",
         "first_due_ms",
         "leased_ms",
         "payloads",
@@ -73,11 +73,11 @@ class Deliveries(Sequence[DueDelivery]):
         self.first_due_ms = due_ms.tolist()
         """When the first attempt of each was due."""
         self.subject_ids = rows["route"].tolist()
-        self._expiring = NOWHERE
+        self._with_options = NOWHERE
         """Those that have other options than a priority, by index."""
         if self.subject_ids and max(self.subject_ids) > ROUTE_NUMBER:
             self.subject_ids = (rows["route"] & ROUTE_NUMBER).tolist()
-            self._expiring = np.flatnonzero(rows["route"] & ROUTE_OPTIONS)
+            self._with_options = np.flatnonzero(rows["route"] & ROUTE_OPTIONS)
         self._published_due_ms = due_ms
         self._subject_names = subject_names
         self._ids = ids
@@ -132,9 +132,9 @@ class Deliveries(Sequence[DueDelivery]):
     def expired(self, now_ms: int) -> NDArray[np.intp]:
         """Those that are delivered in vain, since their time to live is over: their indexes
         (shape n, ascending)."""
-        if not len(self._expiring):
-            return self._expiring
-        return self._expiring[self.expiries_ms(self._expiring) <= now_ms]
+        if not len(self._with_options):
+            return self._with_options
+        return self._with_options[self.expiries_ms(self._with_options) <= now_ms]
 
     def expiries_ms(self, which: NDArray[np.intp]) -> NDArray[np.int64]:
         """From when on it is too late for some of them; NEVER_MS: never. `which`: their indexes
@@ -144,6 +144,18 @@ class Deliveries(Sequence[DueDelivery]):
         ]
         return np.array([NEVER_MS if one is None else one for one in expiries], np.int64)
 
+    def telling(self, which: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Those of some of them whose delivery is told by a message (`on_delivered`). `which`:
+        indexes (shape n)."""
+        if not len(self._with_options):
+            return self._with_options
+        found = [
+            index
+            for index in which[np.isin(which, self._with_options)].tolist()
+            if self.payloads[index].outcomes.delivered is not None
+        ]
+        return np.array(found, np.intp)
+
     def select(self, which: NDArray[np.intp]) -> "Deliveries":
         """Some of them. `which`: their indexes (shape n)."""
         chosen, indexes = copy(self), which.tolist()
@@ -152,7 +164,7 @@ class Deliveries(Sequence[DueDelivery]):
         chosen.first_due_ms = [self.first_due_ms[index] for index in indexes]
         chosen.subject_ids = [self.subject_ids[index] for index in indexes]
         chosen._published_due_ms = self._published_due_ms[which]
-        chosen._expiring = np.flatnonzero(chosen.rows["route"] & ROUTE_OPTIONS)
+        chosen._with_options = np.flatnonzero(chosen.rows["route"] & ROUTE_OPTIONS)
         return chosen
 
     def slices(self, which: NDArray[np.intp]) -> list[FiredRows]:

@@ -70,6 +70,13 @@ class Watch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """0: an event cancels the message; 1: it fires it."""
 
 
+class OutcomeSubjects(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Under which subjects a message with the outcome of each delivery is published."""
+
+    delivered: str | None = None
+    dead: str | None = None
+
+
 class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What else the publisher wants of a message; there is none where all is as by default."""
 
@@ -83,6 +90,8 @@ class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Kept free."""
     to: Destination | None = None
     """Where it goes; None: to all subscriptions that match."""
+    outcomes: OutcomeSubjects | None = None
+    """None: no message is published with the outcome."""
 
     def expires_ms(self, due_ms: int) -> int | None:
         """From when on it is too late for a message that is due at `due_ms`; None: never."""
@@ -95,6 +104,9 @@ class ScheduledRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
     schedule: str
     state: bytes
     """`delayserver.records.schedules.ScheduleState`, packed."""
+
+
+_NO_OUTCOMES = OutcomeSubjects()
 
 
 class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -127,6 +139,12 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """The direct subscription that gets it; 0: those that match do."""
         to = self.to
         return 0 if to is None else to.subscription_id
+
+    @property
+    def outcomes(self) -> OutcomeSubjects:
+        """Under which subjects messages with the outcome are published."""
+        options = self.options
+        return _NO_OUTCOMES if options is None else options.outcomes or _NO_OUTCOMES
 
     @property
     def is_replay(self) -> bool:
@@ -202,7 +220,7 @@ def row_flags(payload: Payload) -> int:
 def option_flags(options: MessageOptions) -> int:
     """The flags that tell of the options."""
     flags = options.priority << PRIORITY_SHIFT
-    return flags | FLAG_OPTIONS if options.ttl_ms else flags
+    return flags | FLAG_OPTIONS if options.ttl_ms or options.outcomes else flags
 
 
 def shown_headers(payload: Payload) -> dict[str, str]:

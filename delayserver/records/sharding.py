@@ -5,6 +5,8 @@
     by its id       the id says it
     a heartbeat     as a key, without a subject; a schedule likewise, by its name
     a run           where its schedule is: its key, `{name}@{planned time}`, belongs there
+    an outcome      where the message is that it tells of: its key, `{id}:{subscription}:{outcome}`,
+                    belongs there
 
 So all that is said of a key is said to one shard, which can tell a repetition. Clients may reckon
 it themselves, to ask the owner at once; a wrong guess costs a hop, and nothing else.
@@ -15,7 +17,7 @@ Cost: 0.4 µs a key; 3 µs in a client without google-crc32c. Threads: pure func
 import re
 from collections.abc import Sequence
 
-from delayserver.records.message_id import read_id
+from delayserver.records.message_id import ID_DIGITS, read_id
 
 try:
     from google_crc32c import value as _crc32c
@@ -25,13 +27,22 @@ except ImportError:  # a plain install: the client library
 
 _PLANNED = re.compile(r"@[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z")
 _PLANNED_LENGTH = 25
+_OUTCOME_ENDS = (":delivered", ":dead")
+_OUTCOME = re.compile(rf"[0-9a-f]{{{ID_DIGITS}}}:[^:]+:(?:delivered|dead)")
 
 
 def shard_of(subject: str, key: str, count: int) -> int:
     """The shard that a key belongs to, of `count`."""
     if key[-1:] == "Z" and _PLANNED.fullmatch(key, max(0, len(key) - _PLANNED_LENGTH)):
         subject, key = "", key[:-_PLANNED_LENGTH]
+    elif key.endswith(_OUTCOME_ENDS) and _OUTCOME.fullmatch(key):
+        return read_id(key[:ID_DIGITS]).shard % count
     return int(_crc32c(b"%b\0%b" % (subject.encode(), key.encode()))) % count
+
+
+def outcome_key(message_id: str, subscription: str, outcome: str) -> str:
+    """The key of the message that tells what came of another's delivery."""
+    return f"{message_id}:{subscription}:{outcome}"
 
 
 def shards_of(

@@ -338,14 +338,21 @@ class Calls:
         return cancel
 
     def ack(
-        self, subscription: Subscription, tokens: list[str], done: Callable[[list[str]], None]
+        self,
+        subscription: Subscription,
+        tokens: list[str],
+        done: Callable[[list[str], Exception | None], None],
     ) -> None:
-        """Acknowledge leases; `done` gets those that were over, once the others are recorded."""
-        expired = self._engine.outcomes.ack(tokens, self.clock(), subscription.id)
-        if len(expired) < len(tokens):
-            self._shard.when_settled(partial(done, expired))
-        else:
-            done(expired)
+        """Acknowledge leases; `done` gets those that were over, once the others are recorded, or
+        with what kept a message with the outcome from being so."""
+
+        def settled(expired: list[str], error: Exception | None) -> None:
+            if error is None and len(expired) < len(tokens):
+                self._shard.when_settled(partial(done, expired, None))
+            else:
+                done(expired, error)
+
+        self._engine.outcomes.ack(tokens, self.clock(), subscription.id, settled)
 
     def ack_soon(self, subscription: Subscription, tokens: list[str]) -> list[str]:
         """Acknowledge leases for somebody who does not wait for the record, which is made within

@@ -34,6 +34,7 @@ from delayserver.decisions.groups import GroupPorts, Groups
 from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imports import ImportPorts, Imports
 from delayserver.decisions.messages import Messages
+from delayserver.decisions.outcome_messages import OutcomeMessages
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.scheduling import Scheduling
@@ -157,6 +158,7 @@ class Engine:
             messages,
             self.dispatcher,
             self.subscribing,
+            OutcomeMessages(registry, self.publishing),
             timeouts,
             epoch=epoch,
             random=random,

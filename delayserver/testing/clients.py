@@ -22,7 +22,14 @@ from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.reader import Found
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
 from delayserver.records.direct import Destination
-from delayserver.records.message import MessageOptions, Payload, State, Watch, decode_payload
+from delayserver.records.message import (
+    MessageOptions,
+    OutcomeSubjects,
+    Payload,
+    State,
+    Watch,
+    decode_payload,
+)
 from delayserver.records.message_id import MessageId
 from delayserver.records.tables import ChangeState
 from delayserver.testing.actor import Actor
@@ -368,7 +375,9 @@ class Clients(Actor):
 def _options(variant: int) -> MessageOptions | None:
     """Those of a message, by its content: the same content has the same ones."""
     number = variant // 2
-    options = MessageOptions(TTLS_MS[number % len(TTLS_MS)], priority=PRIORITIES[number % 4])
+    outcomes = OutcomeSubjects(SUBJECTS[0], SUBJECTS[0]) if number % 5 == 1 else None
+    ttl_ms, priority = TTLS_MS[number % len(TTLS_MS)], PRIORITIES[number % 4]
+    options = MessageOptions(ttl_ms, priority=priority, outcomes=outcomes)
     return None if options == MessageOptions() else options
 
 

@@ -14,10 +14,12 @@ from typing import NoReturn
 
 import msgspec
 
+from delayserver.decisions.outcome_messages import OUTCOME_HEADER
 from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import DueDelivery, State, decode_payload
+from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import (
     Archived,
@@ -528,6 +530,7 @@ class Ledger(DurableRecords):
         since |= {subscription.id: 0 for subscription in faithful}
         if self.heartbeats:
             raise Violation(f"heartbeats never fired: {self.heartbeats} (I3)")
+        self.check_outcomes()
         for message in self.messages.values():
             if message.cancelled:
                 continue
@@ -550,6 +553,35 @@ class Ledger(DurableRecords):
                     raise Violation(f"message {message.seq} never came to {subscription.name} (I3)")
             if not delivered and not message.dead and message.seq not in self.dropped:
                 raise Violation(f"message {message.seq} was lost (I3)")
+
+    def check_outcomes(self) -> None:
+        """Whether each outcome that somebody has asked for is told, and none twice as long as its
+        key is known: what is redriven after that may die again, and that is told."""
+        told: set[tuple[int, str, str]] = set()
+        hours: set[tuple[int, str, str, int]] = set()
+        for message in self.messages.values():
+            if OUTCOME_HEADER in (message.payload.headers or {}):
+                message_id, name, outcome = (message.payload.key or "").split(":")
+                about = read_id(message_id).seq, name, outcome
+                if (*about, message.due_ms // HOUR_MS) in hours:
+                    raise Violation(f"the outcome {about} is told twice")
+                told.add(about)
+                hours.add((*about, message.due_ms // HOUR_MS))
+        self.counts["outcomes told"] += len(told)
+        for message in self.messages.values():
+            subjects = message.payload.outcomes
+            ended: list[tuple[int, str]] = []
+            if subjects.delivered is not None:
+                delivered = self.delivered.get(message.seq, ())
+                ended += [(one, "delivered") for one in delivered]
+            if subjects.dead is not None:
+                ended += [(one, "dead") for one in message.dead]
+            for subscription_id, outcome in ended:
+                names = self.subscriptions[subscription_id].name, f"#{subscription_id}"
+                if not any((message.seq, name, outcome) in told for name in names):
+                    raise Violation(
+                        f"message {message.seq} is {outcome} at {names[0]}, and nobody is told"
+                    )
 
 
 def _refuse(damage: Damage, what: str) -> NoReturn:

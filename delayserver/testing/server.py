@@ -497,11 +497,16 @@ class SimulatedServer(Shard):
     def ack(self, tokens: list[str], answer: Callable[[list[str]], None]) -> None:
         """A subscriber acknowledges. `answer` is called with the tokens whose leases were over,
         once the others are settled durably."""
-        expired = self.engine.outcomes.ack(tokens, self.clock())
-        if len(expired) < len(tokens):
-            self.when_settled(partial(answer, expired))
-        else:
-            answer(expired)
+
+        def settled(expired: list[str], error: Exception | None) -> None:
+            if error is not None:
+                return  # Its leases are over, and whoever asked is told that it failed.
+            if len(expired) < len(tokens):
+                self.when_settled(partial(answer, expired))
+            else:
+                answer(expired)
+
+        self.engine.outcomes.ack(tokens, self.clock(), None, settled)
 
     def find(
         self, located: Located, done: Callable[[Found | None, Exception | None], None]

@@ -161,6 +161,26 @@ def test_who_has_it_not_may_not(api, fields, call):
     assert not api.ask("GET", "/v1/schedules/mine")["paused"]
 
 
+@pytest.mark.parametrize("option", ["on_delivered", "on_dead"])
+def test_who_has_a_message_published_with_an_outcome_may_publish_it(api, option):
+    wanted = {option: {"subject": "others.told"}}
+    one = {"subject": "mine.told", **wanted}
+    key = "/v1/subjects/mine.told/keys/told"
+    calls = [
+        ("POST", "/v1/messages", one),
+        ("POST", "/v1/messages/batch", [{"subject": "mine.told"}, one]),
+        ("PUT", key, wanted),
+    ]
+    for method, path, document in calls:
+        for name, is_allowed in (("publisher", False), ("everything", True)):
+            headers = bearer(api.tokens[name])
+            answer = api.request(method, path, json=document, headers=headers)
+            assert answer.is_success == is_allowed, answer.text
+            if not is_allowed:
+                assert answer.status_code == 403
+                assert "has no scope for publish:others.told" in answer.json()["detail"]
+
+
 def test_a_subscription_is_changed_by_who_may_consume_what_it_was_and_what_it_becomes(api, fields):
     narrow = bearer(api.tokens["narrow"])
     definition = {"subject": MINE_TOO, "type": "pull"}

@@ -1,6 +1,7 @@
 """Options of a message, over real HTTP: too late, spread, first among what is due."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -137,3 +138,108 @@ def test_a_webhook_that_fails_until_it_is_too_late_is_given_up_for_that(api, sub
     assert (letter["id"], letter["reason"]) == (message["id"], "expired")
     assert letter["attempts"] >= 1
     assert time_ms(letter["died_at"]) >= time_ms(message["deliver_at"]) + 200
+
+
+def outcome_of(api, path):
+    """The message with an outcome that comes next, which is acknowledged, and its body."""
+    [message] = api.pull(path, max=1)
+    api.ack(path, message)
+    return message, message["body"]
+
+
+def test_a_message_tells_that_another_was_acknowledged(api, subject, path):
+    told = api.subscribe(unique("told"), f"{subject}.done")
+    wanted = {"on_delivered": {"subject": f"{subject}.done"}, "on_dead": {"subject": "x"}}
+    sent = api.publish(subject, key="k", **wanted)
+    found = api.look_up(sent["id"])
+    assert {name: found[name] for name in wanted} == wanted
+    [pulled] = wait_until(lambda: api.pull(path, wait=0))
+    answer = api.ask("POST", f"{path}/ack", json={"leases": [pulled["lease"]]})
+    assert answer == {"acked": 1, "expired": []}
+    assert api.look_up(sent["id"])["state"] == "delivered"
+    message, body = outcome_of(api, told)
+    subscription = path.rpartition("/")[2]
+    time_ms(body.pop("time"))
+    assert body == {
+        "id": sent["id"],
+        "subject": subject,
+        "key": "k",
+        "subscription": subscription,
+        "outcome": "delivered",
+        "attempts": 1,
+        "reason": None,
+    }
+    assert message["headers"] == {
+        "delay-outcome": "delivered",
+        "delay-outcome-id": sent["id"],
+        "delay-outcome-subscription": subscription,
+    }
+    # Whichever shard is asked.
+    key = f"{sent['id']}:{subscription}:delivered"
+    by_key = api.ask("GET", f"/v1/subjects/{subject}.done/keys/{key}")
+    assert by_key["id"] == message["id"] and not wanted.keys() & by_key.keys()
+
+
+def test_an_ack_within_a_pull_is_told_too(api, subject, path):
+    told = api.subscribe(unique("told"), f"{subject}.done")
+    api.publish(subject, on_delivered={"subject": f"{subject}.done"})
+    [pulled] = wait_until(lambda: api.pull(path, wait=0))
+    api.ask("POST", f"{path}/pull", json={"ack": [pulled["lease"]]})
+    assert outcome_of(api, told)[1]["id"] == pulled["id"]
+
+
+def test_messages_tell_of_each_subscription_what_came_of_it(api, subject, receiver):
+    """One webhook takes it, the other never does."""
+    for name, status in (("takes", 200), ("fails", 500)):
+        api.subscribe(
+            f"{subject}.{name}",
+            subject,
+            type="webhook",
+            url=receiver.hook(status),
+            retry={"max_attempts": 2, "backoff": ["1ms"]},
+        )
+    told = api.subscribe(unique("told"), f"{subject}.told.*")
+    on = {one: {"subject": f"{subject}.told.{one}"} for one in ("on_delivered", "on_dead")}
+    sent = api.ask("POST", "/v1/messages/batch", json=[{"subject": subject, **on}])
+    found: dict[str, dict[str, Any]] = {}
+    while len(found) < 2:
+        message, body = outcome_of(api, told)
+        assert message["subject"].endswith(f"on_{body['outcome']}")
+        found[body["subscription"]] = body
+    takes, fails = found[f"{subject}.takes"], found[f"{subject}.fails"]
+    assert takes["id"] == fails["id"] == sent["ids"][0]
+    assert (takes["outcome"], takes["attempts"], takes["reason"]) == ("delivered", 1, None)
+    assert (fails["outcome"], fails["attempts"]) == ("dead", 2)
+    assert "500" in fails["reason"]
+
+
+def test_what_a_message_with_an_outcome_may_not_be(api, subject):
+    for wanted, pointer in (
+        ({"on_dead": {"subject": "no spaces"}}, "/on_dead/subject"),
+        ({"on_delivered": {"subject": "x", "body": 1}}, "/on_delivered/body"),
+        ({"on_delivered": "x"}, "/on_delivered"),
+    ):
+        message = {"subject": subject, **wanted}
+        for path in ("/v1/messages", "/v1/messages/batch"):
+            is_batch = path.endswith("batch")
+            answer = api.ask("POST", path, 422, json=[message] if is_batch else message)
+            assert [one["pointer"] for one in answer["errors"]] == ["/0" * is_batch + pointer]
+        answer = api.ask("PUT", f"/v1/subjects/{subject}/keys/k", 422, json=wanted)
+        assert [one["pointer"] for one in answer["errors"]] == [pointer]
+
+
+def test_what_was_told_before_a_kill_is_told_once_and_what_waits_is_told_after_it(
+    lasting_api, subject
+):
+    path = lasting_api.subscribe(unique("consumer"), subject)
+    told = lasting_api.subscribe(unique("told"), f"{subject}.told")
+    on = {one: {"subject": f"{subject}.told"} for one in ("on_delivered", "on_dead")}
+    first = lasting_api.publish(subject, **on)["id"]
+    [pulled] = wait_until(lambda: lasting_api.pull(path, wait=0))
+    lasting_api.ask("POST", f"{path}/ack", json={"leases": [pulled["lease"]]})
+    second = lasting_api.publish(subject, ttl=1, **on)["id"]
+    lasting_api.restart(kill=True)
+    bodies = [outcome_of(lasting_api, told)[1] for _ in range(2)]
+    outcomes = {body["id"]: body["outcome"] for body in bodies}
+    assert outcomes == {first: "delivered", second: "dead"}
+    assert lasting_api.pull(told, wait=0) == []

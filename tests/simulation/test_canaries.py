@@ -843,6 +843,17 @@ def a_retry_loses_its_priority(patch: Patch) -> None:
     patch.setattr(outcomes, "row_flags", lambda payload: 0)
 
 
+@canary(Violation)
+def an_outcome_is_told_again_when_its_delivery_is_repeated(patch: Patch) -> None:
+    def publish_outcome(self: Any, subject: str, payload: Any, sealed: bytes, now_ms: int) -> Any:
+        subject_id = self._sequencer.subject_id(subject)
+        key_hash = self._messages.key_hash(subject_id, payload.key)
+        message = NewMessage(subject, now_ms, payload)
+        return self._accept(message, subject_id, key_hash, sealed).group
+
+    patch.setattr(Publishing, "publish_outcome", publish_outcome)
+
+
 def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:
     """The first world that ends by one of these; any other error is none of the canary's."""
     for seed in seeds:

@@ -199,6 +199,8 @@ class Hot:
                     if caller is not None:
                         caller.require(_PUBLISH, batch.subjects[index])
                         caller.require_target(batch.to(index))
+                        for subject in batch.outcome_subjects(index):
+                            caller.require(_PUBLISH, subject)
             done = calls.publish_new(batch)
         except (DelayServerError, StorageError):
             return False
@@ -235,7 +237,8 @@ class Hot:
         now_ms = calls.clock()
         message = self.intake.one(data, now_ms)
         if caller is not None:
-            caller.require(_PUBLISH, message.subject)
+            for subject in (message.subject, *message.outcome_subjects()):
+                caller.require(_PUBLISH, subject)
             caller.require_target(message.payload.to)
         message.trace = trace
         published = calls.publish_one(message, now_ms)
@@ -270,7 +273,7 @@ class Hot:
         else:
             batch = self.intake.batch(data, content_type.decode("latin-1").lower(), now_ms)
         if caller is not None:
-            for subject in set(batch.subjects):
+            for subject in {*batch.subjects, *batch.outcome_subjects()}:
                 caller.require(_PUBLISH, subject)
             for options in batch.options:
                 caller.require_target(None if options is None else options.to)

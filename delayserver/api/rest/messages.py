@@ -29,7 +29,7 @@ from delayserver.api.documents import (
 from delayserver.api.hot.asgi import read_body
 from delayserver.api.hot.cancel import CancelBody
 from delayserver.api.rest import models
-from delayserver.api.rest.authorize import CallerOf
+from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     CONDITIONAL,
     CONFLICT,
@@ -57,6 +57,7 @@ from delayserver.records.message_id import MessageId
 from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.tracecontext import trace_of
 from delayserver.schedule.pending import Position
+from delayserver.security.tokens import Action
 from delayserver.times import TIME_MS_MAX, format_time, parse_time_ms
 
 TIME_DIGITS_MAX = 15
@@ -290,6 +291,8 @@ async def put_message_by_key(
     message = parts.intake.under_key(data, subject, key, parts.calls.clock())
     if caller is not None:
         caller.require_target(message.payload.to)
+    for one in message.outcome_subjects():
+        require(caller, Action.PUBLISH, one)
     message.trace = trace_of(request.headers.raw)
     published, replaced = parts.calls.replace(
         message, parts.calls.clock(), expected=expected, only_new=only_new

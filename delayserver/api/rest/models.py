@@ -108,6 +108,12 @@ class ToModel(Strict):
     timeout: DurationMs | None = Field(None, ge=1, le=HOUR_MS, description="15s by default")
 
 
+class OutcomeMessageModel(Strict):
+    """A message that is published with the outcome of another, for each of its subscriptions."""
+
+    subject: Name
+
+
 class PublishUnderKeyModel(Strict):
     """A message whose subject and key stand in the path."""
 
@@ -131,6 +137,12 @@ class PublishUnderKeyModel(Strict):
     )
     to: ToModel | None = Field(
         None, description="where it goes, by webhook; no subscription gets it then"
+    )
+    on_delivered: OutcomeMessageModel | None = Field(
+        None, description="publish a message under this subject when it was delivered"
+    )
+    on_dead: OutcomeMessageModel | None = Field(
+        None, description="publish a message under this subject when it is a dead letter"
     )
 
 

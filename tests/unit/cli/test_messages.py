@@ -22,6 +22,7 @@ def test_publish_sends_everything_that_was_given(cli):
         *("--ttl", "1h", "--jitter", "500", "--priority", "9"),
         *("--to", "http://a/", "--to-secret", "whsec_x", "--to-timeout", "5s"),
         *("--to-max-attempts", "2", "--to-backoff", "1s", "--to-backoff", "1m"),
+        *("--on-delivered", "paid", "--on-dead", "lost"),
     )
     assert result.exit_code == 0, result.output
     assert cli.asked == (
@@ -42,6 +43,8 @@ def test_publish_sends_everything_that_was_given(cli):
                 "timeout": "5s",
                 "retry": {"max_attempts": 2, "backoff": ["1s", "1m"]},
             },
+            "on_delivered": {"subject": "paid"},
+            "on_dead": {"subject": "lost"},
         },
     )
     assert "00ff" in result.stdout

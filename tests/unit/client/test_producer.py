@@ -805,7 +805,7 @@ async def test_a_deep_body_in_a_list_costs_only_itself():
 
 @asynchronous
 async def test_a_batch_of_the_callers_goes_out_as_one():
-    producer, transport = make(LOST, stored(1, 2, 9, 10, 11, 12, duplicates=1), in_flight_max=1)
+    producer, transport = make(LOST, stored(1, 2, 9, 10, 11, 12, 13, duplicates=1), in_flight_max=1)
     to = To(url="http://a", secret="s", timeout=timedelta(seconds=1), max_attempts=2, backoff=[5])
     drafts = [
         Draft(subject="s", body={"n": 1}, delay=timedelta(seconds=1)),
@@ -814,10 +814,11 @@ async def test_a_batch_of_the_callers_goes_out_as_one():
         Draft(subject="t", ttl=timedelta(minutes=1), jitter="5s", priority=9),
         Draft(subject="t", to="http://127.0.0.1/"),
         Draft(subject="t", to=to),
+        Draft(subject="t", on_delivered="paid", on_dead="lost"),
     ]
     published = await producer.publish_all(drafts)
-    assert [one.id for one in published] == list(map(message_id, (1, 2, 9, 10, 11, 12)))
-    assert [one.duplicate for one in published] == [False, True, *[False] * 4]
+    assert [one.id for one in published] == list(map(message_id, (1, 2, 9, 10, 11, 12, 13)))
+    assert [one.duplicate for one in published] == [False, True, *[False] * 5]
     (method, path, first), (_, _, second) = transport.requests
     assert (method, path, first) == ("POST", "/v1/messages/batch", second)
     keys = [message.pop("key") for message in first]
@@ -838,6 +839,7 @@ async def test_a_batch_of_the_callers_goes_out_as_one():
                 "retry": {"max_attempts": 2, "backoff": [5]},
             },
         },
+        {"subject": "t", "on_delivered": {"subject": "paid"}, "on_dead": {"subject": "lost"}},
     ]
 
 

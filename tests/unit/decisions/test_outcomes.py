@@ -11,10 +11,13 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.outcome_messages import OutcomeMessages
 from delayserver.decisions.outcomes import RETRY_COMMIT_MS, Outcomes, Replayable
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.backlog import Instant
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.queue import Handout
+from delayserver.delivery.sink import Confirmed, Recorded
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError, OverloadedError
 from delayserver.records.attempts import DeliveryAttempt, History
@@ -22,6 +25,7 @@ from delayserver.records.message import (
     DueDelivery,
     MessageOptions,
     Origin,
+    OutcomeSubjects,
     Payload,
     ScheduleEntry,
     State,
@@ -32,6 +36,7 @@ from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.timers.timeouts import Timeouts
+from delayserver.times import format_time
 from storage.errors import DiskFullError
 from storage.notes import Note
 from storage.rows import FLAG_OPTIONS, FLAG_REPLAY, HOUR_MS, MESSAGE_DTYPE, RecordKind
@@ -134,6 +139,7 @@ class Parts(MessageParts):
             self.messages,
             self.dispatcher,
             self.subscribing,
+            OutcomeMessages(self.registry, self.publishing),
             self.timeouts,
             epoch="e",
             random=lambda: 0.0,
@@ -682,3 +688,161 @@ def test_a_replay_that_dies_and_is_thrown_away_reads_as_delivered() -> None:
     assert parts.messages.locate(parts.seq, START_MS).state is State.DEAD
     parts.outcomes.discard(1, replayed, parts.seq, 1)
     assert parts.messages.locate(parts.seq, START_MS).state is State.DELIVERED
+
+
+# ---- messages with the outcome of others ------------------------------------------------------
+
+BOTH = OutcomeSubjects("done", "failed")
+
+
+def told(parts: Parts) -> list[tuple[str, dict[str, Any]]]:
+    """Subject and body of the messages with an outcome in the open group."""
+    rows, payloads = parts.sequencer.group.encode()
+    found = []
+    for row in np.frombuffer(rows, MESSAGE_DTYPE):
+        if row["kind"] == RecordKind.PUBLISH:
+            start, length = int(row["payload_offset"]), int(row["payload_length"])
+            payload = decode_payload(payloads[start : start + length], "", 0, 0)
+            body = msgspec.json.decode(payload.body)
+            assert payload.key == f"{body['id']}:{body['subscription']}:{body['outcome']}"
+            assert payload.headers == {
+                "delay-outcome": body["outcome"],
+                "delay-outcome-id": body["id"],
+                "delay-outcome-subscription": body["subscription"],
+            }
+            assert payload.options is None  # else there could be loops
+            assert row["due_ms"] == parts.dispatcher.now_ms
+            found.append((parts.sequencer.subject_names[row["subject_id"]], body))
+    return found
+
+
+def test_what_has_arrived_is_settled_when_the_message_that_tells_so_is_durable() -> None:
+    parts = Parts()
+    sent = with_options(parts, outcomes=BOTH)
+    parts.outcomes.on_sent([([sent], WebhookResponse(200).result(START_MS, 5))], START_MS)
+    [(subject, body)] = told(parts)
+    assert subject == "done"
+    assert body == {
+        "id": sent.message_id,
+        "subject": "order.unpaid",
+        "key": None,
+        "subscription": WEBHOOK.name,
+        "outcome": "delivered",
+        "attempts": 1,
+        "reason": None,
+        "time": format_time(START_MS),
+    }
+    assert parts.ports.settled == [] and parts.dispatcher.in_flight_count() == 1
+    parts.commit()
+    assert len(parts.ports.settled) == 1 and parts.dispatcher.in_flight_count() == 0
+    assert parts.dispatcher.delivered_total == 1
+
+
+def test_a_message_with_an_outcome_is_there_once_however_often_its_delivery_is_repeated() -> None:
+    parts = Parts()
+    sent = with_options(parts, outcomes=BOTH)
+    result = WebhookResponse(200).result(START_MS, 5)
+    parts.hours.add(START_MS // HOUR_MS, 2)  # it is repeated twice
+    for _ in range(2):  # before it is durable
+        parts.outcomes.on_sent([([sent], result)], START_MS)
+    assert len(told(parts)) == 1 and parts.ports.settled == []
+    parts.commit()
+    assert len(parts.ports.settled) == 2
+    # Behind it, and behind the dedupe window.
+    later_ms = START_MS + 24 * HOUR_MS
+    parts.outcomes.on_sent([([sent], result)], later_ms)
+    assert told(parts) == [] and len(parts.ports.settled) == 3
+
+
+def test_what_could_not_be_told_is_told_a_second_later_and_settled_then() -> None:
+    parts = Parts()
+    sent = with_options(parts, outcomes=BOTH)
+    parts.outcomes.on_sent([([sent], WebhookResponse(200).result(START_MS, 5))], START_MS)
+    parts.fail()
+    assert told(parts) == [] and parts.ports.settled == []
+    parts.wait(RETRY_COMMIT_MS)
+    assert [subject for subject, _ in told(parts)] == ["done"]
+    parts.commit()
+    assert len(parts.ports.settled) == 1 and parts.dispatcher.in_flight_count() == 0
+
+
+def test_a_dead_letter_and_the_message_that_tells_so_are_in_one_group() -> None:
+    parts = Parts(group_max_bytes=100_000)
+    sent = with_options(parts, 2, outcomes=BOTH)
+    # As much as the record alone leaves room for.
+    parts.publish(message(START_MS + HOUR_MS, body=bytes(99_300)))
+    parts.outcomes.on_sent([([sent], WebhookResponse(500).result(START_MS, 5))], START_MS)
+    [(subject, body)] = told(parts)
+    assert (subject, body["outcome"], body["attempts"]) == ("failed", "dead", 2)
+    assert body["reason"]
+    assert RecordKind.DEAD in parts.kinds()
+
+
+def test_a_dead_letter_that_could_not_be_written_is_told_once() -> None:
+    parts = Parts()
+    sent = with_options(parts, 2, outcomes=BOTH)
+    parts.outcomes.on_sent([([sent], WebhookResponse(500).result(START_MS, 5))], START_MS)
+    parts.fail()
+    parts.wait(RETRY_COMMIT_MS)
+    assert [subject for subject, _ in told(parts)] == ["failed"]
+    parts.commit()
+    assert parts.state() == ChangeState.DEAD
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("outcomes", [None, OutcomeSubjects()])
+def test_nothing_is_told_that_nobody_has_asked_for(
+    status: int, outcomes: OutcomeSubjects | None
+) -> None:
+    parts = Parts()
+    sent = with_options(parts, 2, ttl_ms=HOUR_MS, outcomes=outcomes)
+    parts.outcomes.on_sent([([sent], WebhookResponse(status).result(START_MS, 5))], START_MS)
+    assert told(parts) == []
+    assert len(parts.ports.settled) == (status == 200)
+
+
+def test_what_all_replicas_know_is_settled_at_once_and_told() -> None:
+    parts = Parts()
+    sent = with_options(parts, outcomes=BOTH)
+    parts.outcomes.on_sent([([sent], Confirmed(Recorded(START_MS, 7)))], START_MS)
+    assert parts.dispatcher.in_flight_count() == 0
+    assert [subject for subject, _ in told(parts)] == ["done"]
+
+
+def test_acknowledged_messages_are_settled_when_those_are_durable_that_tell_so() -> None:
+    clock = SimulatedClock()
+    server = SimulatedServer(
+        Settings(), SimulatedFiles(), MemoryCatalog(), clock, random.Random(0), Observer()
+    )
+    put = server.engine.subscribing.put_subscription
+    put(subscription(1, subject="orders", created_ms=clock.now_ms))
+    put(subscription(2, subject="done", created_ms=clock.now_ms))
+    server.rest()
+    clock.move(1)
+    options = [MessageOptions(outcomes=BOTH), None, MessageOptions(ttl_ms=HOUR_MS)]
+    messages = [
+        NewMessage("orders", clock.now_ms, Payload(b"%d" % number, options=one))
+        for number, one in enumerate(options)
+    ]
+    publish_all(server.engine.publishing, messages, clock.now_ms)
+    for _ in range(2):
+        server.rest()
+        server.tick()
+    server.rest()
+    consumer, listener = map(server.engine.registry.by_id, (1, 2))
+    assert consumer is not None and listener is not None
+    got: list[Pulled] = []
+    server.engine.outcomes.pull(consumer, PullRequest(9, 60_000, 0, got.append))
+    server.rest()
+    [pulled] = got
+    over: list[list[str]] = []
+    server.ack(pulled.tokens, over.append)
+    assert over == [] and server.engine.dispatcher.delivered_total == 2
+    server.rest()
+    assert over == [[]] and server.engine.dispatcher.delivered_total == 3
+    server.tick()
+    server.rest()
+    server.engine.outcomes.pull(listener, PullRequest(9, 60_000, 0, got.append))
+    server.rest()
+    [delivery] = [delivery for delivery, _ in got[1]]
+    assert msgspec.json.decode(delivery.payload.body)["outcome"] == "delivered"

@@ -1,0 +1,113 @@
+"""Outcome messages: what came of a delivery, told by a message of its own.
+
+A publisher may ask for it (`on_delivered`, `on_dead`). Each subscription has its outcome, so there
+is a message for each; what such a message comes to is not told by another, so there are no loops.
+
+It is written before, or together with, what it tells of, and never twice: its key says of what it
+is (`{id}:{subscription}:{outcome}`), and is looked up without regard to the dedupe window. A crash
+in between has the delivery repeated, as it may be anyway, and the key is there by then.
+
+Cost: 20 µs for a message; nothing where none is asked for. Threads: belongs to the event loop.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from delayserver.decisions.group import Group
+from delayserver.decisions.packing import MESSAGE_ROW
+from delayserver.decisions.publishing import Publishing
+from delayserver.records.message import DueDelivery, Payload, encode_payload
+from delayserver.records.sharding import outcome_key
+from delayserver.records.subscriptions import Registry
+from delayserver.times import format_time
+
+OUTCOME_HEADER: Final = "delay-outcome"
+ID_HEADER: Final = "delay-outcome-id"
+SUBSCRIPTION_HEADER: Final = "delay-outcome-subscription"
+
+OutcomeName = Literal["delivered", "dead"]
+
+
+class OutcomeBody(msgspec.Struct):
+    """The body of such a message."""
+
+    id: str
+    subject: str
+    key: str | None
+    subscription: str
+    outcome: OutcomeName
+    attempts: int
+    reason: str | None
+    """Why it is dead."""
+    time: str
+    """When that was decided."""
+
+
+class OutcomeMessage(NamedTuple):
+    """A message that is to be published."""
+
+    subject: str
+    payload: Payload
+    sealed: bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """How much of a group it needs at most: its record, and one that numbers its subject."""
+        return len(self.sealed) + 2 * MESSAGE_ROW.size + 2 * len(self.subject)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OutcomeMessages:
+    """Makes the messages that tell of outcomes, and publishes them."""
+
+    def __init__(self, registry: Registry, publishing: Publishing) -> None:
+        self._registry = registry
+        self._publishing = publishing
+
+    def of_delivered(self, delivery: DueDelivery, now_ms: int) -> OutcomeMessage | None:
+        """What tells that a delivery has arrived; None: nobody asked for it."""
+        subject = delivery.payload.outcomes.delivered
+        if subject is None:
+            return None
+        return self._make(subject, delivery, "delivered", delivery.attempt, None, now_ms)
+
+    def of_dead(
+        self, delivery: DueDelivery, attempts: int, reason: str, now_ms: int
+    ) -> OutcomeMessage | None:
+        """What tells that a delivery was given up after so many attempts; None: nobody asked."""
+        subject = delivery.payload.outcomes.dead
+        if subject is None:
+            return None
+        return self._make(subject, delivery, "dead", attempts, reason, now_ms)
+
+    def publish(self, message: OutcomeMessage, now_ms: int) -> Group | None:
+        """Put it into the open group, in which the caller has made room, unless it is there.
+
+        Returns the group with which it is durable; None: it is."""
+        return self._publishing.publish_outcome(*message, now_ms)
+
+    def _make(
+        self,
+        subject: str,
+        delivery: DueDelivery,
+        outcome: OutcomeName,
+        attempts: int,
+        reason: str | None,
+        now_ms: int,
+    ) -> OutcomeMessage:
+        subscription = self._registry.by_id(delivery.subscription_id)
+        # Of one that was deleted while the delivery was on its way there is the number alone; no
+        # name looks like that.
+        name = f"#{delivery.subscription_id}" if subscription is None else subscription.name
+        message_id, key = delivery.message_id, delivery.payload.key
+        body = OutcomeBody(
+            *(message_id, delivery.subject, key, name),
+            *(outcome, attempts, reason, format_time(now_ms)),
+        )
+        headers = {OUTCOME_HEADER: outcome, ID_HEADER: message_id, SUBSCRIPTION_HEADER: name}
+        own_key = outcome_key(message_id, name, outcome)
+        payload = Payload(_encode(body), key=own_key, headers=headers)
+        return OutcomeMessage(subject, payload, encode_payload(payload))
