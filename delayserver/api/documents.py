@@ -218,6 +218,7 @@ class MessageDocument(msgspec.Struct):
     watch: tuple[str, ...] | _Unset = _UNSET
     on_event: OnEventName | _Unset = _UNSET
     priority: Annotated[int | _Unset, Meta(description="where it is not 0")] = _UNSET
+    group: str | _Unset = _UNSET
     expires_at: Annotated[
         Time | _Unset, Meta(description="from when on it is not delivered any more")
     ] = _UNSET
@@ -434,6 +435,7 @@ def message_document(view: MessageView) -> MessageDocument:
         DeliveryDocument(one.subscription, one.state, one.attempt, format_time(one.at_ms))
         for one in view.deliveries
     ]
+    priority, group, expires_at = _options(view)
     return MessageDocument(
         view.message_id,
         view.subject,
@@ -445,7 +447,9 @@ def message_document(view: MessageView) -> MessageDocument:
         deliveries,
         *body_fields(view.payload),
         *_watched(view.payload),
-        *_options(view),
+        priority=priority,
+        group=group,
+        expires_at=expires_at,
     )
 
 
@@ -613,13 +617,14 @@ def _watched(payload: Payload) -> tuple[tuple[str, ...] | _Unset, str | _Unset]:
     return payload.watch.keys, OnEvent(payload.watch.on_event).name.lower()
 
 
-def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset]:
+def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset, str | _Unset]:
     payload = view.payload
     if payload.options is None:
-        return _UNSET, _UNSET
+        return _UNSET, _UNSET, _UNSET
     first_due_ms = view.due_ms if payload.origin is None else payload.origin.due_ms
     expires_ms = payload.options.expires_ms(first_due_ms)
     return (
         payload.options.priority or _UNSET,
+        _UNSET if payload.options.group is None else payload.options.group,
         _UNSET if expires_ms is None else format_time(expires_ms),
     )

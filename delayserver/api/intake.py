@@ -30,6 +30,7 @@ from delayserver.records.message import (
     MessageOptions,
     Payload,
     Watch,
+    check_group,
     check_headers,
     check_key,
     check_keys,
@@ -67,6 +68,7 @@ class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    group: str | None = None
 
 
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -82,6 +84,7 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    group: str | None = None
 
 
 _decode_json_plain = msgspec.json.Decoder(_Publish).decode
@@ -364,7 +367,12 @@ class Intake:
     def _options(self, publish: _PublishWithOptions) -> MessageOptions | None:
         """What was chosen; None: nothing."""
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
-        return MessageOptions(ttl_ms, priority=priority) if ttl_ms or priority else None
+        group = publish.group
+        if group is not None:
+            check_group(group)
+        elif not (ttl_ms or priority):
+            return None
+        return MessageOptions(ttl_ms, priority=priority, group=group)
 
     def _spread(self, publish: _PublishWithOptions, due_ms: int, now_ms: int) -> int:
         """The due time with the jitter that is drawn for the message."""
@@ -494,6 +502,8 @@ class Intake:
             checks.append(lambda: self._check_jitter(values, now_ms))
         if get("key") is not None:
             checks.append(lambda: check_key(values["key"]))
+        if get("group") is not None:
+            checks.append(lambda: check_group(values["group"]))
         if get("headers") is not None:
             checks.append(lambda: check_headers(values["headers"]))
         for check in checks:

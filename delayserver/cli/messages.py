@@ -12,6 +12,7 @@ from delayserver.cli.options import (
     AtOption,
     BodyArgument,
     DelayOption,
+    GroupOption,
     HeaderOption,
     IdArgument,
     JitterOption,
@@ -40,6 +41,7 @@ def register(app: typer.Typer) -> None:
         "publish",
         """publish order.unpaid '{"order": 1001}' --delay 30m --key 1001""",
         """publish code.sent '{"user": 7}' --ttl 2m --priority 9""",
+        """publish account.changed '{"user": 7}' --group user:7""",
         "publish report.daily @report.json --at 2026-11-21T06:00:00+01:00",
     )(publish)
     server_command(
@@ -169,12 +171,13 @@ def publish(
     ttl: TtlOption = None,
     jitter: JitterOption = None,
     priority: PriorityOption = None,
+    group: GroupOption = None,
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
     When this command ends with status 0, the message is stored durably."""
     document: dict[str, Any] = {"subject": subject, **due_fields(delay, at)}
-    document |= option_fields(ttl, jitter, priority)
+    document |= option_fields(ttl, jitter, priority, group)
     if key is not None:
         document["key"] = key
     if headers:
@@ -198,11 +201,12 @@ def replace(
     ttl: TtlOption = None,
     jitter: JitterOption = None,
     priority: PriorityOption = None,
+    group: GroupOption = None,
 ) -> None:
     """Publish a message in place of the one that waits under its key, if one does.
 
     A timer that each call pushes back: it fires when no call has come for the delay."""
-    document: dict[str, Any] = due_fields(delay, at) | option_fields(ttl, jitter, priority)
+    document: dict[str, Any] = due_fields(delay, at) | option_fields(ttl, jitter, priority, group)
     if headers:
         document["headers"] = header_fields(headers)
     content = with_body(document, body)

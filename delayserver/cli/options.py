@@ -75,6 +75,15 @@ PriorityOption = Annotated[
     ),
 ]
 
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="NAME",
+        help="Of a group, each subscription has one delivery under way, in due order.",
+    ),
+]
+
 
 def message_path(message_id: str | None, subject: str | None, key: str | None) -> str:
     """Where a message is looked up: by its id, or by subject and key."""
@@ -94,7 +103,9 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     return {} if at is None else {"deliver_at": moment(at, "--at")}
 
 
-def option_fields(ttl: str | None, jitter: str | None, priority: int | None) -> dict[str, Any]:
+def option_fields(
+    ttl: str | None, jitter: str | None, priority: int | None, group: str | None
+) -> dict[str, Any]:
     """What else is wanted of a message, as it stands in a request."""
     fields: dict[str, Any] = {}
     if ttl is not None:
@@ -103,6 +114,8 @@ def option_fields(ttl: str | None, jitter: str | None, priority: int | None) -> 
         fields["jitter"] = duration(jitter, "--jitter")
     if priority is not None:
         fields["priority"] = priority
+    if group is not None:
+        fields["group"] = group
     return fields
 
 

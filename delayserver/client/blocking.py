@@ -163,7 +163,9 @@ class Producer(Blocking[AsyncProducer]):
 
     What cannot be delivered within `ttl` of its due time becomes a dead letter (`expired`). With
     `jitter` it is due up to so much later: `Published.deliver_at` says when. Of what is due, that
-    of a higher `priority` (0, the default, to 9) is delivered first.
+    of a higher `priority` (0, the default, to 9) is delivered first. Of the messages of a `group`
+    each subscription has one under way at a time, in due order. A message with a group gets no key
+    by itself, since the key would say to which shard it goes.
 
     Raises InvalidError; ConflictError where the key stands for a message with other content;
     NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are used

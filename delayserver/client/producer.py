@@ -249,6 +249,7 @@ class AsyncProducer(RetryingClient):
         ttl: Delay | None = None,
         jitter: Delay | None = None,
         priority: int | None = None,
+        group: str | None = None,
         ack: Ack = "durable",
         timeout_s: float | None = None,
     ) -> Published:
@@ -266,27 +267,30 @@ class AsyncProducer(RetryingClient):
 
         What cannot be delivered within `ttl` of its due time becomes a dead letter (`expired`).
         With `jitter` it is due up to so much later: `Published.deliver_at` says when. Of what is
-        due, that of a higher `priority` (0, the default, to 9) is delivered first.
+        due, that of a higher `priority` (0, the default, to 9) is delivered first. Of the messages
+        of a `group` each subscription has one under way at a time, in due order. A message with a
+        group gets no key by itself, since the key would say to which shard it goes.
 
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
         used up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
         if timeout_s is not None:
             again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
-            again = partial(again, ttl=ttl, jitter=jitter, priority=priority)
+            again = partial(again, ttl=ttl, jitter=jitter, priority=priority, group=group)
             published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
             return await within(timeout_s, published)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._settle_in(loop)
         own_key = key
-        if key is None and self._generates_keys:
+        if key is None and self._generates_keys and group is None:
             own_key, key = "", self._generated_key()
         lane, owners = None, self._owners
         if owners.are_apart:
             lane = owners.of_any() if key is None else owners.of_key(subject, key)
         due, watched = (delay, deliver_at), (watch, on_event)
-        message = new_message(subject, body, *due, key, headers, *watched, ttl, jitter, priority)
+        spread = ttl, jitter
+        message = new_message(subject, body, *due, key, headers, *watched, *spread, priority, group)
         data = encode(message)
         batcher = self._publishes if ack == "durable" else self._filed
         if not batcher.try_reserve(len(data)):
@@ -322,7 +326,7 @@ class AsyncProducer(RetryingClient):
         shard = self._owners.together([(one.subject, one.key) for one in documents])
         for document in documents:
             keys.append(document.key)
-            if document.key is None and self._generates_keys:
+            if document.key is None and document.group is None and self._generates_keys:
                 keys[-1], document.key = "", self._generated_key(document.subject, shard)
         # What cannot be written is refused before anything is sent.
         bodies = [msgspec.Raw(encode(document)) for document in documents]
@@ -509,6 +513,7 @@ class AsyncProducer(RetryingClient):
         ttl: Delay | None = None,
         jitter: Delay | None = None,
         priority: int | None = None,
+        group: str | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
@@ -519,7 +524,10 @@ class AsyncProducer(RetryingClient):
         where a message still waits under the key, so that it never fires twice; else, an
         UnansweredError leaves it to the caller."""
         due, watched = (delay, deliver_at), (watch, on_event)
-        message = new_message(subject, body, *due, None, headers, *watched, ttl, jitter, priority)
+        spread = ttl, jitter
+        message = new_message(
+            subject, body, *due, None, headers, *watched, *spread, priority, group
+        )
         document, path = fields(message), path_of("subjects", subject, "keys", key)
         shard = self._shard_of(None, subject, key)
         if if_match is None:

@@ -42,6 +42,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Delay | None = None
     jitter: Delay | None = None
     priority: int | None = None
+    group: str | None = None
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -166,6 +167,7 @@ class Stored(Body, frozen=True, kw_only=True):
     watch: tuple[str, ...] = ()
     on_event: OnEvent | None = None
     priority: int = 0
+    group: str | None = None
     expires_at: datetime | None = None
     """From when on it is too late to deliver it; None: never."""
     deliveries: tuple[Delivery, ...] = ()

@@ -33,6 +33,7 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
     ttl: int | str | None = None
     jitter: int | str | None = None
     priority: int | None = None
+    group: str | None = None
 
 
 def to_send(draft: Draft) -> MessageToSend:
@@ -52,6 +53,7 @@ def new_message(
     ttl: Delay | None = None,
     jitter: Delay | None = None,
     priority: int | None = None,
+    group: str | None = None,
 ) -> MessageToSend:
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
@@ -79,6 +81,7 @@ def new_message(
         ttl,
         jitter,
         priority,
+        group,
     )
 
 

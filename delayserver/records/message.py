@@ -19,7 +19,14 @@ from delayserver.errors import InputError
 from delayserver.records.attempts import History
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal, unseal_many
-from storage.rows import FLAG_OPTIONS, FLAG_REPLAY, FLAG_WATCHES, HOUR_MS, PRIORITY_SHIFT
+from storage.rows import (
+    FLAG_OPTIONS,
+    FLAG_REPLAY,
+    FLAG_WATCHES,
+    HOUR_MS,
+    PRIORITY_OF_GROUP,
+    PRIORITY_SHIFT,
+)
 
 KEY_MAX_BYTES = 256
 REPLAY_HEADER = "delay-replay"
@@ -30,6 +37,12 @@ def check_key(key: str, pointer: str = "/key") -> None:
     """Raises InputError unless `key` may be the key of a message, an event or a heartbeat."""
     if not 0 < len(key) <= KEY_MAX_BYTES or len(key.encode("utf-8", "replace")) > KEY_MAX_BYTES:
         raise InputError(f"a key has 1 to {KEY_MAX_BYTES} bytes", pointer)
+
+
+def check_group(group: str) -> None:
+    """Raises InputError unless `group` may be the group of a message."""
+    if not 0 < len(group) <= KEY_MAX_BYTES or len(group.encode("utf-8", "replace")) > KEY_MAX_BYTES:
+        raise InputError(f"a group has 1 to {KEY_MAX_BYTES} bytes", "/group")
 
 
 def check_keys(keys: Collection[str]) -> None:
@@ -77,6 +90,10 @@ class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """From when that counts, if it is not the due time: a dead letter was delivered again."""
     priority: int = 0
     """From 0 to 9: of what is due, higher ones leave first."""
+    reserved_3: None = None
+    reserved_4: None = None
+    group: str | None = None
+    """Of the messages of a group, a subscription has one under way at a time, in due order."""
 
     def expires_ms(self, due_ms: int) -> int | None:
         """From when on it is too late for a message that is due at `due_ms`; None: never."""
@@ -124,6 +141,9 @@ _ARRAY_OF = struct.Struct(">BI")
 """The begin of an array in MessagePack: a mark, and the number of its items."""
 _FIELDS_MIN = 5
 """Of a payload these are always written."""
+_OPTIONS_FIELD = Payload.__struct_fields__.index("options")
+_OPTIONS_MIN = 3
+"""Of options these are always written."""
 
 
 def encode_payload(payload: Payload) -> bytes:
@@ -136,6 +156,9 @@ def _encode(payload: Payload) -> bytes:
     # were such fields: their digest decides whether a publish with a known key repeats that message
     # or contradicts it.
     fields = msgspec.structs.astuple(payload)
+    if payload.options is not None and payload.options.group is None:
+        options = msgspec.structs.astuple(payload.options)[:_OPTIONS_MIN]
+        fields = (*fields[:_OPTIONS_FIELD], options, *fields[_OPTIONS_FIELD + 1 :])
     count = len(fields)
     while count > _FIELDS_MIN and fields[count - 1] is None:
         count -= 1
@@ -174,7 +197,8 @@ def row_flags(payload: Payload) -> int:
 
 def option_flags(options: MessageOptions) -> int:
     """The flags that tell of the options."""
-    flags = options.priority << PRIORITY_SHIFT
+    priority = options.priority if options.group is None else PRIORITY_OF_GROUP
+    flags = priority << PRIORITY_SHIFT
     return flags | FLAG_OPTIONS if options.ttl_ms else flags
 
 

@@ -111,6 +111,13 @@ class PublishUnderKeyModel(Strict):
     priority: int | None = Field(
         None, ge=0, le=9, description="of what is due, higher ones are delivered first; default 0"
     )
+    group: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="of the messages of a group, each subscription has one under way at a time, in "
+        "due order",
+    )
 
 
 class PublishModel(PublishUnderKeyModel):

@@ -19,7 +19,7 @@ def test_publish_sends_everything_that_was_given(cli):
     result = cli.run(
         *("publish", "order.unpaid", '{"order": 1001}', "--delay", "30m", "--key", "1001"),
         *("--header", "x-shop=7", "--header", "x-note=a=b"),
-        *("--ttl", "1h", "--jitter", "500", "--priority", "9"),
+        *("--ttl", "1h", "--jitter", "500", "--priority", "9", "--group", "shop:7"),
     )
     assert result.exit_code == 0, result.output
     assert cli.asked == (
@@ -34,6 +34,7 @@ def test_publish_sends_everything_that_was_given(cli):
             "ttl": "1h",
             "jitter": 500,
             "priority": 9,
+            "group": "shop:7",
         },
     )
     assert "00ff" in result.stdout

@@ -516,7 +516,7 @@ def test_one_note_is_enough_for_what_is_acknowledged_together() -> None:
 # ---- messages with options --------------------------------------------------------------------
 
 
-def with_options(parts: Parts, attempt: int = 1, **options: int) -> DueDelivery:
+def with_options(parts: Parts, attempt: int = 1, **options: Any) -> DueDelivery:
     payload = Payload(b"{}", options=MessageOptions(**options))
     return msgspec.structs.replace(parts.sent(attempt), payload=payload)
 
