@@ -137,3 +137,27 @@ def test_a_webhook_that_fails_until_it_is_too_late_is_given_up_for_that(api, sub
     assert (letter["id"], letter["reason"]) == (message["id"], "expired")
     assert letter["attempts"] >= 1
     assert time_ms(letter["died_at"]) >= time_ms(message["deliver_at"]) + 200
+
+
+def test_of_a_group_one_is_under_way_at_a_time_in_due_order(api, subject, path):
+    ids = [api.publish(subject, group="customer:7", body=number)["id"] for number in range(3)]
+    other = api.publish(subject, group="customer:8")["id"]
+    found = api.look_up(ids[0])
+    assert found["group"] == "customer:7"
+    assert "priority" not in found
+    taken = {}
+
+    def pull():
+        for one in api.pull(path, wait=0):
+            taken[one["id"]] = one["lease"]
+        return taken
+
+    wait_until(lambda: len(pull()) == 2)
+    assert set(taken) == {ids[0], other}
+    api.ask("POST", f"{path}/nack", json={"leases": [taken.pop(ids[0])]})
+    wait_until(lambda: ids[0] in pull())
+    assert set(taken) == {ids[0], other}, "what was given back keeps its place"
+    for before, after in [(ids[0], ids[1]), (ids[1], ids[2])]:
+        api.ask("POST", f"{path}/ack", json={"leases": [taken[before]]})
+        wait_until(lambda after=after: after in pull())
+    assert set(taken) == {*ids, other}
