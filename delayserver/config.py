@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     imports_waiting_max: int = Field(
         16, gt=0, description="most imports that wait for the one that is being adopted"
     )
-    subjects_max: int = Field(100_000, gt=0, le=60_000_000, description="most subjects")
+    subjects_max: int = Field(100_000, gt=0, le=30_000_000, description="most subjects")
     subscriptions_max: int = Field(10_000, gt=0, description="most subscriptions")
     heartbeats_max: int = Field(1_000_000, gt=0, description="most heartbeats")
     schedules_max: int = Field(100_000, gt=0, description="most schedules")

@@ -50,6 +50,7 @@ from storage.rows import (
     FLAG_REPLAY,
     FLAG_WATCHES,
     PRIORITY_MAX,
+    PRIORITY_OF_GROUP,
     PRIORITY_SHIFT,
     PUBLISHES,
     REMOVES,
@@ -523,7 +524,8 @@ _FLAGS = np.uint8(FLAG_WATCHES | FLAG_REPLAY | FLAG_OPTIONS | 0xF0)
 
 
 def _is_no_priority(flags: NDArray[np.uint8]) -> Mask:
-    is_none: Mask = flags >> PRIORITY_SHIFT > PRIORITY_MAX
+    priorities = flags >> PRIORITY_SHIFT
+    is_none: Mask = (priorities > PRIORITY_MAX) & (priorities != PRIORITY_OF_GROUP)
     return is_none
 
 

@@ -193,8 +193,10 @@ FLAG_OPTIONS = 8
 """The payload of this record, or of the entry that it makes, has options besides a priority."""
 
 PRIORITY_SHIFT = 4
-"""The upper four bits of the flags are the priority, from 0 to 9."""
+"""The upper four bits of the flags are the priority, from 0 to 9, or PRIORITY_OF_GROUP."""
 PRIORITY_MAX = 9
+PRIORITY_OF_GROUP = 10
+"""There instead of a priority: the message has a group. Its options say both."""
 
 FLAG_AFTER_SYNC = 1
 """All that stands before the frame that begins with this row of the dispatch log was synced: what

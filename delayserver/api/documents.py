@@ -241,6 +241,7 @@ class MessageDocument(msgspec.Struct):
     watch: tuple[str, ...] | _Unset = _UNSET
     on_event: OnEventName | _Unset = _UNSET
     priority: Annotated[int | _Unset, Meta(description="where it is not 0")] = _UNSET
+    group: str | _Unset = _UNSET
     expires_at: Annotated[
         Time | _Unset, Meta(description="from when on it is not delivered any more")
     ] = _UNSET
@@ -462,6 +463,7 @@ def message_document(view: MessageView) -> MessageDocument:
         DeliveryDocument(one.subscription, one.state, one.attempt, format_time(one.at_ms))
         for one in view.deliveries
     ]
+    priority, group, expires_at = _options(view)
     return MessageDocument(
         view.message_id,
         view.subject,
@@ -473,7 +475,9 @@ def message_document(view: MessageView) -> MessageDocument:
         deliveries,
         *body_fields(view.payload),
         *_watched(view.payload),
-        *_options(view),
+        priority,
+        group,
+        expires_at,
         _to_document(view.payload),
         *_outcome_messages(view.payload),
     )
@@ -657,14 +661,15 @@ def _to_document(payload: Payload) -> ToDocument | _Unset:
     )
 
 
-def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset]:
+def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset, str | _Unset]:
     payload = view.payload
     if payload.options is None:
-        return _UNSET, _UNSET
+        return _UNSET, _UNSET, _UNSET
     first_due_ms = view.due_ms if payload.origin is None else payload.origin.due_ms
     expires_ms = payload.options.expires_ms(first_due_ms)
     return (
         payload.options.priority or _UNSET,
+        _UNSET if payload.options.group is None else payload.options.group,
         _UNSET if expires_ms is None else format_time(expires_ms),
     )
 

@@ -32,6 +32,7 @@ from delayserver.records.message import (
     OutcomeSubjects,
     Payload,
     Watch,
+    check_group,
     check_headers,
     check_key,
     check_keys,
@@ -95,6 +96,7 @@ class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
     to: _To | None = None
     on_delivered: _OutcomeMessage | None = None
     on_dead: _OutcomeMessage | None = None
+    group: str | None = None
 
 
 class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -113,6 +115,7 @@ class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     to: _To | None = None
     on_delivered: _OutcomeMessage | None = None
     on_dead: _OutcomeMessage | None = None
+    group: str | None = None
 
 
 _decode_json_plain = msgspec.json.Decoder(_Publish).decode
@@ -398,6 +401,9 @@ class Intake:
     def _options(self, publish: _PublishWithOptions) -> MessageOptions | None:
         """What was chosen; None: nothing."""
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
+        group = publish.group
+        if group is not None:
+            check_group(group)
         to = None if publish.to is None else self._destination(publish.to, publish.subject)
         outcomes = None
         if publish.on_delivered is not None or publish.on_dead is not None:
@@ -405,9 +411,9 @@ class Intake:
                 self._outcome_subject(publish.on_delivered, "/on_delivered"),
                 self._outcome_subject(publish.on_dead, "/on_dead"),
             )
-        if not (ttl_ms or priority or to or outcomes):
+        if group is None and not (ttl_ms or priority or to or outcomes):
             return None
-        return MessageOptions(ttl_ms, priority=priority, to=to, outcomes=outcomes)
+        return MessageOptions(ttl_ms, priority=priority, group=group, to=to, outcomes=outcomes)
 
     def _outcome_subject(self, wanted: _OutcomeMessage | None, pointer: str) -> str | None:
         if wanted is None:
@@ -576,6 +582,8 @@ class Intake:
             checks.append(lambda: self._check_jitter(values, now_ms))
         if get("key") is not None:
             checks.append(lambda: check_key(values["key"]))
+        if get("group") is not None:
+            checks.append(lambda: check_group(values["group"]))
         if get("headers") is not None:
             checks.append(lambda: check_headers(values["headers"]))
         for check in checks:

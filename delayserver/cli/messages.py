@@ -12,6 +12,7 @@ from delayserver.cli.options import (
     AtOption,
     BodyArgument,
     DelayOption,
+    GroupOption,
     HeaderOption,
     IdArgument,
     JitterOption,
@@ -50,6 +51,7 @@ def register(app: typer.Typer) -> None:
         """publish code.sent '{"user": 7}' --ttl 2m --priority 9""",
         "publish report.done @report.json --to https://hooks.example.com/done",
         """publish report.due '{"month": 11}' --delay 1h --on-dead report.failed""",
+        """publish account.changed '{"user": 7}' --group user:7""",
         "publish report.daily @report.json --at 2026-11-21T06:00:00+01:00",
     )(publish)
     server_command(
@@ -186,12 +188,13 @@ def publish(
     to_backoff: ToBackoffOption = None,
     on_delivered: OnDeliveredOption = None,
     on_dead: OnDeadOption = None,
+    group: GroupOption = None,
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
     When this command ends with status 0, the message is stored durably."""
     document: dict[str, Any] = {"subject": subject, **due_fields(delay, at)}
-    document |= option_fields(ttl, jitter, priority, on_delivered, on_dead)
+    document |= option_fields(ttl, jitter, priority, on_delivered, on_dead, group)
     document |= to_fields(to, to_secret, to_timeout, to_max_attempts, to_backoff)
     if key is not None:
         document["key"] = key
@@ -223,12 +226,13 @@ def replace(
     to_backoff: ToBackoffOption = None,
     on_delivered: OnDeliveredOption = None,
     on_dead: OnDeadOption = None,
+    group: GroupOption = None,
 ) -> None:
     """Publish a message in place of the one that waits under its key, if one does.
 
     A timer that each call pushes back: it fires when no call has come for the delay."""
     document: dict[str, Any] = due_fields(delay, at) | option_fields(
-        ttl, jitter, priority, on_delivered, on_dead
+        ttl, jitter, priority, on_delivered, on_dead, group
     )
     document |= to_fields(to, to_secret, to_timeout, to_max_attempts, to_backoff)
     if headers:

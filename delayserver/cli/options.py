@@ -75,6 +75,15 @@ PriorityOption = Annotated[
     ),
 ]
 
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="NAME",
+        help="Of a group, each subscription has one delivery under way, in due order.",
+    ),
+]
+
 
 ToOption = Annotated[
     str | None,
@@ -180,6 +189,7 @@ def option_fields(
     priority: int | None,
     on_delivered: str | None,
     on_dead: str | None,
+    group: str | None,
 ) -> dict[str, Any]:
     """What else is wanted of a message, as it stands in a request."""
     fields: dict[str, Any] = {}
@@ -193,6 +203,8 @@ def option_fields(
         fields["on_delivered"] = {"subject": on_delivered}
     if on_dead is not None:
         fields["on_dead"] = {"subject": on_dead}
+    if group is not None:
+        fields["group"] = group
     return fields
 
 

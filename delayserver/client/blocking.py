@@ -166,7 +166,9 @@ class Producer(Blocking[AsyncProducer]):
     of a higher `priority` (0, the default, to 9) is delivered first. With `to`, a URL or more
     (`To`), it goes there by webhook, and to no subscription. When it was delivered, or is a
     dead letter, a message that tells so is published under the subject `on_delivered` or `on_dead`,
-    for each subscription.
+    for each subscription. Of the messages of a `group`
+    each subscription has one under way at a time, in due order. A message with a group gets no key
+    by itself, since the key would say to which shard it goes.
 
     Raises InvalidError; ConflictError where the key stands for a message with other content;
     NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are used

@@ -253,6 +253,7 @@ class AsyncProducer(RetryingClient):
         to: To | str | None = None,
         on_delivered: str | None = None,
         on_dead: str | None = None,
+        group: str | None = None,
         ack: Ack = "durable",
         timeout_s: float | None = None,
     ) -> Published:
@@ -273,7 +274,9 @@ class AsyncProducer(RetryingClient):
         due, that of a higher `priority` (0, the default, to 9) is delivered first. With `to`, a URL
         or more (`To`), it goes there by webhook, and to no subscription. When it was
         delivered, or is a dead letter, a message that tells so is published under the subject
-        `on_delivered` or `on_dead`, for each subscription.
+        `on_delivered` or `on_dead`, for each subscription. Of the messages
+        of a `group` each subscription has one under way at a time, in due order. A message with a
+        group gets no key by itself, since the key would say to which shard it goes.
 
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
@@ -281,14 +284,14 @@ class AsyncProducer(RetryingClient):
         if timeout_s is not None:
             again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
             again = partial(again, ttl=ttl, jitter=jitter, priority=priority, to=to)
-            again = partial(again, on_delivered=on_delivered, on_dead=on_dead)
+            again = partial(again, on_delivered=on_delivered, on_dead=on_dead, group=group)
             published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
             return await within(timeout_s, published)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._settle_in(loop)
         own_key = key
-        if key is None and self._generates_keys:
+        if key is None and self._generates_keys and group is None:
             own_key, key = "", self._generated_key()
         lane, owners = None, self._owners
         if owners.are_apart:
@@ -308,6 +311,7 @@ class AsyncProducer(RetryingClient):
             to,
             on_delivered,
             on_dead,
+            group,
         )
         data = encode(message)
         batcher = self._publishes if ack == "durable" else self._filed
@@ -344,7 +348,7 @@ class AsyncProducer(RetryingClient):
         shard = self._owners.together([(one.subject, one.key) for one in documents])
         for document in documents:
             keys.append(document.key)
-            if document.key is None and self._generates_keys:
+            if document.key is None and document.group is None and self._generates_keys:
                 keys[-1], document.key = "", self._generated_key(document.subject, shard)
         # What cannot be written is refused before anything is sent.
         bodies = [msgspec.Raw(encode(document)) for document in documents]
@@ -534,6 +538,7 @@ class AsyncProducer(RetryingClient):
         to: To | str | None = None,
         on_delivered: str | None = None,
         on_dead: str | None = None,
+        group: str | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
@@ -558,6 +563,7 @@ class AsyncProducer(RetryingClient):
             to,
             on_delivered,
             on_dead,
+            group,
         )
         document, path = fields(message), path_of("subjects", subject, "keys", key)
         shard = self._shard_of(None, subject, key)

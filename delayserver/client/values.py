@@ -61,6 +61,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A text is the URL."""
     on_delivered: str | None = None
     on_dead: str | None = None
+    group: str | None = None
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
@@ -191,6 +192,7 @@ class Stored(Body, frozen=True, kw_only=True):
     watch: tuple[str, ...] = ()
     on_event: OnEvent | None = None
     priority: int = 0
+    group: str | None = None
     expires_at: datetime | None = None
     """From when on it is too late to deliver it; None: never."""
     to: dict[str, Any] | None = None

@@ -45,6 +45,7 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
     to: Mapping[str, Any] | None = None
     on_delivered: OutcomeMessage | None = None
     on_dead: OutcomeMessage | None = None
+    group: str | None = None
 
 
 def to_send(draft: Draft) -> MessageToSend:
@@ -67,6 +68,7 @@ def new_message(
     to: To | str | None = None,
     on_delivered: str | None = None,
     on_dead: str | None = None,
+    group: str | None = None,
 ) -> MessageToSend:
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
@@ -97,6 +99,7 @@ def new_message(
         None if to is None else _destination(to),
         None if on_delivered is None else OutcomeMessage(on_delivered),
         None if on_dead is None else OutcomeMessage(on_dead),
+        group,
     )
 
 

@@ -277,6 +277,10 @@ class Messages:
         # At once, and not when it is durable: else it could fire in between. Not answered before it
         # is durable: else a restart would not know of it, and fire (I5).
         row = self._take_out(entry)
+        if located.subscription_id:
+            # Others of its group have waited for the retry.
+            end_turn = partial(self._dispatcher.end_turn, located.subscription_id, (seq,))
+            self._sequencer.group.effects.append(end_turn)
         subject_id = self._sequencer.subjects.get(subject) or _subject_id(row)
         self.cancelled_by_subject[subject_id] += 1
         self._groups.wake()

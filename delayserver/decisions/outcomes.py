@@ -191,10 +191,13 @@ class Outcomes:
         random: Callable[[], float],
         given_up: Callable[[DueDelivery, str], None],
         call_soon: Callable[[Callable[[], None]], None],
+        group_retry_max_ms: int = 600_000,
     ) -> None:
         """`epoch`: what the tokens of this process's leases begin with; `random`: from 0 to 1;
         `given_up`: told of each delivery that has no attempt left, and why; `call_soon`: has a
-        function called in another turn of the event loop."""
+        function called in another turn of the event loop; `group_retry_max_ms`: a retry of a
+        message with a group waits no longer: how far ahead hours are loaded at a start."""
+        self._group_retry_max_ms = group_retry_max_ms
         self._registry = registry
         self._sequencer = sequencer
         self._groups = groups
@@ -554,6 +557,9 @@ class Outcomes:
         )
         payload = msgspec.structs.replace(delivery.payload, origin=next_origin)
         sealed = encode_payload(payload)
+        if payload.options is not None and payload.options.group is not None:
+            # A restart loads no hour that is further away, and has to know what holds up a group.
+            delay_ms = min(delay_ms, self._group_retry_max_ms)
         due_ms, expires_ms = now_ms + delay_ms, payload.expires_ms(origin.due_ms)
         if expires_ms is not None:
             # An attempt after that would be in vain. It becomes a dead letter then, not before.
@@ -634,6 +640,9 @@ class Outcomes:
         def concluded() -> None:
             self._hours.add(delivery.entry.hour, -1)
             self._dispatcher.release_delivery(delivery)
+            if change.state == ChangeState.DEAD:
+                # A retry keeps its place, and others of its group wait for it.
+                self._dispatcher.end_turn(delivery.subscription_id, (delivery.origin.message_seq,))
             self._pump(delivery.subscription_id)
 
         sequencer.group.effects.append(concluded)

@@ -13,6 +13,8 @@ What may leave is limited by the definition of the subscription, in this order:
     rate       a token bucket, one token for each row that leaves; or a permit, where several shards
                have one rate together
 
+Rows of a group come to that one by one, each when the one before is settled (`SingleFile`).
+
 With `all` nothing is late. Of what may leave, rows of a higher priority are first (`Ranks`); of one
 priority the late ones. With `spread` that holds among the late rows, and among the fresh ones. Rows
 are slices of arrays, never objects. How much leaves at once is also limited in bytes, by the
@@ -35,9 +37,10 @@ from delayserver.delivery.catch_up import Pace
 from delayserver.delivery.deadlines import Deadlines
 from delayserver.delivery.lane import Lane, Room
 from delayserver.delivery.ranks import Ranks
+from delayserver.delivery.single_file import SingleFile
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
-from delayserver.schedule.wheel_rows import ROUTE_OPTIONS, FiredRows
+from delayserver.schedule.wheel_rows import ROUTE_GROUP, ROUTE_OPTIONS, FiredRows
 from delayserver.timers.rates import Rate, TokenBucket
 from storage.rows import select
 
@@ -63,6 +66,8 @@ class Backlog:
         self._late = Ranks()
         self.deadlines: Deadlines | None = None
         """Where rows have come that may expire."""
+        self.single_file: SingleFile | None = None
+        """Where rows have come that may have a group, or are expected."""
         self._behind_ms = behind_ms
         self._pace: Pace | None = None
         self._permit = permit
@@ -103,21 +108,30 @@ class Backlog:
     @property
     def count(self) -> int:
         """How many rows wait."""
-        return self._fresh.count + self._late.count
+        count = self._fresh.count + self._late.count
+        return count if self.single_file is None else count + self.single_file.count
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due; what came back stands in front."""
-        firsts = (self._late.first_ms(), self._fresh.first_ms())
+        firsts = [self._late.first_ms(), self._fresh.first_ms()]
+        if self.single_file is not None:
+            firsts.append(self.single_file.first_ms())
         return min((first for first in firsts if first is not None), default=None)
 
     def slices(self) -> Iterator[FiredRows]:
         """All rows that wait, the late ones first."""
         yield from self._late.slices()
         yield from self._fresh.slices()
+        if self.single_file is not None:
+            yield from self.single_file.slices()
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here."""
-        return self._late.holds(entry) or self._fresh.holds(entry)
+        return (
+            self._late.holds(entry)
+            or self._fresh.holds(entry)
+            or (self.single_file is not None and self.single_file.holds(entry))
+        )
 
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,6 +139,24 @@ class Backlog:
         """Add rows that fell due, in the order of their due times. `route`: that of all of them,
         where they have one."""
         marks = self._note(fired, route)
+        if marks & ROUTE_GROUP:
+            mask = fired.rows["route"] & ROUTE_GROUP != 0
+            self.in_single_file().note(FiredRows(fired.hour, select(fired.rows, mask)))
+            if mask.all():
+                return
+            fired = FiredRows(fired.hour, select(fired.rows, ~mask))
+        self.admit(fired, marks)
+
+    def in_single_file(self) -> SingleFile:
+        """Where the rows of groups wait for their turn; made at first use."""
+        if self.single_file is None:
+            self.single_file = SingleFile()
+        return self.single_file
+
+    def admit(self, fired: FiredRows, marks: int | None = None) -> None:
+        """Add rows whose turn it is, as `push`. `marks`: what is in the route of any of them."""
+        if marks is None:
+            marks = fired.marks()
         if not (self._spread_ms or self._drop_older_than_ms):
             self._fresh.push(fired, marks)
             return
@@ -244,7 +276,10 @@ class Backlog:
             return []
         while len(seqs := self.deadlines.pop(now_ms, rows_max)):
             found = Lane()
-            for fired in (*self._late.take(seqs), *self._fresh.take(seqs)):
+            taken = [*self._late.take(seqs), *self._fresh.take(seqs)]
+            if self.single_file is not None:
+                taken += self.single_file.take(seqs)
+            for fired in taken:
                 found.push(fired)
             if found.count:
                 taken = found.pop(Room(rows_max, bytes_max))

@@ -16,7 +16,7 @@ Threads: belongs to the event loop.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from delayserver.delivery.parked import Parked
 from delayserver.delivery.permits import Permit, Permits
 from delayserver.delivery.queue import READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
+from delayserver.delivery.single_file import SingleFile
 from delayserver.delivery.sink import Recorded, Tried
 from delayserver.records.direct import is_direct
 from delayserver.records.message import DueDelivery, ScheduleEntry
@@ -139,6 +140,10 @@ class Dispatcher:
         self.outcomes: Undelivered
         """Set by who decides; nothing may fire before."""
         self._stopwatch = timeouts.stopwatch
+        self._has_not_fired = has_not_fired
+        self._expected: dict[int, list[FiredRows]] = {}
+        """Retries that an earlier process has recorded of messages with groups, by subscription,
+        where that has no queue yet."""
         self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
         self._wakes: dict[int, tuple[int, int]] = {}
@@ -186,7 +191,20 @@ class Dispatcher:
         behind_ms = max(self._started_ms, subscription.created_ms)
         backlog = Backlog(subscription, behind_ms, permit)
         queue = Queue(subscription, backlog, permit=permit)
+        for fired in self._expected.pop(subscription.id, []):
+            backlog.in_single_file().expect(fired)
         return queue
+
+    def expect(self, hour: int, rows: Rows) -> None:
+        """Rows of an hour that was loaded (WHEEL_DTYPE) are for one subscription, and may have a
+        group: those that are retries hold up the rest of it, as they did before the start."""
+        for route, mine in _by_route(rows):
+            subscription_id, fired = route & ROUTE_NUMBER, FiredRows(hour, mine)
+            queue = self._queues.get(subscription_id)
+            if queue is not None:
+                queue.rows.in_single_file().expect(fired)
+            else:
+                self._expected.setdefault(subscription_id, []).append(fired)
 
     def queues(self) -> Iterator[Queue]:
         """The queues of all subscriptions that have had a row."""
@@ -341,7 +359,7 @@ class Dispatcher:
         instant = self._instant()
         subscription = queue.subscription
         self._wakes.pop(subscription.id, None)
-        deadlines = queue.rows.deadlines
+        deadlines, single_file = queue.rows.deadlines, queue.rows.single_file
         if self.draining or (subscription.paused and deadlines is None):
             queue.keep()
             return
@@ -358,6 +376,8 @@ class Dispatcher:
             if expires_ms is not None:
                 self._wake_at(subscription.id, instant, NEVER_MS, expires_ms)
             return
+        if single_file is not None:
+            self._find_groups_soon(queue, single_file)
         self._drop_outdated(queue, now_ms)
         # Behind rows that leave, others may have become too old.
         while self._hand_out(queue, instant) and self._drop_outdated(queue, now_ms):
@@ -490,6 +510,63 @@ class Dispatcher:
         deadlines.is_reading = False
         self.pump(queue, now_ms)
 
+    def _find_groups_soon(self, queue: Queue, single_file: SingleFile) -> None:
+        """Find out of which groups the rows are that came."""
+        if single_file.are_unread and not single_file.is_reading:
+            single_file.is_reading = True
+            self._ports.call_soon(
+                partial(self._find_some_groups, queue.subscription.id, single_file)
+            )
+
+    def _find_some_groups(self, subscription_id: int, single_file: SingleFile) -> None:
+        """Read rows of which nobody knows the group; some, as the next turn is others'."""
+        queue = self._queues.get(subscription_id)
+        if queue is None:
+            return
+        room = Room(READ_ROWS_MAX, self._answer_max_bytes)
+        if slices := single_file.next_expected(room):
+            self._ports.read(
+                Handout(queue.subscription, slices, {}, is_look=True, are_expected=True)
+            )
+        elif slices := single_file.next_unread(room):
+            self._ports.read(Handout(queue.subscription, slices, {}, is_look=True, of_group=True))
+        else:
+            single_file.is_reading = False  # They have expired meanwhile.
+
+    def _on_groups_found(
+        self, queue: Queue, handout: Handout, deliveries: Deliveries, now_ms: int
+    ) -> None:
+        single_file = queue.rows.single_file
+        assert single_file is not None
+        single_file.is_reading = False
+        if handout.of_group:
+            for fired in single_file.on_read(deliveries):
+                queue.rows.admit(fired)
+        else:
+            for delivery in deliveries:
+                options, entry = delivery.payload.options, delivery.entry
+                is_retry = delivery.attempt > 1
+                if is_retry and (self._has_not_fired(entry) or queue.holds(entry)):
+                    assert options is not None and options.group is not None
+                    single_file.hold(options.group, delivery.origin.message_seq)
+        self.pump(queue, now_ms)
+
+    def end_turn(self, subscription_id: int, message_seqs: Iterable[int]) -> None:
+        """Messages are settled for a subscription: what waits behind them in their groups is
+        next."""
+        queue = self._queues.get(subscription_id)
+        if queue is None or queue.rows.single_file is None:
+            return
+        leaving = queue.rows.single_file.release(message_seqs)
+        for fired in leaving:
+            queue.rows.admit(fired)
+        if leaving:
+            self._ports.call_soon(partial(self._pump_again, subscription_id))
+
+    def _pump_again(self, subscription_id: int) -> None:
+        if (queue := self._queues.get(subscription_id)) is not None:
+            self.pump(queue, self.now_ms)
+
     def on_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         """The payloads of a handout were read: send the deliveries, lease them or give them up.
 
@@ -499,7 +576,11 @@ class Dispatcher:
             return
         queue = self._queues.get(handout.subscription.id)
         if handout.is_look:
-            if queue is not None:
+            if queue is None:
+                pass  # Deleted meanwhile, and its rows with it.
+            elif handout.of_group or handout.are_expected:
+                self._on_groups_found(queue, handout, deliveries, now_ms)
+            else:
                 self._on_looked(queue, deliveries, now_ms)
             return
         if queue is None:
@@ -513,6 +594,7 @@ class Dispatcher:
         for seq in handout.unread(deliveries):
             queue.release(seq)
             self._unread.add(seq)
+            self.end_turn(queue.subscription.id, (seq,))
         if not handout.give_up_reason and not self.may_deliver():
             self._take_back(queue, handout, deliveries, now_ms)
             return
@@ -643,6 +725,7 @@ class Dispatcher:
             self._ports.settle_recorded(delivery.entry.hour, row, recorded.offset)
             self._hours.add(delivery.entry.hour, -1)
         self.release_delivery(delivery)
+        self.end_turn(delivery.subscription_id, (delivery.origin.message_seq,))
 
     def settle_leased(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Record leased deliveries that have arrived (I4). `which`: their indexes (shape n)."""
@@ -657,6 +740,7 @@ class Dispatcher:
         self.delivered_by_subject.update([subject_ids[index] for index in which.tolist()])
         self.delivered_by_subscription[deliveries.subscription_id] += len(which)
         self._release_leased(deliveries.subscription_id, rows["seq"].tolist())
+        self.end_turn(deliveries.subscription_id, rows["message_seq"].tolist())
 
     def _release_leased(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)

@@ -39,7 +39,11 @@ class Handout:
     as_batch: bool = False
     """They are to go in one request, which counts among the `posts` of their queue."""
     is_look: bool = False
-    """They wait still, and are read to find out when they expire."""
+    """They wait still, and are read to find out when they expire, or what follows."""
+    of_group: bool = False
+    """Of which group they are."""
+    are_expected: bool = False
+    """Which groups they hold up, since they are retries; perhaps they wait in the wheel."""
     left_by: int = 0
     """Not 0: the subscription that they were for is gone; they are read to find out whose they are
     now."""

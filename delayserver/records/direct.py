@@ -19,7 +19,7 @@ import msgspec
 DIRECT_NAME: Final = "_to"
 """What answers call the direct subscriptions, all of them. No other may have such a name."""
 DIRECT_COUNT: Final = 64
-DIRECT_FIRST_ID: Final = (1 << 26) - DIRECT_COUNT
+DIRECT_FIRST_ID: Final = (1 << 25) - DIRECT_COUNT
 """The last numbers for which a route has room; others are given from 1 on."""
 
 WEBHOOK_TIMEOUT_MS: Final = 15_000

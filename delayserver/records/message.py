@@ -21,7 +21,14 @@ from delayserver.records.attempts import History
 from delayserver.records.direct import Destination
 from storage.errors import DamageError
 from storage.frame import Rows, seal, unseal, unseal_many
-from storage.rows import FLAG_OPTIONS, FLAG_REPLAY, FLAG_WATCHES, HOUR_MS, PRIORITY_SHIFT
+from storage.rows import (
+    FLAG_OPTIONS,
+    FLAG_REPLAY,
+    FLAG_WATCHES,
+    HOUR_MS,
+    PRIORITY_OF_GROUP,
+    PRIORITY_SHIFT,
+)
 
 KEY_MAX_BYTES = 256
 REPLAY_HEADER = "delay-replay"
@@ -32,6 +39,12 @@ def check_key(key: str, pointer: str = "/key") -> None:
     """Raises InputError unless `key` may be the key of a message, an event or a heartbeat."""
     if not 0 < len(key) <= KEY_MAX_BYTES or len(key.encode("utf-8", "replace")) > KEY_MAX_BYTES:
         raise InputError(f"a key has 1 to {KEY_MAX_BYTES} bytes", pointer)
+
+
+def check_group(group: str) -> None:
+    """Raises InputError unless `group` may be the group of a message."""
+    if not 0 < len(group) <= KEY_MAX_BYTES or len(group.encode("utf-8", "replace")) > KEY_MAX_BYTES:
+        raise InputError(f"a group has 1 to {KEY_MAX_BYTES} bytes", "/group")
 
 
 def check_keys(keys: Collection[str]) -> None:
@@ -86,8 +99,8 @@ class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """From when that counts, if it is not the due time: a dead letter was delivered again."""
     priority: int = 0
     """From 0 to 9: of what is due, higher ones leave first."""
-    group: None = None
-    """Kept free."""
+    group: str | None = None
+    """Of the messages of a group, a subscription has one under way at a time, in due order."""
     to: Destination | None = None
     """Where it goes; None: to all subscriptions that match."""
     outcomes: OutcomeSubjects | None = None
@@ -219,7 +232,8 @@ def row_flags(payload: Payload) -> int:
 
 def option_flags(options: MessageOptions) -> int:
     """The flags that tell of the options."""
-    flags = options.priority << PRIORITY_SHIFT
+    priority = options.priority if options.group is None else PRIORITY_OF_GROUP
+    flags = priority << PRIORITY_SHIFT
     return flags | FLAG_OPTIONS if options.ttl_ms or options.outcomes else flags
 
 

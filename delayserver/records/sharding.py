@@ -1,12 +1,15 @@
 """Which shard a message belongs to, where there are several.
 
     with a key      CRC-32C of subject, a zero byte and key, modulo the number of shards
-    without one     any: whoever gets it keeps it
+    with a group    and without a key: CRC-32C of a zero byte and the group, likewise
+    without either  any: whoever gets it keeps it
     by its id       the id says it
     a heartbeat     as a key, without a subject; a schedule likewise, by its name
     a run           where its schedule is: its key, `{name}@{planned time}`, belongs there
     an outcome      where the message is that it tells of: its key, `{id}:{subscription}:{outcome}`,
                     belongs there
+
+A key counts before a group: then the order of the group holds in each shard by itself.
 
 So all that is said of a key is said to one shard, which can tell a repetition. Clients may reckon
 it themselves, to ask the owner at once; a wrong guess costs a hop, and nothing else.
@@ -43,6 +46,18 @@ def shard_of(subject: str, key: str, count: int) -> int:
 def outcome_key(message_id: str, subscription: str, outcome: str) -> str:
     """The key of the message that tells what came of another's delivery."""
     return f"{message_id}:{subscription}:{outcome}"
+
+
+def shard_of_message(subject: str, key: str | None, group: str | None, count: int) -> int | None:
+    """The shard that a new message belongs to, of `count`; None: any."""
+    if key is not None:
+        return shard_of(subject, key, count)
+    return None if group is None else shard_of_group(group, count)
+
+
+def shard_of_group(group: str, count: int) -> int:
+    """The shard that the messages of a group belong to that have no key."""
+    return int(_crc32c(b"\0%b" % group.encode())) % count
 
 
 def shards_of(

@@ -29,6 +29,7 @@ from delayserver.schedule.ended import Ended, is_among_sorted
 from delayserver.schedule.replay import Snapshot
 from delayserver.schedule.wheel import LOADED_RUN_ROWS, Places, Run, merge_runs
 from delayserver.schedule.wheel_rows import (
+    ROUTE_GROUP,
     ROUTE_NUMBER,
     ROUTE_SUBSCRIPTION,
     WHEEL_DTYPE,
@@ -37,7 +38,7 @@ from delayserver.schedule.wheel_rows import (
 from storage.frame import Damage, Rows
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
-from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, as_bytes, keep, select
+from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, as_bytes, concatenate, keep, select
 from storage.scratch import PIECE_BYTES, Scratch
 
 NEVER_MS = 1 << 62
@@ -70,6 +71,8 @@ class LoadedHour:
     damage: list[Damage] = field(default_factory=list)
     fired: list[Mark] = field(default_factory=list)
     """What of it has fired though it is not due yet: the clock was set back."""
+    of_groups: Rows = field(default_factory=lambda: np.empty(0, WHEEL_DTYPE))
+    """Copies of the rows that are for one subscription, and of a group."""
     is_whole: bool = True
     """Whether its rows could all be read."""
 
@@ -191,10 +194,13 @@ class Loader:
             as_bytes(parts[index])[:] = as_bytes(waiting)
         if affected:
             parts.append(scratch.join(affected, WHEEL_DTYPE))
+        of_groups = _of_groups(parts)
         runs, index_of_runs = merge_runs(
             parts, self._slot_ms, run_rows=self._sizes.run_rows, empty=scratch.empty
         )
-        return LoadedHour(snapshot.hour, runs, index_of_runs, damage, ahead.marks(), is_whole)
+        return LoadedHour(
+            snapshot.hour, runs, index_of_runs, damage, ahead.marks(), of_groups, is_whole
+        )
 
     def _read_schedule(
         self,
@@ -270,6 +276,13 @@ class _Ahead:
         if not self._seqs:
             return []
         return marks_of(np.concatenate(self._seqs), np.concatenate(self._dues_ms))
+
+
+def _of_groups(parts: list[Rows]) -> Rows:
+    """Those that may be retries which hold up their group."""
+    wanted = np.uint32(ROUTE_GROUP | ROUTE_SUBSCRIPTION)
+    found = [select(rows, (rows["route"] & wanted) == wanted) for rows in parts]
+    return concatenate(found, WHEEL_DTYPE)
 
 
 def _as_entries(waiting: Rows, hour: int) -> Rows:

@@ -20,20 +20,21 @@ from numpy.typing import NDArray
 from delayserver.records.message import ScheduleEntry
 from storage.buckets import start_ms
 from storage.frame import Rows
-from storage.rows import FLAG_OPTIONS, HOUR_MS, PRIORITY_SHIFT, concatenate
+from storage.rows import FLAG_OPTIONS, HOUR_MS, PRIORITY_OF_GROUP, PRIORITY_SHIFT, concatenate
 
 WHEEL_DTYPE = np.dtype(
     [("seq", "<u8"), ("locator", "<u8"), ("due_offset_ms", "<u4"), ("route", "<u4")]
 )
 """A waiting row: `seq` of its schedule row (0: removed), where its payload is (offset, 0 as long as
 it is not filed, and length), due time within its hour, and the route: a subject id or, with
-ROUTE_SUBSCRIPTION, a subscription id; in ROUTE_PRIORITY its priority, and ROUTE_OPTIONS where its
-payload has other options."""
+ROUTE_SUBSCRIPTION, a subscription id; in ROUTE_PRIORITY its priority, ROUTE_OPTIONS where its
+payload has a time to live, and ROUTE_GROUP where it has a group: then that says the priority."""
 ROUTE_SUBSCRIPTION = 1 << 31
 _PRIORITY_SHIFT = 27
 ROUTE_PRIORITY = 0xF << _PRIORITY_SHIFT
 ROUTE_OPTIONS = 1 << 26
-ROUTE_NUMBER = ROUTE_OPTIONS - 1
+ROUTE_GROUP = 1 << 25
+ROUTE_NUMBER = ROUTE_GROUP - 1
 """Of a route: the id, without what else is said of the row."""
 LOCATOR_LENGTH_BITS = 24
 PAYLOAD_MAX_BYTES = (1 << LOCATOR_LENGTH_BITS) - 1
@@ -69,8 +70,14 @@ def route_of(subject_id: int, subscription_id: int) -> int:
 
 def route_bits(flags: int) -> int:
     """What the route of a row says besides, by the flags of its record (`row_flags`)."""
-    bits = flags >> PRIORITY_SHIFT << _PRIORITY_SHIFT
+    priority = flags >> PRIORITY_SHIFT
+    bits = ROUTE_GROUP if priority == PRIORITY_OF_GROUP else priority_bits(priority)
     return bits | ROUTE_OPTIONS if flags & FLAG_OPTIONS else bits
+
+
+def priority_bits(priority: int) -> int:
+    """What a route says of a priority."""
+    return priority << _PRIORITY_SHIFT
 
 
 def priority_of(route: int) -> int:

@@ -164,6 +164,7 @@ class Engine:
             random=random,
             given_up=ports.given_up,
             call_soon=ports.call_soon,
+            group_retry_max_ms=settings.lead_ms,
         )
         self.imports = Imports(
             settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune
@@ -249,6 +250,8 @@ class Engine:
         # What could not be read stays unsettled: its hour is kept, for the repair (I8).
         self.hours.add(loaded.hour, loaded.count - len(gone) + (not loaded.is_whole))
         self.wheel.load(loaded.hour, loaded.runs)
+        if len(loaded.of_groups):
+            self.dispatcher.expect(loaded.hour, loaded.of_groups)
         self.hours.loading.discard(loaded.hour)
         self._prune()
 

@@ -1,6 +1,7 @@
 """Options of a message, over real HTTP: too late, spread, first among what is due."""
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -243,3 +244,27 @@ def test_what_was_told_before_a_kill_is_told_once_and_what_waits_is_told_after_i
     outcomes = {body["id"]: body["outcome"] for body in bodies}
     assert outcomes == {first: "delivered", second: "dead"}
     assert lasting_api.pull(told, wait=0) == []
+
+
+def test_of_a_group_one_is_under_way_at_a_time_in_due_order(api, subject, path):
+    ids = [api.publish(subject, group="customer:7", body=number)["id"] for number in range(3)]
+    other = api.publish(subject, group="customer:8")["id"]
+    found = api.look_up(ids[0])
+    assert found["group"] == "customer:7"
+    assert "priority" not in found
+    taken = {}
+
+    def pull():
+        for one in api.pull(path, wait=0):
+            taken[one["id"]] = one["lease"]
+        return taken
+
+    wait_until(lambda: len(pull()) == 2)
+    assert set(taken) == {ids[0], other}
+    api.ask("POST", f"{path}/nack", json={"leases": [taken.pop(ids[0])]})
+    wait_until(lambda: ids[0] in pull())
+    assert set(taken) == {ids[0], other}, "what was given back keeps its place"
+    for before, after in [(ids[0], ids[1]), (ids[1], ids[2])]:
+        api.ask("POST", f"{path}/ack", json={"leases": [taken[before]]})
+        wait_until(partial(lambda one: one in pull(), after))
+    assert set(taken) == {*ids, other}

@@ -7,7 +7,8 @@ A batch is read and checked once, where it came in: what is wrong with one of it
 all. The parts go on as columns, and each is accepted whole or refused whole by its shard. (A commit
 in two phases over several logs is not worth it: under their keys messages are published once,
 however often a batch is repeated. To whom it matters, `atomic=true` refuses a batch that needs more
-than one shard before anything is done.) Messages without a key go where most of the others go.
+than one shard before anything is done.) Messages without a key or a group go where most of the
+others go.
 
 Who asks not to be forwarded is told whose a batch is that belongs to one other shard as a whole;
 one that has to be cut is cut for everybody.
@@ -32,7 +33,7 @@ from delayserver.api.hot.publish import Hot
 from delayserver.api.problems import FieldError, ProblemDocument
 from delayserver.decisions.new_messages import PublishBatch
 from delayserver.errors import DelayServerError, InputError, OverloadedError
-from delayserver.records.sharding import shard_of
+from delayserver.records.sharding import shard_of_message
 from delayserver.records.tracecontext import trace_of
 from delayserver.server.calls import Calls
 from storage.errors import StorageError
@@ -40,6 +41,8 @@ from storage.errors import StorageError
 PART_PATH = "/internal/batch"
 OPTIONS_PART_PATH = "/internal/batch/options"
 """Of a part whose messages have options: a node that would not see them must not take it."""
+GROUPS_PART_PATH = "/internal/batch/groups"
+"""Likewise, of one whose messages have groups."""
 _TRY_AGAIN = frozenset({429, 503, 504, 507})
 """What a repetition may mend."""
 _NOT_FOUND = 404
@@ -74,7 +77,7 @@ class Batches:
 
     async def answer_part(self, call: PeerCall) -> PeerAnswer | None:
         """The part of a batch that another shard has read."""
-        if call.path not in (PART_PATH, OPTIONS_PART_PATH):
+        if call.path not in (PART_PATH, OPTIONS_PART_PATH, GROUPS_PART_PATH):
             return None
         return await self._publish_own(_decode(call.body), call)
 
@@ -116,13 +119,15 @@ class Batches:
     async def _ask_with_options(
         self, shard: int, batch: PublishBatch, call: PeerCall
     ) -> PeerAnswer:
-        part = call._replace(path=OPTIONS_PART_PATH, body=_encode(batch), caller=None)
+        has_group = any(one is not None and one.group is not None for one in batch.options)
+        path = GROUPS_PART_PATH if has_group else OPTIONS_PART_PATH
+        part = call._replace(path=path, body=_encode(batch), caller=None)
         answer = await self._peers.ask(shard, part)
         if answer.status == _NOT_FOUND:
             return failed(
                 OverloadedError(
                     f"the process of shard {shard} is of an older version, which does not know the "
-                    "options of messages (ttl, priority): update all nodes, then try again",
+                    "options of messages (ttl, priority, group): update all nodes, then try again",
                     _UPDATE_MS,
                 )
             )
@@ -150,9 +155,10 @@ def _ack_of(call: PeerCall) -> Ack | None:
 
 def _parts(batch: PublishBatch, count: int, own: int) -> dict[int, list[int]]:
     """The indexes of the messages of each shard that has some."""
+    groups = [None if one is None else one.group for one in batch.options] or [None] * len(batch)
     shards = [
-        None if key is None else shard_of(subject, key, count)
-        for subject, key in zip(batch.subjects, batch.keys, strict=True)
+        shard_of_message(subject, key, group, count)
+        for subject, key, group in zip(batch.subjects, batch.keys, groups, strict=True)
     ]
     known = Counter(shard for shard in shards if shard is not None)
     # The own shard is there for sure; else those that go anyway take them along.

@@ -31,7 +31,6 @@ from delayserver.api.hot.asgi import (
 from delayserver.api.hot.paths import MESSAGES_PATH, REST_MAX_BYTES, is_health, is_hot, parse_call
 from delayserver.api.hot.publish import Hot
 from delayserver.errors import DelayServerError
-from delayserver.records.sharding import shard_of
 
 _KEPT = frozenset(
     {
@@ -110,9 +109,7 @@ class OneByOne:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # It is refused here.
         links = self._links
-        if named.key is None:
-            return None
-        shard = shard_of(named.subject, named.key, links.count)
-        if shard == links.own:
+        shard = named.shard(links.count)
+        if shard is None or shard == links.own:
             return None
         return links.misdirected(shard, call) or await links.ask(shard, call)

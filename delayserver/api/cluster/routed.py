@@ -21,7 +21,7 @@ from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.api.problems import UNREADABLE
 from delayserver.errors import NotFoundError
-from delayserver.records.sharding import shard_of, shard_of_id
+from delayserver.records.sharding import shard_of, shard_of_id, shard_of_message
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 
@@ -31,6 +31,11 @@ class Named(msgspec.Struct):
 
     subject: str
     key: str | None = None
+    group: str | None = None
+
+    def shard(self, count: int) -> int | None:
+        """Where it belongs, of `count`; None: anywhere."""
+        return shard_of_message(self.subject, self.key, self.group, count)
 
 
 decode_named = msgspec.json.Decoder(Named).decode
@@ -64,9 +69,9 @@ class RoutedHot(Hot):
             named = decode_named(data)
         except UNREADABLE:
             named = None
-        if named is not None and named.key is not None:
-            shard = shard_of(named.subject, named.key, links.count)
-            if shard != links.own:
+        if named is not None:
+            shard = named.shard(links.count)
+            if shard is not None and shard != links.own:
                 client = cast(Client, responder)
                 client.go_elsewhere()
                 links.publish(shard, data, caller, client.come_back)

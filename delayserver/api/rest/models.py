@@ -144,6 +144,13 @@ class PublishUnderKeyModel(Strict):
     on_dead: OutcomeMessageModel | None = Field(
         None, description="publish a message under this subject when it is a dead letter"
     )
+    group: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="of the messages of a group, each subscription has one under way at a time, in "
+        "due order",
+    )
 
 
 class PublishModel(PublishUnderKeyModel):

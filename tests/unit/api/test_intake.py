@@ -369,6 +369,13 @@ def test_options_are_read_in_every_form_and_only_where_there_are_some(intake, fo
     assert under_key.payload.options == one.payload.options
 
 
+def test_a_group_is_an_option(intake):
+    data = json.dumps({"subject": "a", "group": "customer:7"}).encode()
+    assert intake.one(data, NOW_MS).payload.options == MessageOptions(group="customer:7")
+    batch = intake.batch(b"[%b]" % data, FORMS[0], NOW_MS)
+    assert batch.options == [MessageOptions(group="customer:7")]
+
+
 @pytest.mark.parametrize(
     ("drawn", "due_ms"), [(0.0, NOW_MS + 1000), (0.5, NOW_MS + 6000), (0.99999, NOW_MS + 11_000)]
 )
@@ -394,6 +401,9 @@ def test_a_jitter_is_drawn_when_a_message_comes(drawn, due_ms):
         ({"priority": -1}, "/priority"),
         ({"priority": 1.5}, "/priority"),
         ({"priority": "high"}, "/priority"),
+        ({"group": ""}, "/group"),
+        ({"group": "ä" * 129}, "/group"),
+        ({"group": 7}, "/group"),
         ({"priority": 1, "urgency": 9}, "/urgency"),
     ],
 )

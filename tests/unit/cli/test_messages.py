@@ -19,7 +19,7 @@ def test_publish_sends_everything_that_was_given(cli):
     result = cli.run(
         *("publish", "order.unpaid", '{"order": 1001}', "--delay", "30m", "--key", "1001"),
         *("--header", "x-shop=7", "--header", "x-note=a=b"),
-        *("--ttl", "1h", "--jitter", "500", "--priority", "9"),
+        *("--ttl", "1h", "--jitter", "500", "--priority", "9", "--group", "shop:7"),
         *("--to", "http://a/", "--to-secret", "whsec_x", "--to-timeout", "5s"),
         *("--to-max-attempts", "2", "--to-backoff", "1s", "--to-backoff", "1m"),
         *("--on-delivered", "paid", "--on-dead", "lost"),
@@ -45,6 +45,7 @@ def test_publish_sends_everything_that_was_given(cli):
             },
             "on_delivered": {"subject": "paid"},
             "on_dead": {"subject": "lost"},
+            "group": "shop:7",
         },
     )
     assert "00ff" in result.stdout

@@ -19,8 +19,8 @@ from delayserver.records.message import (
     row_flags,
 )
 from storage.errors import DamageError
-from storage.frame import seal
-from storage.rows import FLAG_OPTIONS, FLAG_WATCHES, HOUR_MS
+from storage.frame import CRC_BYTES, seal
+from storage.rows import FLAG_OPTIONS, FLAG_WATCHES, HOUR_MS, PRIORITY_OF_GROUP, PRIORITY_SHIFT
 
 FULL = Payload(
     b'{"order": 1001}\x00\xff',
@@ -114,6 +114,18 @@ def test_flags_tell_of_watch_keys_options_and_priority() -> None:
     flags = [row_flags(one) for one in (UNWATCHED, FULL, URGENT, WITH_OPTIONS)]
     urgent = 9 << 4
     assert flags == [0, FLAG_WATCHES, urgent, urgent | FLAG_OPTIONS | FLAG_WATCHES]
+
+
+def test_a_group_takes_the_place_of_a_priority_in_the_flags() -> None:
+    grouped = MessageOptions(priority=9, group="a")
+    assert row_flags(Payload(b"", options=grouped)) == PRIORITY_OF_GROUP << PRIORITY_SHIFT
+    sealed = encode_payload(Payload(b"", options=grouped))
+    assert decode_payload(sealed, "", 0, 0).options == grouped
+
+
+def test_options_without_a_group_have_the_bytes_that_they_had_before_there_were_groups() -> None:
+    data = encode_payload(Payload(b"", options=MessageOptions(50, priority=9)))[CRC_BYTES:]
+    assert msgspec.msgpack.decode(data)[7] == [50, 0, 9]
 
 
 def test_when_a_message_expires() -> None:

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.api.cluster.batches import OPTIONS_PART_PATH, PART_PATH, Batches
+from delayserver.api.cluster.batches import (
+    GROUPS_PART_PATH,
+    OPTIONS_PART_PATH,
+    PART_PATH,
+    Batches,
+)
 from delayserver.api.cluster.link import failed
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.hot.paths import BATCH_PATH
@@ -27,7 +32,7 @@ from delayserver.errors import (
     ShardAwayError,
 )
 from delayserver.records.message import MessageOptions
-from delayserver.records.sharding import shard_of
+from delayserver.records.sharding import shard_of, shard_of_group
 from tests.unit.api.hot.test_publish import Machine
 
 COUNT = 3
@@ -74,6 +79,8 @@ class World:
     async def ask(self, shard: int, call: PeerCall) -> PeerAnswer:
         batch = msgspec.msgpack.decode(call.body, type=PublishBatch)
         path = OPTIONS_PART_PATH if batch.options else PART_PATH
+        if any(one is not None and one.group for one in batch.options):
+            path = GROUPS_PART_PATH
         assert (call.path, call.caller) == (path, None)
         self.parts.append((shard, batch))
         if (refusal := self.refusals.get(shard)) is not None:
@@ -240,6 +247,15 @@ def test_options_go_along_with_the_part_of_another_shard() -> None:
     assert answer.status == 200
     [(shard, batch)] = world.parts
     assert (shard, batch.options) == (1, [MessageOptions(3_600_000, priority=9), None])
+
+
+def test_what_has_a_group_and_no_key_goes_where_its_group_belongs() -> None:
+    world = World()
+    group = next(one for one in map(str, range(100)) if shard_of_group(one, COUNT) == 2)
+    (key,) = keys_of(1, 1)
+    items = [item(None, group=group), item(key, group=group), item(None)]
+    assert world.publish(items).status == 200
+    assert [(shard, batch.keys) for shard, batch in world.parts] == [(2, [None, None]), (1, [key])]
 
 
 def test_a_process_of_an_older_version_is_not_given_options_that_it_would_not_see() -> None:

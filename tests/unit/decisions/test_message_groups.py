@@ -1,0 +1,233 @@
+"""Groups of messages: one under way for each subscription, over all that may become of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from delayserver.config import Settings
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.delivery.webhook import WebhookResponse
+from delayserver.records.message import DueDelivery, MessageOptions, Payload
+from delayserver.records.subscriptions import Subscription
+from delayserver.testing.publishes import publish_all
+from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
+from storage.testing.catalog import MemoryCatalog
+from storage.testing.files import SimulatedFiles
+from tests.unit.fakes import subscription
+
+LEAD_MS = 10 * 60_000
+
+
+class Machine:
+    def __init__(self, *receivers: Subscription) -> None:
+        self.clock = SimulatedClock()
+        self.files, self.catalog = SimulatedFiles(), MemoryCatalog()
+        self.start()
+        for receiver in receivers:
+            self.server.engine.subscribing.put_subscription(receiver)
+        self.work()
+        self.clock.move(1)
+
+    def start(self) -> None:
+        rng = random.Random(0)
+        self.server = SimulatedServer(
+            Settings(lead_ms=LEAD_MS), self.files, self.catalog, self.clock, rng, Observer()
+        )
+
+    def restart(self) -> None:
+        self.files, self.catalog = self.files.kill(), self.catalog.crash()
+        self.start()
+        self.work()
+
+    def work(self, passed_ms: int = 0) -> None:
+        self.clock.move(passed_ms)
+        for _ in range(4):
+            self.server.rest()
+            self.server.tick()
+        self.server.rest()
+
+    def publish(self, *messages: tuple[str, int], **options: Any) -> None:
+        """Of pairs of a group and how soon it is due; the body is both."""
+        now_ms = self.clock.now_ms
+        chosen = [MessageOptions(group=group, **options) for group, _ in messages]
+        new = [
+            NewMessage("orders", now_ms + due_ms, Payload(f"{group}{due_ms}".encode(), options=one))
+            for (group, due_ms), one in zip(messages, chosen, strict=True)
+        ]
+        publish_all(self.server.engine.publishing, new, now_ms)
+        self.work()
+
+    def sending(self) -> list[str]:
+        return [one.payload.body.decode() for sent in self.server.sending for one in sent]
+
+    def answer(self, body: str, status: int = 200) -> DueDelivery:
+        [sent] = [one for one in self.server.sending if one[0].payload.body.decode() == body]
+        self.server.answer(sent, WebhookResponse(status))
+        self.work()
+        return sent[0]
+
+    def pull(self, receiver: Subscription) -> dict[str, str]:
+        """The token of each body that a consumer gets."""
+        found: dict[str, str] = {}
+
+        def answer(pulled: Pulled) -> None:
+            found.update((one.payload.body.decode(), token) for one, token in pulled)
+
+        self.server.engine.outcomes.pull(receiver, PullRequest(10, 30_000, 1_000, answer, 1))
+        self.work()
+        self.work(1_000)
+        return found
+
+
+def webhook(number: int = 1, **more: object) -> Subscription:
+    values = {"subject": "*", "type": "webhook", "created_ms": SimulatedClock().now_ms}
+    return subscription(number, **{**values, **more})
+
+
+def drained(machine: Machine) -> list[str]:
+    """Bodies, in the order in which they are sent and delivered one by one."""
+    bodies: list[str] = []
+    while machine.sending():
+        bodies.append(machine.sending()[0])
+        machine.answer(bodies[-1])
+    return bodies
+
+
+def test_one_of_a_group_is_under_way_and_the_next_follows_in_due_order() -> None:
+    machine = Machine(webhook())
+    machine.publish(("a", 3), ("b", 2), ("a", 1), ("a", 2))
+    machine.work(5)
+    assert sorted(machine.sending()) == ["a1", "b2"]
+    machine.answer("a1")
+    assert sorted(machine.sending()) == ["a2", "b2"]
+    assert sorted(drained(machine)) == ["a2", "a3", "b2"]
+    assert machine.server.engine.dispatcher.queued_count() == 0
+    assert machine.server.engine.hours.unsettled() == 0
+
+
+def test_each_subscription_has_an_order_of_its_own() -> None:
+    machine = Machine(webhook(1), webhook(2))
+    machine.publish(("a", 1), ("a", 2))
+    machine.work(5)
+    assert machine.sending() == ["a1", "a1"]
+    machine.server.answer(machine.server.sending[0], WebhookResponse(200))
+    machine.work()
+    assert sorted(machine.sending()) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("restarts", [(), (0,), (0, 1), (1,)])
+def test_a_retry_keeps_its_place_over_restarts_and_a_dead_letter_makes_way(
+    restarts: Sequence[int],
+) -> None:
+    machine = Machine(webhook(max_attempts=2, backoff_ms=(86_400_000,)))
+    machine.publish(("a", 1), ("a", 2), ("b", 3))
+    machine.work(5)
+    machine.answer("b3")
+    machine.answer("a1", 500)
+    assert machine.sending() == []
+    if 0 in restarts:
+        machine.restart()
+    machine.publish(("a", 0), ("c", 0))
+    assert machine.sending() == ["c0"], "others of the group wait, and no other group"
+    machine.answer("c0")
+    if 1 in restarts:
+        machine.restart()
+    assert machine.sending() == []
+    machine.work(LEAD_MS)
+    assert machine.sending() == ["a1"], "no retry waits longer than hours are loaded ahead"
+    machine.answer("a1", 500)
+    assert drained(machine) == ["a2", "a0"]
+
+
+def test_a_restart_while_one_is_under_way_sends_that_again_and_no_other() -> None:
+    machine = Machine(webhook())
+    machine.publish(("a", 1), ("a", 2), ("a", 3))
+    machine.work(5)
+    machine.answer("a1")
+    machine.restart()
+    assert machine.sending() == ["a2"]
+    assert drained(machine) == ["a2", "a3"]
+
+
+def test_who_cancels_a_retry_lets_the_next_one_go() -> None:
+    machine = Machine(webhook())
+    machine.publish(("a", 1), ("a", 2))
+    machine.work(5)
+    sent = machine.answer("a1", 500)
+    assert machine.sending() == []
+    origin = sent.origin
+    machine.server.engine.messages.cancel(origin.message_seq, origin.published_due_ms)
+    machine.work()
+    assert machine.sending() == ["a2"]
+
+
+def test_a_priority_counts_between_groups_and_not_within_one() -> None:
+    machine = Machine(webhook(max_in_flight=1))
+    machine.publish(("x", 1))
+    machine.publish(("a", 1), priority=0)
+    machine.publish(("a", 2), ("b", 2), priority=9)
+    machine.work(5)
+    assert drained(machine) == ["b2", "x1", "a1", "a2"]
+
+
+def test_what_expires_while_it_waits_for_its_turn_is_a_dead_letter() -> None:
+    machine = Machine(webhook())
+    machine.publish(("a", 1), ("a", 2), ttl_ms=1_000)
+    machine.work(5)
+    assert machine.sending() == ["a1"]
+    machine.work(2_000)
+    assert machine.server.engine.outcomes.dead_by_subscription == {1: 1}
+    machine.answer("a1")
+    assert machine.sending() == []
+    assert machine.server.engine.hours.unsettled() == 0
+
+
+def test_a_batch_has_one_of_each_group() -> None:
+    machine = Machine(webhook(batch_max=10, linger_ms=0))
+    machine.publish(("a", 1), ("a", 1), ("b", 1), ("c", 1))
+    machine.work(5)
+    [batch] = machine.server.sending
+    assert sorted(one.payload.body for one in batch) == [b"a1", b"b1", b"c1"]
+    machine.server.answer(batch, WebhookResponse(200))
+    machine.work()
+    assert machine.sending() == ["a1"]
+
+
+def test_a_subscription_that_is_deleted_leaves_what_waits_to_others() -> None:
+    machine = Machine(webhook())
+    machine.publish(("a", 1), ("a", 2))
+    machine.work(5)
+    engine = machine.server.engine
+    engine.subscribing.put_subscription(webhook(deleted=True))
+    machine.work()
+    heir = webhook(2, created_ms=machine.clock.now_ms)
+    engine.subscribing.put_subscription(heir)
+    machine.work()
+    assert machine.sending() == ["a1", "a2"], "the first is on its way for the one that is gone"
+
+
+def test_a_consumer_has_one_of_a_group_and_again_what_it_gave_back() -> None:
+    consumer = subscription(subject="*", created_ms=SimulatedClock().now_ms)
+    machine = Machine(consumer)
+    machine.publish(("a", 1), ("a", 2), ("b", 1))
+    machine.work(5)
+    taken = machine.pull(consumer)
+    assert sorted(taken) == ["a1", "b1"]
+    outcomes, now_ms = machine.server.engine.outcomes, machine.clock.now_ms
+    outcomes.ack([taken["b1"]], now_ms)
+    outcomes.nack([taken["a1"]], 0, now_ms)
+    taken = machine.pull(consumer)
+    assert sorted(taken) == ["a1"], "its place is the first still"
+    outcomes.nack([taken["a1"]], 60_000, machine.clock.now_ms)
+    assert machine.pull(consumer) == {}
+    machine.work(60_000)
+    taken = machine.pull(consumer)
+    assert sorted(taken) == ["a1"]
+    outcomes.ack([taken["a1"]], machine.clock.now_ms)
+    machine.work()
+    assert sorted(machine.pull(consumer)) == ["a2"]
