@@ -7,7 +7,7 @@ Threads: belongs to the event loop.
 from contextlib import suppress
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
@@ -21,10 +21,13 @@ from delayserver.api.documents import (
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
+    CONDITIONAL,
     INVALID,
     LOGGED,
     MISSING,
     PROBLEM,
+    IfMatch,
+    IfNoneMatch,
     NamePath,
     Parts,
     PartsOf,
@@ -43,11 +46,6 @@ NEXT_MAX: Final = 5
 """Planned times that an answer shows."""
 PREVIEW_MAX: Final = 100
 
-IfMatch = Annotated[
-    str | None, Header(description="only if this is its version (ETag), or * for any")
-]
-IfNoneMatch = Annotated[str | None, Header(description="*: only if there is none of that name")]
-CONDITIONAL: Final = {412: PROBLEM, **MISSING, **LOGGED}
 
 router = APIRouter()
 
