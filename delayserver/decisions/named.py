@@ -20,7 +20,7 @@ GONE: Final = b""
 """In the overlays: there is none."""
 
 
-class Found(NamedTuple):
+class NamedEntry(NamedTuple):
     """What stands under a name."""
 
     name: str
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     state: bytes
 
 
-class Named:
+class NamedDefinitions:
     """What two tables of the catalog hold by name, and what changed since the last checkpoint."""
 
     def __init__(self, catalog: Catalog, definitions: Table, states: Table) -> None:
@@ -37,7 +37,7 @@ class Named:
         self._definitions: Overlay[str, bytes] = Overlay()
         self._states: Overlay[str, bytes] = Overlay()
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> NamedEntry | None:
         """What stands under a name now."""
         of_definitions, of_states = self._tables
         key = name.encode()
@@ -50,9 +50,9 @@ class Named:
         if definition is None:
             definition = self._catalog.get(of_definitions, key)
         assert definition, name
-        return Found(name, definition, state)
+        return NamedEntry(name, definition, state)
 
-    def page(self, after: str, most: int) -> tuple[list[Found], str | None]:
+    def page(self, after: str, most: int) -> tuple[list[NamedEntry], str | None]:
         """Those behind that name, in the order of their names; and the name to go on behind (None:
         these were the last)."""
         fresh = {name for name in self._definitions if name > after}

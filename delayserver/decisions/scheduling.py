@@ -31,7 +31,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages, Versions
-from delayserver.decisions.named import GONE, Found, Named
+from delayserver.decisions.named import GONE, NamedDefinitions, NamedEntry
 from delayserver.decisions.publishing import Accepted, Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import (
@@ -146,7 +146,7 @@ class Scheduling:
         self._stopwatch = stopwatch
         self._random = random
         self._table = DueTable()
-        self._named = Named(catalog, Table.SCHEDULES, Table.SCHEDULE_STATES)
+        self._named = NamedDefinitions(catalog, Table.SCHEDULES, Table.SCHEDULE_STATES)
         self._held_until_ms = stopwatch()
         """Nothing is run before the stopwatch shows this."""
         self._is_started = False
@@ -463,7 +463,7 @@ class Scheduling:
             )
 
 
-def _known(found: Found) -> KnownSchedule:
+def _known(found: NamedEntry) -> KnownSchedule:
     return KnownSchedule(unpack_schedule(found.definition), unpack_state(found.state))
 
 

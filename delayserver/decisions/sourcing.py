@@ -30,7 +30,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Versions
-from delayserver.decisions.named import GONE, Found, Named
+from delayserver.decisions.named import GONE, NamedDefinitions, NamedEntry
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
@@ -39,11 +39,11 @@ from delayserver.records.message import Content, Payload, check_headers, check_k
 from delayserver.records.nesting import check_nesting
 from delayserver.records.sources import (
     OnError,
-    SkippedRecord,
     Source,
     SourceChange,
     SourceRecord,
     SourceState,
+    UnpublishedRecord,
     pack_source,
     pack_source_change,
     pack_source_state,
@@ -103,7 +103,7 @@ class Sourcing:
         self._sequencer = sequencer
         self._groups = groups
         self._publishing = publishing
-        self._named = Named(catalog, Table.SOURCES, Table.SOURCE_STATES)
+        self._named = NamedDefinitions(catalog, Table.SOURCES, Table.SOURCE_STATES)
         self.on_changed: Callable[[str], None] = lambda name: None
         """Told of a source whose version has changed, or that has ended."""
         self.taken_total = 0
@@ -139,9 +139,7 @@ class Sourcing:
         before = self.find(wanted.name)
         self._check(before, wanted.name, expected, only_new=only_new)
         if before is None and len(self) >= self._settings.sources_max:
-            raise OverloadedError(
-                f"there are {len(self)} sources, the limit (sources_max)", 60_000
-            )
+            raise OverloadedError(f"there are {len(self)} sources, the limit (sources_max)", 60_000)
         subject_id = self._publishing.admit(wanted.subject, 0)
         source = Source(
             wanted.name,
@@ -255,7 +253,7 @@ class Sourcing:
                 messages.append(self._message(source, record, now_ms))
             except InputError as error:
                 reason = str(error)[:REASON_CHARACTERS_MAX]
-                last_skipped = SkippedRecord(record.partition, record.offset, reason, now_ms)
+                last_skipped = UnpublishedRecord(record.partition, record.offset, reason, now_ms)
                 if source.on_error == OnError.STOP:
                     is_stopped = True
                     break
@@ -369,7 +367,7 @@ class Sourcing:
             )
 
 
-def _known(found: Found) -> KnownSource:
+def _known(found: NamedEntry) -> KnownSource:
     return KnownSource(unpack_source(found.definition), unpack_source_state(found.state))
 
 

@@ -265,9 +265,7 @@ class KafkaOpener:
 
         more = {**login_settings(target), "error_cb": on_error}
         try:
-            await asyncio.to_thread(
-                check_brokers, self._policy, split_bootstrap(target.bootstrap)
-            )
+            await asyncio.to_thread(check_brokers, self._policy, split_bootstrap(target.bootstrap))
             outlet = await asyncio.to_thread(ProducerOutlet, {**settings, **more}, loop)
             try:
                 named = await asyncio.to_thread(

@@ -73,7 +73,8 @@ class KafkaFeed:
         self._positions = dict(positions)
         self._policy = policy
         self._handover = Handover(loop)
-        self._took: dict[int, int] | None = None
+        self._took: dict[int, int] | None = dict(positions)
+        """What is to be shown; at first where it begins, since a crash may have kept that back."""
         self._is_ending = False
         self._make_consumer = make_consumer
         self._thread = threading.Thread(
@@ -173,11 +174,11 @@ class KafkaFeed:
             raise FeedError(reason_of(error))
         partition, offset = message.partition(), message.offset()
         assert partition is not None and offset is not None
-        headers = tuple(
-            (name, value.encode() if isinstance(value, str) else value)
-            for name, value in message.headers() or ()
-        )
-        return SourceRecord(partition, offset, _bytes(message.key()), _bytes(message.value()), headers)
+        found = message.headers() or []
+        pairs = found.items() if isinstance(found, dict) else found
+        headers = tuple((name, _bytes(value)) for name, value in pairs)
+        key, value = _bytes(message.key()), _bytes(message.value())
+        return SourceRecord(partition, offset, key, value, headers)
 
     def _hand_over(self, records: list[SourceRecord]) -> None:
         batch: list[SourceRecord] = []

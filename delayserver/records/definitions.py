@@ -1,9 +1,9 @@
 """The ten tables that no hour file tells of, and how the definitions log keeps them.
 
 Subjects, subscriptions, why and when a message died, heartbeats, adopted imports, confirmed
-archives, schedules, sources and how far they are stand in the message log until a checkpoint, and in the
-catalog from then on. The definitions log (`storage.definitions_log`) holds them besides: so the
-catalog can be built again.
+archives, schedules, sources and how far they are stand in the message log until a checkpoint, and
+in the catalog from then on. The definitions log (`storage.definitions_log`) holds them besides: so
+the catalog can be built again.
 
 Cost: 1 µs per change. Threads: functions without state.
 """

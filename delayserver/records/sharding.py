@@ -4,6 +4,7 @@
     without one     any: whoever gets it keeps it
     by its id       the id says it
     a heartbeat     as a key, without a subject; a schedule likewise, by its name
+    a source        by its name, as a schedule; what it publishes is there, too, with whatever key
     a run           where its schedule is: its key, `{name}@{planned time}`, belongs there
 
 So all that is said of a key is said to one shard, which can tell a repetition. Clients may reckon
@@ -49,8 +50,8 @@ def shard_of_heartbeat(key: str, count: int) -> int:
     return shard_of("", key, count)
 
 
-def shard_of_schedule(name: str, count: int) -> int:
-    """The shard that a schedule belongs to, and the messages of all its runs."""
+def shard_of_name(name: str, count: int) -> int:
+    """The shard that a schedule or a source belongs to, and all messages that it publishes."""
     return shard_of("", name, count)
 
 

@@ -50,7 +50,7 @@ class Source(msgspec.Struct, array_like=True, frozen=True):
     on_error: int = OnError.SKIP
 
 
-class SkippedRecord(msgspec.Struct, array_like=True, frozen=True):
+class UnpublishedRecord(msgspec.Struct, array_like=True, frozen=True):
     """A record that could not be published, and why."""
 
     partition: int
@@ -77,7 +77,7 @@ class SourceState(msgspec.Struct, array_like=True, frozen=True):
     """Messages that were published."""
     skipped: int = 0
     """Records that were left out."""
-    last_skipped: SkippedRecord | None = None
+    last_skipped: UnpublishedRecord | None = None
     """The last that could not be published."""
 
 
