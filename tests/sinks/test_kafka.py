@@ -116,7 +116,7 @@ class TestKafka(SinkContract):
 
 def produce(broker: KafkaBroker, name: str, numbers: range, delay: str | None = None) -> None:
     producer = Producer({**broker.settings, "message.timeout.ms": 60_000})
-    headers = None if delay is None else [("delay-until", delay.encode())]
+    headers: dict[str, str | bytes | None] = {} if delay is None else {"delay-until": delay}
     for number in numbers:
         producer.produce(name, b"%d" % number, b"key", headers=headers)
     assert producer.flush(60) == 0
