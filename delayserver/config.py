@@ -132,6 +132,9 @@ class Settings(BaseSettings):
     subscriptions_max: int = Field(10_000, gt=0, description="most subscriptions")
     heartbeats_max: int = Field(1_000_000, gt=0, description="most heartbeats")
     schedules_max: int = Field(100_000, gt=0, description="most schedules")
+    sources_max: int = Field(
+        100, gt=0, le=1000, description="most sources, each of which has a client of its own"
+    )
     dedupe_window_ms: int = Field(
         5 * MINUTE_MS, ge=0, description="a key stays taken this long after the due time"
     )
@@ -369,6 +372,7 @@ _OF_ALL: Final = (
     "heartbeats_max",
     "receiving_max_bytes",
     "schedules_max",
+    "sources_max",
     "unfiled_max_bytes",
     "webhook_connections_max",
 )
@@ -403,6 +407,7 @@ GROUPS: Final = {
         "subscriptions_max",
         "heartbeats_max",
         "schedules_max",
+        "sources_max",
         "unfiled_max_bytes",
     ),
     "Connections": (

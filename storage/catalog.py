@@ -70,6 +70,10 @@ class Table(StrEnum):
     """Name → definition."""
     SCHEDULE_STATES = "schedule_states"
     """Name → next run, last run, counts."""
+    SOURCES = "sources"
+    """Name → definition."""
+    SOURCE_STATES = "source_states"
+    """Name → next offset of each partition, counts."""
     DAMAGE = "damage"
     """Path + offset → what was found damaged and when."""
 

@@ -66,6 +66,9 @@ class RecordKind(IntEnum):
     REPLAY = 15
     """Schedules a message that is settled once more, at `due_ms` for `subscription_id`.
     `target_seq` and `target_due_ms` name the row where it was settled, which stays as it is."""
+    SOURCE = 21
+    """The payload is how a source stands, with or without its definition, or its end. It is in the
+    frame of the messages that were made from what it has taken."""
 
 
 PUBLISHES = (RecordKind.PUBLISH, RecordKind.RUN)

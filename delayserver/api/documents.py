@@ -7,9 +7,9 @@ Cost: 1 µs per message. Threads: values.
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,7 @@ from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload, shown_headers
 from delayserver.records.schedules import CatchUp, Overlap, Schedule, ScheduleState
+from delayserver.records.sources import OnError, Source, SourceState
 from delayserver.records.subscriptions import MASK, RetrySchedule
 from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.times import format_duration, format_time
@@ -40,8 +41,8 @@ _Unset = msgspec.UnsetType
 encode = msgspec.json.Encoder().encode
 PLACES_HEADER: Final = "delay-places"
 """Of a call that asks for a page of a list as ShardPageDocument."""
-SCHEDULES_PAGE_MAX: Final = 100
-"""Schedules in a page of their list: the next times of each are reckoned."""
+NAMED_PAGE_MAX: Final = 100
+"""Schedules or sources in a page of their list: of schedules the next times are reckoned."""
 
 
 class StatsDocument(msgspec.Struct):
@@ -301,6 +302,56 @@ class ScheduleListDocument(msgspec.Struct):
     ]
 
 
+class SkippedRecordDocument(msgspec.Struct):
+    """A record of a topic that could not be published."""
+
+    partition: int
+    offset: int
+    reason: str
+    at: Time
+
+
+class SourceDocument(msgspec.Struct):
+    """A source as it is."""
+
+    name: str
+    subject: str
+    type: Literal["kafka"]
+    bootstrap: str
+    topic: str
+    due_header: str
+    group: str
+    on_error: Literal["skip", "stop"]
+    paused: bool
+    pause_reason: Annotated[
+        Literal["asked", "error"] | None,
+        Meta(description="error: it came upon a record that cannot be published (on_error: stop)"),
+    ]
+    error: Annotated[str | None, Meta(description="why nothing can be read now")]
+    positions: Annotated[
+        dict[str, int], Meta(description="by partition the offset that is taken next")
+    ]
+    published: Annotated[int, Meta(description="records that became messages")]
+    skipped: Annotated[int, Meta(description="records that were left out")]
+    last_skipped: Annotated[
+        SkippedRecordDocument | None, Meta(description="the last that could not be published")
+    ]
+    changed_at: Time
+    tls: bool | None = None
+    username: str | None = None
+    password: Annotated[str | None, Meta(description="masked")] = None
+    mechanism: str | None = None
+
+
+class SourceListDocument(msgspec.Struct):
+    """A page of sources, in the order of their names."""
+
+    sources: list[SourceDocument]
+    cursor: Annotated[
+        str | None, Meta(description="for the next page; null: there is nothing more")
+    ]
+
+
 class PlannedDocument(msgspec.Struct):
     """When a schedule would run."""
 
@@ -526,6 +577,39 @@ def schedule_document(
         state.skipped,
         state.is_paused,
         *body_fields(payload),
+    )
+
+
+def source_document(
+    source: Source,
+    state: SourceState,
+    subject: str,
+    error: str | None,
+    topic: Mapping[str, Any],
+) -> SourceDocument:
+    """What somebody who looks a source up gets. `topic`: where it is, without secrets."""
+    last = state.last_skipped
+    reason: Literal["asked", "error"] = "error" if state.is_stopped else "asked"
+    return SourceDocument(
+        name=source.name,
+        subject=subject,
+        type="kafka",
+        due_header=source.due_header,
+        group=source.group,
+        on_error="stop" if source.on_error == OnError.STOP else "skip",
+        paused=state.is_paused,
+        pause_reason=reason if state.is_paused else None,
+        error=None if state.is_paused else error,
+        positions={str(one): offset for one, offset in sorted(state.positions.items())},
+        published=state.taken,
+        skipped=state.skipped,
+        last_skipped=None
+        if last is None
+        else SkippedRecordDocument(
+            last.partition, last.offset, last.reason, format_time(last.time_ms)
+        ),
+        changed_at=format_time(state.changed_ms),
+        **topic,
     )
 
 

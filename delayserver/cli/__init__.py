@@ -10,6 +10,7 @@
     dead_letters   dead-letters
     timers         heartbeat put, heartbeat get, heartbeat delete, event
     schedules      schedules put, list, show, preview, pause, resume, trigger, delete
+    sources        sources put, list, show, pause, resume, delete
     operations     stats, forecast, shards, ready, check, repair
     tokens         token create, token list, token revoke
     cluster        cluster create, status, move, drain, forget, adopt
@@ -48,6 +49,7 @@ COMMANDS: Final = {
     "dead_letters": ("dead-letters",),
     "timers": ("heartbeat", "event"),
     "schedules": ("schedules",),
+    "sources": ("sources",),
     "operations": ("stats", "forecast", "shards", "ready", "check", "repair"),
     "tokens": ("token",),
     "cluster": ("cluster",),

@@ -23,6 +23,7 @@ In reading order:
     consumer    pull, handle, acknowledge
     loop_thread the event loop of callers that have none
     schedules   what is published again and again
+    sources     topics whose records are published
     blocking    producer and consumer without asyncio
     webhooks    is this webhook from our server?
 
@@ -30,7 +31,7 @@ It needs nothing of the server but a few modules without state (times, ids, shar
 HTTP connection that webhooks leave on, too.
 """
 
-from delayserver.client.blocking import Consumer, Producer, Schedules, Subscriptions
+from delayserver.client.blocking import Consumer, Producer, Schedules, Sources, Subscriptions
 from delayserver.client.consumer import AsyncConsumer, Retry
 from delayserver.client.errors import (
     ChangedError,
@@ -55,6 +56,7 @@ from delayserver.client.errors import (
 from delayserver.client.producer import AsyncProducer
 from delayserver.client.retries import NO_RETRIES, RetryPolicy
 from delayserver.client.schedules import AsyncSchedules
+from delayserver.client.sources import AsyncSources
 from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.values import (
     Attempts,
@@ -70,6 +72,8 @@ from delayserver.client.values import (
     Published,
     Replayed,
     Schedule,
+    SkippedRecord,
+    Source,
     Stored,
     Subscription,
     To,
@@ -81,6 +85,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncSchedules",
+    "AsyncSources",
     "AsyncSubscriptions",
     "Attempts",
     "ChangedError",
@@ -117,6 +122,9 @@ __all__ = [
     "Schedules",
     "ServerError",
     "SignatureError",
+    "SkippedRecord",
+    "Source",
+    "Sources",
     "Stored",
     "Subscription",
     "Subscriptions",

@@ -39,9 +39,10 @@ from delayserver.client.producer import (
 )
 from delayserver.client.retries import RetryPolicy, Time
 from delayserver.client.schedules import AsyncSchedules
+from delayserver.client.sources import AsyncSources
 from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.transport import TIMEOUT_S, Transport
-from delayserver.client.values import DeadLetter, Delay, DeliverAt, Schedule, Stored
+from delayserver.client.values import DeadLetter, Delay, DeliverAt, Schedule, Source, Stored
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -456,6 +457,81 @@ class Schedules(Blocking[AsyncSchedules]):
 
     delete = _waiting(AsyncSchedules.delete)
     """End a schedule: when this returns, it never runs again. What it has published stays. Raises
+    NotFoundError, ChangedError."""
+
+
+class Sources(Blocking[AsyncSources]):
+    """The sources of a server, for programs without asyncio.
+
+        with Sources("http://127.0.0.1:8080") as sources:
+            sources.put("orders", "order.unpaid", "127.0.0.1:9092", "orders")
+
+    - `retry`: how long to ask again while the server is away; a minute by default.
+    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
+      requests: UnansweredError when that is over.
+    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
+      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
+      the server says. With "none" only `url` is.
+    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+      tests."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str | None = None,
+        retry: RetryPolicy = RETRY,
+        timeout_s: float = TIMEOUT_S,
+        owner_hosts: OwnerHosts = "same",
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        connect: Connect | None = None,
+        time: Time | None = None,
+    ) -> None:
+        sources = AsyncSources(
+            url,
+            token=token,
+            retry=retry,
+            timeout_s=timeout_s,
+            owner_hosts=owner_hosts,
+            tls=tls,
+            transport=transport,
+            connect=connect,
+            time=time,
+        )
+        super().__init__(sources)
+
+    put = _waiting(AsyncSources.put)
+    """Publish what stands in a topic of Kafka, or change that: what is not given has its default
+    then.
+
+    - `bootstrap`: brokers to begin with, `host:port` with commas between them.
+    - `due_header`: the header that says when a message is due; "delay-until" by default.
+    - `group`: the consumer group whose offsets show how far it is.
+    - `on_error`: with a record that cannot be published: "skip", or "stop" there.
+    - `username`, `password`, `mechanism`, `tls`: for brokers that want to know who comes.
+    - `if_match`: only if that is its version (`Source.version`).
+
+    Raises InvalidError, NotAllowedError, ChangedError with `if_match`."""
+
+    get = _waiting(AsyncSources.get)
+    """A source, and how far it is. Raises NotFoundError."""
+
+    def list(self, *, page: int = 100) -> Iterator[Source]:
+        """All that the token may publish or consume, in the order of their names.
+
+        One request for each `page` of them, at most 100."""
+        return self._each(self._client.list(page=page))
+
+    pause = _waiting(AsyncSources.pause)
+    """Take nothing until it is resumed. Raises NotFoundError, ChangedError."""
+
+    resume = _waiting(AsyncSources.resume)
+    """Go on where it is; one that an error has stopped tries that record again. Raises
+    NotFoundError, ChangedError."""
+
+    delete = _waiting(AsyncSources.delete)
+    """End a source: when this returns, it takes nothing more. What it has published stays. Raises
     NotFoundError, ChangedError."""
 
 

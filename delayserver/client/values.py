@@ -283,6 +283,53 @@ class Schedule(Body, frozen=True, kw_only=True):
         return hash(self.name)
 
 
+OnError = Literal["skip", "stop"]
+
+
+class SkippedRecord(msgspec.Struct, frozen=True):
+    """A record of a topic that could not be published, and why."""
+
+    partition: int
+    offset: int
+    reason: str
+    at: datetime
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A source as it is; `***` stands for a password."""
+
+    name: str
+    subject: str
+    type: Literal["kafka"]
+    bootstrap: str
+    topic: str
+    due_header: str
+    group: str
+    on_error: OnError
+    paused: bool
+    positions: dict[str, int]
+    """By partition the offset that is taken next."""
+    published: int
+    """Records that became messages."""
+    skipped: int
+    """Records that were left out."""
+    changed_at: datetime
+    pause_reason: Literal["asked", "error"] | None = None
+    """error: it came upon a record that cannot be published."""
+    error: str | None = None
+    """Why nothing can be read now."""
+    last_skipped: SkippedRecord | None = None
+    tls: bool | None = None
+    username: str | None = None
+    password: str | None = None
+    mechanism: str | None = None
+    version: str = ""
+    """For `if_match`: changes when it is put, paused or resumed. Empty in lists."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """A subscription as it is; durations are text such as `15s`. Secrets are never shown,
     and `***` stands for a password."""

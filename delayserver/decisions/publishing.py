@@ -30,7 +30,7 @@ from delayserver.decisions.new_messages import (
     stored,
     with_traces,
 )
-from delayserver.decisions.packing import Publishes
+from delayserver.decisions.packing import MESSAGE_ROW, Publishes
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.watches import Watches
 from delayserver.errors import (
@@ -208,6 +208,22 @@ class Publishing:
         nobody can be refused for being one too many."""
         for name in sorted(outcome_subjects):
             self._sequencer.subject_id(name)
+
+    def publish_taken(
+        self, subject_id: int, messages: Sequence[NewMessage], more_bytes: int
+    ) -> None:
+        """Accept messages that a source has made, each under its key, whatever holds that.
+
+        `more_bytes`: of a record that the caller puts behind them, into the same group. Raises
+        OverloadedError, DiskReserveError, StoppingError: nothing was accepted then."""
+        self.refuse_when_disk_is_low()
+        sealed = [encode_payload(message.payload) for message in messages]
+        rows_bytes = (len(sealed) + 1) * MESSAGE_ROW.size
+        self._groups.admit(rows_bytes + sum(map(len, sealed)) + more_bytes)
+        for message, payload in zip(messages, sealed, strict=True):
+            key = message.payload.key
+            key_hash = NO_KEY if key is None else self._key_hasher(subject_id, key)
+            self._accept(message, subject_id, key_hash, payload)
 
     def refuse_when_disk_is_low(self) -> None:
         """Raise DiskReserveError while less than `disk_reserve_bytes` of the disk are free."""

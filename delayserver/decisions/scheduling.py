@@ -23,7 +23,6 @@ reads all states, 100,000 in 0.2 s. Threads: belongs to the event loop.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -32,7 +31,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages, Versions
-from delayserver.decisions.overlay import Overlay
+from delayserver.decisions.named import GONE, NamedDefinitions, NamedEntry
 from delayserver.decisions.publishing import Accepted, Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import (
@@ -57,7 +56,6 @@ from delayserver.records.schedules import (
     unpack_state,
     upcoming,
 )
-from delayserver.records.tables import schedule_key
 from delayserver.timers.due_table import NEVER_MS, DueTable
 from delayserver.times import format_time
 from storage.catalog import Catalog, Table
@@ -72,8 +70,6 @@ STEPS_MAX: Final = 100
 """Planned times that are looked at in one turn of the event loop: some 10 ms."""
 NAME_HEADER: Final = "delay-schedule"
 PLANNED_HEADER: Final = "delay-planned"
-_GONE: Final = b""
-"""In the overlays: there is none."""
 
 
 class WantedSchedule(msgspec.Struct, frozen=True):
@@ -150,9 +146,7 @@ class Scheduling:
         self._stopwatch = stopwatch
         self._random = random
         self._table = DueTable()
-        self._schedules: Overlay[str, bytes] = Overlay()
-        self._states: Overlay[str, bytes] = Overlay()
-        """Both: since the last checkpoint."""
+        self._named = NamedDefinitions(catalog, Table.SCHEDULES, Table.SCHEDULE_STATES)
         self._held_until_ms = stopwatch()
         """Nothing is run before the stopwatch shows this."""
         self._is_started = False
@@ -174,8 +168,7 @@ class Scheduling:
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""
-        self._schedules.prune(through_seq)
-        self._states.prune(through_seq)
+        self._named.prune(through_seq)
 
     # ── what clients do ────────────────────────────────────────────────────────────────────────
 
@@ -235,17 +228,8 @@ class Scheduling:
         """Schedules in the order of their names, the first ones behind that name; and the name to
         go on behind (None: these were the last). Raises OverloadedError."""
         self._groups.check_office()
-        fresh = {name for name in self._schedules if name > after}
-        first = schedule_key(after) + b"\0" if after else b""
-        keys = (key for key, _ in self._catalog.scan(Table.SCHEDULES, first))
-        stored = [key.decode() for key in islice(keys, most + len(fresh) + 1)]
-        names = sorted({*stored, *fresh})
-        if len(stored) > most + len(fresh):
-            names = [name for name in names if name <= stored[-1]]
-        found = [one for one in map(self._find, names) if one is not None]
-        if len(found) <= most:
-            return found, None
-        return found[:most], found[most - 1].schedule.name
+        found, following = self._named.page(after, most)
+        return [_known(one) for one in found], following
 
     def delete(self, name: str, *, expected: Versions = None) -> Group:
         """End a schedule: once the group is durable it never runs. What it has published stays.
@@ -255,7 +239,7 @@ class Scheduling:
         self._check(self.get(name), name, expected)
         change = pack_schedule_change(ScheduleChange(name))
         seq = self._sequencer.append(RecordKind.SCHEDULE, payload=seal(change))
-        self._show(seq, name, _GONE, _GONE)
+        self._show(seq, name, GONE, GONE)
         self._table.remove(name)
         self._groups.wake()
         return self._sequencer.group
@@ -443,9 +427,7 @@ class Scheduling:
         definition, if that is new."""
         undo = self._sequencer.group.undo
         undo.append(partial(self._look_again, name))  # called last: behind those of the overlays
-        undo.append(self._states.put(seq, name, state))
-        if schedule is not None:
-            undo.append(self._schedules.put(seq, name, schedule))
+        undo += self._named.put(seq, name, schedule, state)
 
     def _look_again(self, name: str) -> None:
         """What was decided last about a schedule could not be written: it is as it was."""
@@ -459,17 +441,8 @@ class Scheduling:
     def _find(self, name: str) -> KnownSchedule | None:
         # Somebody may change one before time has passed for the first time: it has a row by then.
         self.start()
-        key = schedule_key(name)
-        state = self._states.get(name)
-        if state is None:
-            state = self._catalog.get(Table.SCHEDULE_STATES, key)
-        if not state:
-            return None
-        schedule = self._schedules.get(name)
-        if schedule is None:
-            schedule = self._catalog.get(Table.SCHEDULES, key)
-        assert schedule, name
-        return KnownSchedule(unpack_schedule(schedule), unpack_state(state))
+        found = self._named.find(name)
+        return None if found is None else _known(found)
 
     def _check(
         self,
@@ -488,6 +461,10 @@ class Scheduling:
                 else f"there is no schedule {name!r}",
                 known.version if known is not None else "",
             )
+
+
+def _known(found: NamedEntry) -> KnownSchedule:
+    return KnownSchedule(unpack_schedule(found.definition), unpack_state(found.state))
 
 
 def run_key(name: str, planned_ms: int) -> str:

@@ -94,6 +94,16 @@ def login_settings(target: KafkaTarget) -> dict[str, str]:
     return settings
 
 
+def check_brokers(policy: TargetPolicy, brokers: tuple[Target, ...]) -> None:
+    """Both gates of the allow list; waits for name servers. Raises InputError, OSError."""
+    for broker in brokers:
+        policy.check_broker(broker)
+        if broker.is_address:
+            continue
+        for *_, address in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM):
+            policy.check_address(broker.host, broker.port, str(address[0]))
+
+
 def reason_of(error: KafkaError) -> str:
     """An error as a dead letter names it."""
     return f"Kafka: {error.str()} ({error.name()})"
@@ -255,14 +265,14 @@ class KafkaOpener:
 
         more = {**login_settings(target), "error_cb": on_error}
         try:
-            await asyncio.to_thread(self._check, split_bootstrap(target.bootstrap))
+            await asyncio.to_thread(check_brokers, self._policy, split_bootstrap(target.bootstrap))
             outlet = await asyncio.to_thread(ProducerOutlet, {**settings, **more}, loop)
             try:
                 named = await asyncio.to_thread(
                     outlet.brokers, target.topic, lambda: bool(refusals)
                 )
-                brokers = tuple(split_broker(_authority(host, port)) for host, port in named)
-                await asyncio.to_thread(self._check, brokers)
+                brokers = tuple(split_broker(authority(host, port)) for host, port in named)
+                await asyncio.to_thread(check_brokers, self._policy, brokers)
             except BaseException:
                 await outlet.close()
                 raise
@@ -270,17 +280,6 @@ class KafkaOpener:
             # That no broker answers is all that a question tells where they let nobody in.
             raise OutletError(reason_of(refusals[-1]) if refusals else _text(error)) from error
         return outlet
-
-    def _check(self, brokers: tuple[Target, ...]) -> None:
-        """Both gates of the allow list; waits for name servers. Raises InputError, OSError."""
-        for broker in brokers:
-            self._policy.check_broker(broker)
-            if broker.is_address:
-                continue
-            for *_, address in socket.getaddrinfo(
-                broker.host, broker.port, type=socket.SOCK_STREAM
-            ):
-                self._policy.check_address(broker.host, broker.port, str(address[0]))
 
 
 class KafkaSink(OutletSink):
@@ -315,7 +314,8 @@ def _target(subscription: Subscription) -> KafkaTarget:
     return target
 
 
-def _authority(host: str, port: int) -> str:
+def authority(host: str, port: int) -> str:
+    """A broker as `split_broker` reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

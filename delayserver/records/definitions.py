@@ -1,9 +1,9 @@
-"""The eight tables that no hour file tells of, and how the definitions log keeps them.
+"""The ten tables that no hour file tells of, and how the definitions log keeps them.
 
 Subjects, subscriptions, why and when a message died, heartbeats, adopted imports, confirmed
-archives, schedules and how far they are stand in the message log until a checkpoint, and in the
-catalog from then on. The definitions log (`storage.definitions_log`) holds them besides: so the
-catalog can be built again.
+archives, schedules, sources and how far they are stand in the message log until a checkpoint, and
+in the catalog from then on. The definitions log (`storage.definitions_log`) holds them besides: so
+the catalog can be built again.
 
 Cost: 1 µs per change. Threads: functions without state.
 """
@@ -22,6 +22,8 @@ TABLE_NUMBERS = {
     Table.ARCHIVES: 6,
     Table.SCHEDULES: 13,
     Table.SCHEDULE_STATES: 14,
+    Table.SOURCES: 15,
+    Table.SOURCE_STATES: 16,
 }
 """In a row of the definitions log."""
 DEFINED_TABLES = {number: table for table, number in TABLE_NUMBERS.items()}

@@ -5,6 +5,7 @@
     without either  any: whoever gets it keeps it
     by its id       the id says it
     a heartbeat     as a key, without a subject; a schedule likewise, by its name
+    a source        by its name, as a schedule; what it publishes is there, too, with whatever key
     a run           where its schedule is: its key, `{name}@{planned time}`, belongs there
     an outcome      where the message is that it tells of: its key, `{id}:{subscription}:{outcome}`,
                     belongs there
@@ -75,8 +76,8 @@ def shard_of_heartbeat(key: str, count: int) -> int:
     return shard_of("", key, count)
 
 
-def shard_of_schedule(name: str, count: int) -> int:
-    """The shard that a schedule belongs to, and the messages of all its runs."""
+def shard_of_name(name: str, count: int) -> int:
+    """The shard that a schedule or a source belongs to, and all messages that it publishes."""
     return shard_of("", name, count)
 
 

@@ -1,4 +1,4 @@
-"""The fourteen tables of the catalog: keys, values, and whether an entry is one of its table.
+"""The sixteen tables of the catalog: keys, values, and whether an entry is one of its table.
 
 The catalog (`storage.catalog`) knows bytes alone. What the bytes of each table mean stands here,
 table by table, and nowhere else: replay writes them; recovery, check, repair and the pipeline read
@@ -17,9 +17,11 @@ them; FORMAT.md describes them.
     ARCHIVES        which hours somebody keeps a copy of              hour
     SCHEDULES       what publishes again and again                    name
     SCHEDULE_STATES when each of them runs next, and ran last         name
+    SOURCES         topics that messages are taken from               name
+    SOURCE_STATES   how far each of them is                           name
     DAMAGE          places that a start found damaged                 path, offset
 
-Eight of them follow from no hour file: `records.definitions`.
+Ten of them follow from no hour file: `records.definitions`.
 
 A section has the key of its table, the value, `pack_…` and its inverse `parse_…` or `unpack_…`, and
 what `check_entry` holds an entry against.
@@ -39,6 +41,7 @@ from numpy.typing import NDArray
 
 from delayserver.records.message import decode_payload
 from delayserver.records.schedules import unpack_schedule, unpack_state
+from delayserver.records.sources import unpack_source, unpack_source_state
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from storage.buckets import DAY_HOURS, is_day, places_of
 from storage.catalog import Catalog, Table
@@ -696,6 +699,24 @@ def _check_schedule_state(key: bytes, value: bytes) -> None:
     unpack_state(value)
 
 
+# ── SOURCES, SOURCE_STATES (values: `records.sources`) ───────────────────────────────────────────
+
+
+def source_key(name: str) -> bytes:
+    """A key of the tables SOURCES and SOURCE_STATES."""
+    return name.encode()
+
+
+def _check_source(key: bytes, value: bytes) -> None:
+    _must(source_key(unpack_source(value).name) == key, "a source of another name")
+
+
+def _check_source_state(key: bytes, value: bytes) -> None:
+    key.decode()
+    positions = unpack_source_state(value).positions
+    _must(all(one >= 0 for pair in positions.items() for one in pair), "a place before the first")
+
+
 # ── DAMAGE ───────────────────────────────────────────────────────────────────────────────────────
 
 _DAMAGE_OFFSET = struct.Struct(">Q")
@@ -766,6 +787,8 @@ CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.ARCHIVES: _check_archived,
     Table.SCHEDULES: _check_schedule,
     Table.SCHEDULE_STATES: _check_schedule_state,
+    Table.SOURCES: _check_source,
+    Table.SOURCE_STATES: _check_source_state,
     Table.DAMAGE: _check_damage,
 }
 

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from delayserver.records.schedules import unpack_schedule
+from delayserver.records.sources import unpack_source
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     UNREADABLE,
@@ -402,6 +403,7 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
     _check_watches(catalog, report)
     _check_heartbeats(catalog, report)
     _check_schedules(catalog, report)
+    _check_sources(catalog, report)
     _add_known_damage(catalog, report)
 
 
@@ -449,6 +451,18 @@ def _check_schedules(catalog: Catalog, report: Report) -> None:
                 report.add(
                     CATALOG_DIRECTORY, f"schedule {key.decode()!r} does not say when it runs"
                 )
+
+
+def _check_sources(catalog: Catalog, report: Report) -> None:
+    for key, value in catalog.scan(Table.SOURCES):
+        with contextlib.suppress(*UNREADABLE):  # reported above
+            subject_id = unpack_source(value).subject_id
+            if catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
+                report.add(CATALOG_DIRECTORY, f"source {key.decode()!r} has an unknown subject")
+            # A server that runs removes both in one commit.
+            is_half = catalog.get(Table.SOURCE_STATES, key) is None
+            if is_half and catalog.get(Table.SOURCES, key) is not None:
+                report.add(CATALOG_DIRECTORY, f"source {key.decode()!r} does not say how far it is")
 
 
 def _add_known_damage(catalog: Catalog, report: Report) -> None:

@@ -46,7 +46,13 @@ from delayserver.records.tables import (
 from delayserver.recovery.check import check_files
 from delayserver.recovery.definitions import read_generation
 from delayserver.recovery.recover import file_message_log
-from delayserver.recovery.repair_catalog import Rebuilt, Tables, name_what_is_lost, rebuild
+from delayserver.recovery.repair_catalog import (
+    Rebuilt,
+    Tables,
+    mend_sources,
+    name_what_is_lost,
+    rebuild,
+)
 from delayserver.recovery.repair_logs import Changes, Mended, Mender
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
@@ -280,7 +286,7 @@ class _Repair:
         is_damaged = not is_current and bool(self._lost_definitions)
         names, losses = name_what_is_lost(defined, rebuilt, is_damaged=is_damaged)
         if not is_current:
-            losses += rebuilt.mend_schedules(defined)
+            losses += rebuilt.mend_schedules(defined) + mend_sources(defined)
         for table, pairs in names.items():
             defined[table].update(pairs)
         self.report.losses += losses

@@ -5,8 +5,8 @@
     changes         what the newest record of a message (and subscription) did to it
     watches         the keys that each message watches; what an event has completed is there again,
                     and stays completed
-    subjects, subscriptions, dead letters, heartbeats, imports, archives, schedules
-                    the definitions log. Where that is damaged, too, what is missing is named; a
+    subjects, subscriptions, dead letters, heartbeats, imports, archives, schedules,
+    sources         the definitions log. Where that is damaged, too, what is missing is named; a
                     number in use is not given again: a subject is `(lost subject N)` then, and a
                     subscription a deleted one
 
@@ -184,6 +184,16 @@ class Rebuilt:
             schedules.pop(key, None)
             states.pop(key, None)
         return [f"the schedule {key.decode()!r}: put it again" for key in sorted(lost)]
+
+
+def mend_sources(defined: Tables) -> list[str]:
+    """Take out the sources in `defined` of which a half is lost. Returns in words what is lost."""
+    sources, states = defined[Table.SOURCES], defined[Table.SOURCE_STATES]
+    lost = sources.keys() ^ states.keys()
+    for key in lost:
+        sources.pop(key, None)
+        states.pop(key, None)
+    return [f"the source {key.decode()!r}: put it again" for key in sorted(lost)]
 
 
 def published_digest(sealed: bytes) -> int:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.schedules import unpack_schedule_change
+from delayserver.records.sources import unpack_source_change
 from delayserver.records.tables import (
     KEYS_AHEAD_KEY,
     Change,
@@ -44,6 +45,7 @@ from delayserver.records.tables import (
     parse_number_key,
     read_keys_ahead,
     schedule_key,
+    source_key,
     unpack_heartbeat,
     unpack_key_entry,
     watch_key,
@@ -174,6 +176,13 @@ class Effects:
         if is_over or change.schedule is not None:
             self.writes[Table.SCHEDULES].append((key, change.schedule))
 
+    def _note_source(self, payload: bytes) -> None:
+        change = unpack_source_change(payload)
+        key, is_over = source_key(change.name), change.state is None
+        self.writes[Table.SOURCE_STATES].append((key, change.state))
+        if is_over or change.source is not None:
+            self.writes[Table.SOURCES].append((key, change.source))
+
     def _note_effect(self, row: MessageRow, blob: bytes) -> None:
         subscription_id, target_seq = row.subscription_id, row.target_seq
         payload = None
@@ -224,6 +233,10 @@ class Effects:
             case RecordKind.SCHEDULE:
                 assert payload is not None
                 self._note_schedule(payload)
+                return
+            case RecordKind.SOURCE:
+                assert payload is not None
+                self._note_source(payload)
                 return
             case _:
                 assert row.kind == RecordKind.DISCARD, row.kind

@@ -14,7 +14,7 @@ belongs to the event loop.
 import asyncio
 import contextlib
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -28,6 +28,7 @@ from delayserver.decisions.messages import Versions
 from delayserver.decisions.outcomes import Replayable
 from delayserver.decisions.publishing import Accepted
 from delayserver.decisions.scheduling import KnownSchedule, WantedSchedule
+from delayserver.decisions.sourcing import KnownSource, WantedSource
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.permits import Permits
@@ -144,6 +145,10 @@ class Calls:
         self.delete_heartbeat = engine.heartbeats.delete
         self.schedule = engine.schedules.get
         self.schedules_page = engine.schedules.page
+        self.source = engine.sources.get
+        self.sources_page = engine.sources.page
+        self.source_errors: Mapping[str, str] = {}
+        """By name, why a source cannot be read now."""
         self.begin_import = engine.imports.begin
         self.find_import = engine.imports.find
         self.import_state = engine.imports.state
@@ -180,6 +185,32 @@ class Calls:
         accepted, key = self._engine.schedules.trigger(name, self.clock())
         await self._soon_durable(accepted.group)
         return accepted, key
+
+    async def put_source(
+        self, wanted: WantedSource, expected: Versions, *, only_new: bool
+    ) -> tuple[KnownSource, bool]:
+        """Make or change a source; durable on return. What it is then, and whether it is new.
+        Raises as `Sourcing.put`."""
+        put = self._engine.sources.put
+        known, is_new, group = put(wanted, self.clock(), expected=expected, only_new=only_new)
+        await self.durable(group)
+        return known, is_new
+
+    async def delete_source(self, name: str, expected: Versions) -> None:
+        """End a source; durable on return. Raises as `Sourcing.delete`."""
+        await self.durable(self._engine.sources.delete(name, expected=expected))
+
+    async def pause_source(self, name: str, expected: Versions) -> KnownSource:
+        """Take nothing from a source; durable on return. Raises as `Sourcing.pause`."""
+        known, group = self._engine.sources.pause(name, self.clock(), expected=expected)
+        await self.durable(group)
+        return known
+
+    async def resume_source(self, name: str, expected: Versions) -> KnownSource:
+        """Go on with a source; durable on return. Raises as `Sourcing.resume`."""
+        known, group = self._engine.sources.resume(name, self.clock(), expected=expected)
+        await self.durable(group)
+        return known
 
     async def _soon_durable(self, group: Group | None) -> None:
         """Something may be due earlier than anything was before."""

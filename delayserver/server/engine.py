@@ -39,6 +39,7 @@ from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.sourcing import Sourcing
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
@@ -149,6 +150,7 @@ class Engine:
             stopwatch=stopwatch,
             random=random,
         )
+        self.sources = Sourcing(settings, catalog, sequencer, groups, self.publishing)
         self.subscribing = Subscribing(registry, sequencer, groups, self.dispatcher)
         self.outcomes = Outcomes(
             registry,
@@ -346,3 +348,4 @@ class Engine:
             self.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)
             self.schedules.prune(self._prune_seq)
+            self.sources.prune(self._prune_seq)

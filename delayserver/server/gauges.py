@@ -62,6 +62,13 @@ class Gauges:
         schedules = engine.schedules
         counter("schedule_runs", "Runs of schedules", lambda: schedules.runs_total)
         counter("schedule_runs_skipped", "Runs that were left out", lambda: schedules.skipped_total)
+        sources = engine.sources
+        counter("source_records", "Records of sources published", lambda: sources.taken_total)
+        counter(
+            "source_records_skipped",
+            "Records of sources that could not be published",
+            lambda: sources.skipped_total,
+        )
         counter("events", "Events that completed messages", lambda: events.events_total)
 
     def _subscription_name(self, subscription_id: int) -> str | None:
@@ -123,6 +130,7 @@ class Gauges:
         gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
         gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
         gauge("schedules", "Schedules", engine.schedules.__len__)
+        gauge("sources", "Sources", engine.sources.__len__)
 
     def _add_backlogs(self) -> None:
         """What the server itself has still to do, and the space for it."""

@@ -25,6 +25,7 @@ import structlog
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
+from delayserver.delivery.feeds import FeedOpener
 from delayserver.delivery.outlets import NoClient, OutletSink
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
@@ -43,6 +44,7 @@ from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
 from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard
+from delayserver.server.source_runner import SourceRunner
 from delayserver.server.webhook_sink import WebhookSink
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY
@@ -154,6 +156,10 @@ class Server(Shard):
         )
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
+        self._sources = SourceRunner(
+            self.engine.sources, self._make_feed_opener, self.clock, self.on_fatal
+        )
+        self.calls.source_errors = self._sources.errors
 
     def on_recovered(self, recovered: Recovered) -> None:
         self.damage_count = len(recovered.damage)
@@ -189,6 +195,7 @@ class Server(Shard):
             thread.start()
         self._check_disk()
         self._tick()
+        self._sources.start()
 
     def begin_stop(self) -> None:
         """Accept nothing more, send nothing more, answer those who wait."""
@@ -208,6 +215,7 @@ class Server(Shard):
         `drain_ms`: how long what is on its way may take, if not as the settings say."""
         engine = self.engine
         self.begin_stop()
+        await self._sources.stop()
         drain_s = (self.settings.drain_ms if drain_ms is None else drain_ms) / 1000
         deadline = self._loop.time() + drain_s
         if self._sending:
@@ -397,6 +405,12 @@ class Server(Shard):
                 from delayserver.delivery.amqp_sink import AmqpOpener
 
                 return OutletSink(AmqpOpener(self._targets))
+
+    def _make_feed_opener(self) -> FeedOpener:
+        """As `_make_broker_sink`, once there is a source. Raises ModuleNotFoundError."""
+        from delayserver.delivery.kafka_source import KafkaFeedOpener
+
+        return KafkaFeedOpener(self._targets)
 
     def _on_result(
         self,

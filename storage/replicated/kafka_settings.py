@@ -129,6 +129,17 @@ _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
     "fetch.error.backoff.ms": 20,
 }
 
+_OF_SOURCES: Final[dict[str, str | int | bool]] = {
+    # What a transaction has written is published when it is committed, and never if it is not.
+    "isolation.level": "read_committed",
+    # There may be a hundred sources: what each reads ahead is less than of a log.
+    "queued.max.messages.kbytes": 4 << 10,
+    "max.partition.fetch.bytes": 1 << 20,
+    # A topic gets what it gets from others: an idle one need not be asked ten times a second.
+    "fetch.wait.max.ms": 500,
+    "fetch.error.backoff.ms": 200,
+}
+
 _OF_TRANSACTIONAL_LOGS: Final[dict[str, str | int | bool]] = {
     # What a transaction has written counts when it is committed, and never if it is not. What
     # stands behind one that is open is not given out before that one has ended.
@@ -272,6 +283,12 @@ def sink_settings(
         "message.timeout.ms": timeout_ms,
     }
     return {**_OF_ALL, **_OF_SINKS, **own, **(properties or {})}
+
+
+def source_settings(bootstrap: str, group: str) -> dict[str, str | int | bool]:
+    """What a consumer of somebody's topic is made with. `group`: whose offsets show progress."""
+    own: dict[str, str | int | bool] = {"bootstrap.servers": bootstrap, "group.id": group}
+    return {**_OF_ALL, **_OF_CONSUMERS, **_OF_SOURCES, **own}
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ BOTH_SIDES = {
     "DeliveryAttempt",
     "Heartbeat",
     "Schedule",
+    "Source",
     "Subscription",
     "ConflictError",
     "DiskFullError",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from delayserver.api.cluster.demand import Demand
 from delayserver.api.cluster.endings import Ending, Endings
-from delayserver.api.cluster.gathering import Gathering, Sources
+from delayserver.api.cluster.gathering import Gathering, PullSources
 from delayserver.api.cluster.local import Handler
 from delayserver.api.cluster.peers import Peers
 from delayserver.api.cluster.supply import Supply
@@ -30,7 +30,7 @@ class SharedConsuming(Consuming):
         super().__init__(calls, intake)
         self._supply = Supply(calls, peers)
         demand = Demand(calls, peers, self._look)
-        self._sources = Sources(calls, peers.own, peers.count, demand)
+        self._sources = PullSources(calls, peers.own, peers.count, demand)
         self._endings = Endings(calls, peers, demand.is_there)
         calls.when_ready(self._on_ready)
 

@@ -42,7 +42,7 @@ APART_MS_MAX: Final = 100
 """Between two tries of a pull that gets too little of what is there, at most."""
 
 
-class Sources:
+class PullSources:
     """Where the pulls of one shard take messages from: itself, and the others."""
 
     def __init__(self, calls: Calls, own: int, count: int, demand: Demand) -> None:
@@ -118,7 +118,7 @@ class Gathering:
     """One pull."""
 
     def __init__(
-        self, sources: Sources, subscription: Subscription, asked: Asked, tell: Told
+        self, sources: PullSources, subscription: Subscription, asked: Asked, tell: Told
     ) -> None:
         self._sources = sources
         self._calls = sources.calls

@@ -4,7 +4,8 @@
     /v1/subjects/{subject}/keys/{key}                the shard of the key
     /v1/heartbeats/{key}                             the shard of the heartbeat
     /v1/schedules/{name}…                            the shard of the schedule
-    GET  /v1/schedules                               all, merged by name
+    /v1/sources/{name}…                              the shard of the source
+    GET  /v1/schedules, /v1/sources                  all, merged by name
     …/dead-letters/{id}                              the shard in the id
     POST /v1/messages/cancel                         each message at its shard, all at once
     GET  /v1/subjects/{subject}/messages             all, merged by due time, then shard, then seq
@@ -43,8 +44,8 @@ from delayserver.api.cluster.pages import PagedList, merge_pages, read_cursor, w
 from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, RoutedPeers
 from delayserver.api.cluster.sums import add_forecasts, add_stats, add_waiting
 from delayserver.api.documents import (
+    NAMED_PAGE_MAX,
     PLACES_HEADER,
-    SCHEDULES_PAGE_MAX,
     CancelResultDocument,
     ForecastDocument,
     ShardPageDocument,
@@ -60,7 +61,7 @@ from delayserver.records.sharding import (
     shard_of,
     shard_of_heartbeat,
     shard_of_id,
-    shard_of_schedule,
+    shard_of_name,
 )
 from delayserver.security.tokens import Action
 from storage.buckets import hour_name
@@ -97,18 +98,12 @@ class _Subscriptions(msgspec.Struct):
     subscriptions: list[_Row]
 
 
-class _Schedules(msgspec.Struct):
-    schedules: list[_Row]
-    cursor: str | None
-
-
 _read_cancel = msgspec.json.Decoder(CancelBody).decode
 _read_redrive = msgspec.json.Decoder(_RedriveBody | None).decode
 _read_results = msgspec.json.Decoder(_Results).decode
 _read_page = msgspec.json.Decoder(ShardPageDocument).decode
 _read_row = msgspec.json.Decoder(_Row).decode
 _read_subscriptions = msgspec.json.Decoder(_Subscriptions).decode
-_read_schedules = msgspec.json.Decoder(_Schedules).decode
 _read_stats = msgspec.json.Decoder(StatsDocument).decode
 _read_forecast = msgspec.json.Decoder(ForecastDocument).decode
 
@@ -161,8 +156,8 @@ class Router:
     def _heartbeat(self, call: PeerCall, key: str) -> int:
         return shard_of_heartbeat(key, self._peers.count)
 
-    def _schedule(self, call: PeerCall, name: str, _verb: str = "") -> int:
-        return shard_of_schedule(name, self._peers.count)
+    def _by_name(self, call: PeerCall, name: str, _verb: str = "") -> int:
+        return shard_of_name(name, self._peers.count)
 
     def _of_shard(self, call: PeerCall) -> int:
         """Imports and archives, which every shard has of its own."""
@@ -328,22 +323,23 @@ class Router:
             document = {"archive": self._settings.archive, **document}
         return _json(encode(document))
 
-    async def _schedules(self, call: PeerCall) -> PeerAnswer:
+    async def _named(self, call: PeerCall, field: str) -> PeerAnswer:
         """Each name is in one shard alone, so a name is a place in the list of each and of all."""
         answers = await self._ask_all(call)
         refused_by = self._refusal(answers)
         if refused_by is not None:
             return refused_by
-        pages = [_read_schedules(one.body) for one in answers.values()]
+        pages = [_read_row(one.body) for one in answers.values()]
+        cursors = [msgspec.json.decode(page["cursor"], type=str | None) for page in pages]
         # Behind the first end of a page there may be more than the pages show.
-        end = min((one.cursor for one in pages if one.cursor is not None), default=None)
+        end = min((one for one in cursors if one is not None), default=None)
         rows = {
             msgspec.json.decode(row["name"], type=str): row
             for page in pages
-            for row in page.schedules
+            for row in msgspec.json.decode(page[field], type=list[_Row])
         }
         names = sorted(name for name in rows if end is None or name <= end)
-        limit = int(_query(call).get("limit", SCHEDULES_PAGE_MAX))
+        limit = int(_query(call).get("limit", NAMED_PAGE_MAX))
         shown = names[:limit]
         total_bytes = 0
         for number, name in enumerate(shown):
@@ -352,7 +348,7 @@ class Router:
                 shown = shown[:number]
                 break
         cursor = shown[-1] if len(shown) < len(names) else end
-        return _json(encode(_Schedules([rows[name] for name in shown], cursor)))
+        return _json(encode({field: [rows[name] for name in shown], "cursor": cursor}))
 
     # ── sums ───────────────────────────────────────────────────────────────────────────────────
 
@@ -521,9 +517,10 @@ _ROUTES: Final[Sequence[tuple[str, str, _Serve]]] = (
     ("GET DELETE PATCH PUT", r"/v1/subjects/([^/]+)/keys/(.*)", Router._by_key),
     ("GET", r"/v1/subjects/[^/]+/messages", Router._pending),
     ("PUT GET DELETE", r"/v1/heartbeats/(.*)", Router._heartbeat),
-    ("GET", r"/v1/schedules", Router._schedules),
-    ("PUT GET DELETE", r"/v1/schedules/([^/]+)", Router._schedule),
-    ("POST", r"/v1/schedules/([^/]+)/(pause|resume|trigger)", Router._schedule),
+    ("GET", r"/v1/(schedules|sources)", Router._named),
+    ("PUT GET DELETE", r"/v1/(?:schedules|sources)/([^/]+)", Router._by_name),
+    ("POST", r"/v1/schedules/([^/]+)/(pause|resume|trigger)", Router._by_name),
+    ("POST", r"/v1/sources/([^/]+)/(pause|resume)", Router._by_name),
     ("POST", r"/v1/events/.*", Router._event),
     ("GET", r"/v1/stats", Router._stats),
     ("GET", r"/v1/forecast", Router._forecast),

@@ -7,6 +7,7 @@ messages      publish, look up, move, cancel; the list of what waits
 subscriptions who gets the messages; pull; dead letters
 timers        heartbeats and events
 schedules     what is published again and again
+sources       topics that messages are taken from
 bulk          imports and archives
 operations    health, metrics, stats, forecast
 models        what comes in, checked, and what goes out, as OpenAPI shows it

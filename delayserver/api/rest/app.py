@@ -31,6 +31,7 @@ from delayserver.api.rest import (
     messages,
     operations,
     schedules,
+    sources,
     subscriptions,
     timers,
 )
@@ -87,7 +88,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) 
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    for routes in (messages, subscriptions, bulk, operations, timers, schedules):
+    for routes in (messages, subscriptions, bulk, operations, timers, schedules, sources):
         fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
     fastapi.include_router(docs_page.router)
     fastapi.add_exception_handler(DelayServerError, _on_error)

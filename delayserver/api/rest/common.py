@@ -42,6 +42,8 @@ STORED: Responses = {500: PROBLEM}
 """What is read from the disk may turn out to be damaged."""
 LOGGED: Responses = {507: PROBLEM}
 """What is recorded may find the disk full."""
+DEFINED: Responses = {412: PROBLEM, **MISSING, **LOGGED}
+"""Of a change of what has a name, a definition and a version."""
 
 
 class _KeyConvertor(Convertor[str]):
@@ -68,6 +70,10 @@ OwnerPath = Annotated[
     ),
 ]
 """Whose dead letters."""
+IfMatch = Annotated[
+    str | None, Header(description="only if this is its version (ETag), or * for any")
+]
+IfNoneMatch = Annotated[str | None, Header(description="*: only if there is none of that name")]
 PlacesHeader = Annotated[str | None, Header(alias=PLACES_HEADER, include_in_schema=False)]
 """A shard asks: a page as ShardPageDocument."""
 

@@ -235,6 +235,74 @@ class ScheduleModel(Strict):
     max_runs: int | None = Field(None, ge=1, description="the schedule ends with this run")
 
 
+BOOTSTRAP_PATTERN = r"^[^\s,]+:[0-9]{1,5}(,[^\s,]+:[0-9]{1,5})*$"
+TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"
+
+BrokerUser = Annotated[
+    str | None,
+    Field(min_length=1, max_length=256, description="kafka: whom the brokers let in (SASL)"),
+]
+BrokerPassword = Annotated[str | None, Field(max_length=1024, description="kafka: of that user")]
+BrokerMechanism = Annotated[
+    Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None,
+    Field(description="kafka: how the user logs in; PLAIN, if nothing is said"),
+]
+BrokerTls = Annotated[
+    bool | None,
+    Field(strict=True, description="kafka: encrypted, to brokers whose certificate is trusted"),
+]
+
+
+class SourceModel(Strict):
+    """A topic whose records are published, each once."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "kafka",
+                    "bootstrap": "127.0.0.1:9092",
+                    "topic": "orders",
+                    "subject": "order.unpaid",
+                    "due_header": "delay-until",
+                }
+            ]
+        },
+    )
+
+    type: Literal["kafka"]
+    bootstrap: str = Field(
+        max_length=2048,
+        pattern=BOOTSTRAP_PATTERN,
+        description="brokers to begin with, host:port with commas between them",
+    )
+    topic: str = Field(pattern=TOPIC_PATTERN, description="what is read")
+    subject: Name = Field(description="what its records are published to")
+    due_header: str = Field(
+        "delay-until",
+        min_length=1,
+        max_length=256,
+        description="the header of a record that says when its message is due: a time, "
+        "milliseconds since 1970, or a duration; now, if a record has none",
+    )
+    group: str | None = Field(
+        None,
+        min_length=1,
+        max_length=249,
+        description="the consumer group whose offsets show how far it is; delayserver.NAME, if "
+        "nothing is said",
+    )
+    on_error: Literal["skip", "stop"] = Field(
+        "skip",
+        description="with a record that cannot be published: it is left out, or the source is "
+        "paused there",
+    )
+    username: BrokerUser = None
+    password: BrokerPassword = None
+    mechanism: BrokerMechanism = None
+    tls: BrokerTls = None
+
+
 class MoveModel(Strict):
     """A new due time: give one of the two."""
 
@@ -284,7 +352,6 @@ class DropModel(Strict):
 
 RECORD_KEY_PATTERN = r"^(\{key\}|\{subject\}|\{id\}|[^{}]*)$"
 ROUTING_PATTERN = r"^([^{}]|\{key\}|\{subject\}|\{id\})*$"
-BOOTSTRAP_PATTERN = r"^[^\s,]+:[0-9]{1,5}(,[^\s,]+:[0-9]{1,5})*$"
 
 
 class SubscriptionModel(Strict):
@@ -351,9 +418,7 @@ class SubscriptionModel(Strict):
         pattern=BOOTSTRAP_PATTERN,
         description="kafka: brokers to begin with, host:port with commas between them",
     )
-    topic: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9._-]{1,249}$", description="kafka: where records go"
-    )
+    topic: str | None = Field(None, pattern=TOPIC_PATTERN, description="kafka: where records go")
     key: str | None = Field(
         None,
         max_length=256,
@@ -366,16 +431,10 @@ class SubscriptionModel(Strict):
         description="kafka: at_least_once (the default), or exactly_once, which is a transaction "
         "for each batch: only into the brokers that a cluster has its own logs on",
     )
-    username: str | None = Field(
-        None, min_length=1, max_length=256, description="kafka: whom the brokers let in (SASL)"
-    )
-    password: str | None = Field(None, max_length=1024, description="kafka: of that user")
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
-        None, description="kafka: how the user logs in; PLAIN, if nothing is said"
-    )
-    tls: bool | None = Field(
-        None, strict=True, description="kafka: encrypted, to brokers whose certificate is trusted"
-    )
+    username: BrokerUser = None
+    password: BrokerPassword = None
+    mechanism: BrokerMechanism = None
+    tls: BrokerTls = None
     stream: str | None = Field(
         None, min_length=1, max_length=512, description="redis: the key of a stream"
     )

@@ -45,6 +45,8 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     documents.HeartbeatDocument,
     documents.ScheduleDocument,
     documents.ScheduleListDocument,
+    documents.SourceDocument,
+    documents.SourceListDocument,
     documents.PlannedDocument,
     documents.PulledListDocument,
     documents.AckedDocument,
@@ -121,6 +123,9 @@ _OF_ONE_SHARD: Final = frozenset(
         ("/v1/schedules/{name}/pause", "post"),
         ("/v1/schedules/{name}/resume", "post"),
         ("/v1/schedules/{name}/trigger", "post"),
+        ("/v1/sources/{name}", "put get delete"),
+        ("/v1/sources/{name}/pause", "post"),
+        ("/v1/sources/{name}/resume", "post"),
         ("/v1/subscriptions/{name}/dead-letters/redrive", "post"),
         ("/v1/subscriptions/{name}/dead-letters/{message_id}", "delete"),
         ("/v1/imports", "post"),
@@ -267,13 +272,15 @@ def _add_examples(paths: dict[str, Any]) -> None:
         for status in ("200", "201"):
             operation["responses"][status]["headers"] = _LOCATION | _ETAG
     paths["/v1/cluster"]["get"]["responses"]["200"]["headers"] = _VERSION
-    put, trigger = (paths[f"/v1/schedules/{{name}}{one}"] for one in ("", "/trigger"))
-    trigger["post"]["responses"]["201"]["headers"] = _LOCATION | _ETAG
-    for status in ("200", "201"):
-        put["put"]["responses"][status]["headers"] = _ETAG
-    put["get"]["responses"]["200"]["headers"] = _ETAG
-    for one in ("pause", "resume"):
-        paths[f"/v1/schedules/{{name}}/{one}"]["post"]["responses"]["200"]["headers"] = _ETAG
+    trigger = paths["/v1/schedules/{name}/trigger"]["post"]
+    trigger["responses"]["201"]["headers"] = _LOCATION | _ETAG
+    for kind in ("schedules", "sources"):
+        named = paths[f"/v1/{kind}/{{name}}"]
+        for status in ("200", "201"):
+            named["put"]["responses"][status]["headers"] = _ETAG
+        named["get"]["responses"]["200"]["headers"] = _ETAG
+        for one in ("pause", "resume"):
+            paths[f"/v1/{kind}/{{name}}/{one}"]["post"]["responses"]["200"]["headers"] = _ETAG
     for path in ("/v1/messages/{message_id}", "/v1/subjects/{subject}/keys/{key}"):
         for method in ("get", "patch"):
             paths[path][method]["responses"]["200"]["headers"] = _ETAG

@@ -7,11 +7,11 @@ Threads: belongs to the event loop.
 from contextlib import suppress
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
-    SCHEDULES_PAGE_MAX,
+    NAMED_PAGE_MAX,
     PlannedDocument,
     PublishedDocument,
     ScheduleDocument,
@@ -21,10 +21,13 @@ from delayserver.api.documents import (
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
+    DEFINED,
     INVALID,
     LOGGED,
     MISSING,
     PROBLEM,
+    IfMatch,
+    IfNoneMatch,
     NamePath,
     Parts,
     PartsOf,
@@ -43,11 +46,6 @@ NEXT_MAX: Final = 5
 """Planned times that an answer shows."""
 PREVIEW_MAX: Final = 100
 
-IfMatch = Annotated[
-    str | None, Header(description="only if this is its version (ETag), or * for any")
-]
-IfNoneMatch = Annotated[str | None, Header(description="*: only if there is none of that name")]
-CONDITIONAL: Final = {412: PROBLEM, **MISSING, **LOGGED}
 
 router = APIRouter()
 
@@ -78,7 +76,7 @@ async def preview_schedule(
 async def list_schedules(
     caller: CallerOf,
     parts: PartsOf,
-    limit: Annotated[int, Query(ge=1, le=SCHEDULES_PAGE_MAX)] = SCHEDULES_PAGE_MAX,
+    limit: Annotated[int, Query(ge=1, le=NAMED_PAGE_MAX)] = NAMED_PAGE_MAX,
     cursor: Annotated[str | None, Query(pattern=f"^{SUBJECT_PATTERN}$")] = None,
 ) -> Response:
     """Schedules in the order of their names, those that the token may publish or consume."""
@@ -144,7 +142,7 @@ async def get_schedule(name: NamePath, caller: CallerOf, parts: PartsOf) -> Resp
     return _answer(parts, known)
 
 
-@router.delete("/v1/schedules/{name}", tags=["schedules"], status_code=204, responses=CONDITIONAL)
+@router.delete("/v1/schedules/{name}", tags=["schedules"], status_code=204, responses=DEFINED)
 async def delete_schedule(
     name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
 ) -> None:
@@ -157,7 +155,7 @@ async def delete_schedule(
 @router.post(
     "/v1/schedules/{name}/pause",
     tags=["schedules"],
-    responses=CONDITIONAL | {200: answer(ScheduleDocument)},
+    responses=DEFINED | {200: answer(ScheduleDocument)},
 )
 async def pause_schedule(
     name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
@@ -171,7 +169,7 @@ async def pause_schedule(
 @router.post(
     "/v1/schedules/{name}/resume",
     tags=["schedules"],
-    responses=CONDITIONAL | {200: answer(ScheduleDocument)},
+    responses=DEFINED | {200: answer(ScheduleDocument)},
 )
 async def resume_schedule(
     name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None

@@ -13,6 +13,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
+import msgspec
+
 from delayserver.api.rest import models
 from delayserver.delivery.outlets import missing_client
 from delayserver.errors import InputError
@@ -103,12 +105,9 @@ def target_fields(subscription: Subscription) -> dict[str, Any]:
             return {"url": subscription.url or None}
         case KafkaTarget() as target:
             return {
-                "bootstrap": target.bootstrap,
-                "topic": target.topic,
+                **topic_fields(target),
                 "key": target.key,
                 "delivery": "exactly_once" if target.exactly_once else "at_least_once",
-                "tls": target.tls or None,
-                **(_login(target) if target.username else {}),
             }
         case RedisTarget() as target:
             return {
@@ -130,11 +129,33 @@ def _login(target: KafkaTarget) -> dict[str, Any]:
     return {"username": target.username, "password": MASK, "mechanism": target.mechanism}
 
 
-def _kafka(wanted: models.SubscriptionModel, policy: TargetPolicy) -> KafkaTarget:
-    assert wanted.bootstrap is not None and wanted.topic is not None
-    for broker in split_bootstrap(wanted.bootstrap):
+def source_topic(wanted: models.SourceModel, policy: TargetPolicy) -> KafkaTarget:
+    """The topic that a source reads. Raises InputError."""
+    if find_spec(_MODULES[wanted.type]) is None:
+        raise InputError(missing_client(wanted.type), "/type")
+    return _topic(wanted, wanted.bootstrap, wanted.topic, policy)
+
+
+def topic_fields(target: KafkaTarget) -> dict[str, Any]:
+    """Where a topic is, as somebody may see it."""
+    return {
+        "bootstrap": target.bootstrap,
+        "topic": target.topic,
+        "tls": target.tls or None,
+        **(_login(target) if target.username else {}),
+    }
+
+
+def _topic(
+    wanted: models.SubscriptionModel | models.SourceModel,
+    bootstrap: str,
+    topic: str,
+    policy: TargetPolicy,
+) -> KafkaTarget:
+    """A topic, and whom its brokers let in."""
+    for broker in split_bootstrap(bootstrap):
         policy.check_broker(broker)
-    if wanted.topic in (".", ".."):
+    if topic in (".", ".."):
         raise InputError("no topic may have that name", "/topic")
     for field, given in {"password": wanted.password, "mechanism": wanted.mechanism}.items():
         if given is not None and wanted.username is None:
@@ -143,19 +164,27 @@ def _kafka(wanted: models.SubscriptionModel, policy: TargetPolicy) -> KafkaTarge
         raise InputError("a username needs its password", "/password")
     if wanted.password == MASK:
         raise InputError(f"{MASK} stands for a password in answers; write it", "/password")
-    if wanted.delivery == "exactly_once" and (wanted.username is not None or wanted.tls):
-        raise InputError(
-            "exactly_once goes to the brokers of the cluster, as --kafka-config says", "/delivery"
-        )
     return KafkaTarget(
-        bootstrap=wanted.bootstrap,
-        topic=wanted.topic,
-        key="{key}" if wanted.key is None else wanted.key,
-        exactly_once=wanted.delivery == "exactly_once",
+        bootstrap=bootstrap,
+        topic=topic,
         username=wanted.username or "",
         password=wanted.password or "",
         mechanism=wanted.mechanism or "PLAIN",
         tls=bool(wanted.tls),
+    )
+
+
+def _kafka(wanted: models.SubscriptionModel, policy: TargetPolicy) -> KafkaTarget:
+    assert wanted.bootstrap is not None and wanted.topic is not None
+    target = _topic(wanted, wanted.bootstrap, wanted.topic, policy)
+    if wanted.delivery == "exactly_once" and (wanted.username is not None or wanted.tls):
+        raise InputError(
+            "exactly_once goes to the brokers of the cluster, as --kafka-config says", "/delivery"
+        )
+    return msgspec.structs.replace(
+        target,
+        key="{key}" if wanted.key is None else wanted.key,
+        exactly_once=wanted.delivery == "exactly_once",
     )
 
 

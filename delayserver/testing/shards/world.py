@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from delayserver.api.cluster.allotment import quiet_ms
-from delayserver.records.sharding import shard_of_schedule
+from delayserver.records.sharding import shard_of_name
 from delayserver.testing.schedulers import Act, Schedulers, end_schedules
 from delayserver.testing.shards.clients import Definers, Publishers, Receivers
 from delayserver.testing.shards.consumers import DAY_MS, ShardConsumers
@@ -169,7 +169,7 @@ class ShardsWorld:
 
     def _ask_for_schedule(self, name: str, act: Act) -> None:
         """The shard of its name has a schedule, as the router has it."""
-        shard = self.machine.shards[shard_of_schedule(name, self.machine.count)]
+        shard = self.machine.shards[shard_of_name(name, self.machine.count)]
         if shard.is_up:
             shard.guard(lambda: act(shard.running.engine, shard.ledger.schedules))
 

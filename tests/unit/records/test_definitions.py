@@ -22,6 +22,8 @@ def test_tables_keep_their_numbers() -> None:
         6: "archives",
         13: "schedules",
         14: "schedule_states",
+        15: "sources",
+        16: "source_states",
     }
 
 

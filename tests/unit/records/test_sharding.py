@@ -9,7 +9,7 @@ from delayserver.records.sharding import (
     shard_of,
     shard_of_group,
     shard_of_message,
-    shard_of_schedule,
+    shard_of_name,
 )
 
 COUNT = 5
@@ -18,7 +18,7 @@ COUNT = 5
 def test_a_run_belongs_where_its_schedule_is() -> None:
     for name in ("a", "report.daily", "z9"):
         key = f"{name}@2026-11-20T16:30:00.000Z"
-        assert shard_of("s", key, 7) == shard_of_schedule(name, 7)
+        assert shard_of("s", key, 7) == shard_of_name(name, 7)
 
 
 @pytest.mark.parametrize("outcome", ["delivered", "dead"])

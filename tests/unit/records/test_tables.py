@@ -6,7 +6,8 @@ import pytest
 
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.schedules import Schedule, ScheduleState, pack_schedule
-from delayserver.records.subscriptions import Subscription, encode_subscription
+from delayserver.records.sources import Source, SourceState, pack_source, pack_source_state
+from delayserver.records.subscriptions import KafkaTarget, Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     CHECKS,
@@ -114,6 +115,7 @@ RECORD = ImportRecord("a", 3, [("a.0.part", 64, 3, 1)], bytes(DUPLICATE_DTYPE.it
 IMPORT = ImportState(7, 1_700_000_000_000, RECORD)
 ARCHIVED = Archived(64, 40, 9, 2, "abc", "s3://x", 1_700_000_000_000)
 SCHEDULE = Schedule("daily", 1, SEALED, "@daily", 0, "UTC", 0)
+SOURCE = Source("orders", 1, KafkaTarget("h:9092", "orders"), "delay-until", "delays")
 DAMAGED = Damage("schedule/x", 64, 128, "a checksum", torn=False, first_seq=3, last_seq=4)
 
 ENTRIES = {
@@ -136,6 +138,8 @@ ENTRIES = {
     Table.ARCHIVES: [(hour_key(500_000), pack_archived(ARCHIVED))],
     Table.SCHEDULES: [(b"daily", pack_schedule(SCHEDULE))],
     Table.SCHEDULE_STATES: [(b"daily", ScheduleState(9, 7, 1, 2).pack())],
+    Table.SOURCES: [(b"orders", pack_source(SOURCE))],
+    Table.SOURCE_STATES: [(b"orders", pack_source_state(SourceState(9, 7, 1, positions={0: 5})))],
     Table.DAMAGE: [(damage_key(DAMAGED.path, DAMAGED.offset), pack_damage(DAMAGED, 11))],
 }
 
@@ -147,7 +151,7 @@ def test_every_table_is_checked(table: Table) -> None:
         check_entry(table, key, value)
         assert can_be_read(table, key, value)
         # Only the tables whose keys say what the value says again know another key.
-        says_nothing = (Table.SUBJECTS, Table.SCHEDULE_STATES)
+        says_nothing = (Table.SUBJECTS, Table.SCHEDULE_STATES, Table.SOURCE_STATES)
         assert not can_be_read(table, key + b"x", value) or table in says_nothing
         if table is not Table.SUBJECTS:
             assert not can_be_read(table, key, value[:-1])
@@ -179,6 +183,12 @@ def test_every_table_is_checked(table: Table) -> None:
             pack_schedule(msgspec.structs.replace(SCHEDULE, payload=b"no seal")),
         ),
         (Table.SCHEDULE_STATES, b"\xff", ScheduleState(9, 7, 1, 2).pack()),
+        (Table.SOURCES, b"invoices", pack_source(SOURCE)),
+        (
+            Table.SOURCE_STATES,
+            b"orders",
+            pack_source_state(SourceState(9, 7, 1, positions={0: -1})),
+        ),
         (
             Table.IMPORTS,
             import_key("a"),

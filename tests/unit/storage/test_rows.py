@@ -59,6 +59,7 @@ def test_kinds_keep_their_numbers() -> None:
         "RUN": 13,
         "SCHEDULE": 14,
         "REPLAY": 15,
+        "SOURCE": 21,
     }
     assert {outcome.name: int(outcome) for outcome in Outcome} == {"DELIVERED": 1, "DROPPED": 2}
 

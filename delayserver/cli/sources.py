@@ -1,0 +1,131 @@
+"""sources: list, put, show, pause, resume, delete.
+
+Cost: one request; of a list one for each 100. Threads: one.
+"""
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from delayserver.cli.output import help_text, rows
+from delayserver.cli.session import Session, path, server_command
+
+HELP = """Publish what stands in a topic of Kafka, each record once."""
+
+SourceArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the source.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    group = typer.Typer(rich_markup_mode="rich")
+    app.add_typer(group, name="sources", help=help_text(HELP))
+    server_command(group, None, "sources", "sources pause orders")(sources)
+    server_command(group, "list", "sources list --json")(sources)
+    server_command(
+        group,
+        "put",
+        "sources put orders order.unpaid 127.0.0.1:9092 orders",
+        "sources put bills bill.due kafka1:9092,kafka2:9092 bills --due-header due --on-error stop",
+    )(put)
+    server_command(group, "show", "sources show orders")(show)
+    server_command(group, "pause", "sources pause orders")(pause)
+    server_command(group, "resume", "sources resume orders")(resume)
+    server_command(group, "delete", "sources delete orders")(delete)
+
+
+def sources(
+    session: Session,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Most sources to list.")] = 1000,
+) -> None:
+    """List sources in the order of their names, or look at one and change it."""
+    answer = session.pages(path("sources"), "sources", limit, page_max=100)
+    columns = ("name", "subject", "topic", "published", "skipped", "paused", "error")
+    empty = "There are no sources; make one with `delayserver sources put`."
+    session.show(answer, lambda: rows(answer["sources"], columns, empty=empty))
+
+
+def put(
+    session: Session,
+    *,
+    name: SourceArgument,
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it publishes to.")],
+    bootstrap: Annotated[
+        str, typer.Argument(metavar="BROKERS", help="HOST:PORT, with commas between several.")
+    ],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What it reads.")],
+    due_header: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEADER",
+            help="The header that says when a message is due: a time, milliseconds since 1970, or "
+            "a duration; delay-until without it.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="GROUP", help="The consumer group whose offsets show how far it is."),
+    ] = None,
+    on_error: Annotated[
+        Literal["skip", "stop"] | None,
+        typer.Option(help="With a record that cannot be published; without it that is left out."),
+    ] = None,
+    username: Annotated[
+        str | None,
+        typer.Option("--kafka-user", metavar="NAME", help="Whom the brokers let in (SASL)."),
+    ] = None,
+    password: Annotated[
+        str | None,
+        typer.Option(
+            "--broker-password",
+            envvar="DELAYSERVER_BROKER_PASSWORD",
+            help="The password of --kafka-user.",
+            show_default=False,
+        ),
+    ] = None,
+    mechanism: Annotated[
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None,
+        typer.Option("--kafka-mechanism", help="How the user logs in; PLAIN without it."),
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--kafka-tls", help="Encrypted, to brokers that the system trusts.")
+    ] = False,
+) -> None:
+    """Make a source, or change it; what is not given has its default then."""
+    document: dict[str, Any] = {
+        "type": "kafka",
+        "subject": subject,
+        "bootstrap": bootstrap,
+        "topic": topic,
+        "due_header": due_header,
+        "group": group,
+        "on_error": on_error,
+        "username": username,
+        # The variable may be there for the brokers of others.
+        "password": password if username is not None else None,
+        "mechanism": mechanism,
+        "tls": tls or None,
+    }
+    given = {field: value for field, value in document.items() if value is not None}
+    session.show(session.call("PUT", path("sources", name), given))
+
+
+def show(session: Session, *, name: SourceArgument) -> None:
+    """Show one source, how far it is, and what it could not publish last."""
+    session.show(session.call("GET", path("sources", name)))
+
+
+def pause(session: Session, *, name: SourceArgument) -> None:
+    """Take nothing until it is resumed."""
+    session.show(session.call("POST", path("sources", name, "pause")))
+
+
+def resume(session: Session, *, name: SourceArgument) -> None:
+    """Go on where it is; one that an error has stopped tries that record again."""
+    session.show(session.call("POST", path("sources", name, "resume")))
+
+
+def delete(session: Session, *, name: SourceArgument) -> None:
+    """End a source. What it has published stays."""
+    session.call("DELETE", path("sources", name))
+    session.show({"deleted": name}, lambda: f"{name} is deleted")

@@ -1,0 +1,435 @@
+"""Sources: what stands in a topic is published, each offset once.
+
+    PUT ──▶ definition and state ──▶ a record SOURCE, durable before it is answered
+    take: records of the topic ──▶ messages, and a record SOURCE with the positions behind them
+                                   all in one group, which is one frame of the message log
+
+Messages and positions are written as one, so after a crash either both are there or neither: the
+broker is asked for what follows the positions, and no offset is published twice or never. What the
+broker itself knows of progress is for show.
+
+Each offset is a message of its own, whatever has the same key: records of a topic have the key of
+what they are about, and two of them are no repetition. A look-up by key finds the newest, as behind
+a PUT of it. The shard of the source keeps its messages, with whatever key: nothing has to be
+recorded in two logs.
+
+A record that cannot be published is counted, shown and left out, or stops its source, as that says.
+Time is the only reason for it to be asked again, and one that is due too far away would be.
+
+Cost: 8 µs for each record, and one record of the log for each batch. Threads: belongs to the event
+loop.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from delayserver.config import Settings
+from delayserver.decisions.group import Group
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.messages import Versions
+from delayserver.decisions.named import GONE, NamedDefinitions, NamedEntry
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.publishing import Publishing
+from delayserver.decisions.sequencer import Sequencer
+from delayserver.errors import InputError, NotFoundError, OverloadedError, PreconditionError
+from delayserver.records.message import Content, Payload, check_headers, check_key
+from delayserver.records.nesting import check_nesting
+from delayserver.records.sources import (
+    OnError,
+    Source,
+    SourceChange,
+    SourceRecord,
+    SourceState,
+    UnpublishedRecord,
+    pack_source,
+    pack_source_change,
+    pack_source_state,
+    unpack_source,
+    unpack_source_state,
+)
+from delayserver.records.subscriptions import KafkaTarget
+from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
+from storage.catalog import Catalog, Table
+from storage.frame import seal
+from storage.rows import RecordKind
+
+HEADERS_MAX: Final = 100
+"""Headers of a record that are looked at."""
+REASON_CHARACTERS_MAX: Final = 500
+_ALL: Final = 10_000
+"""More than there may be."""
+
+_read_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class WantedSource(msgspec.Struct, frozen=True):
+    """A source that somebody wants, checked."""
+
+    name: str
+    subject: str
+    topic: KafkaTarget
+    due_header: str
+    group: str
+    on_error: OnError = OnError.SKIP
+
+
+class KnownSource(NamedTuple):
+    """A source, and how far it is."""
+
+    source: Source
+    state: SourceState
+
+    @property
+    def version(self) -> str:
+        """Changes whenever somebody changes, pauses or resumes it; not with what it takes."""
+        return str(self.state.version)
+
+
+class Sourcing:
+    """All sources."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        sequencer: Sequencer,
+        groups: Groups,
+        publishing: Publishing,
+    ) -> None:
+        self._settings = settings
+        self._sequencer = sequencer
+        self._groups = groups
+        self._publishing = publishing
+        self._named = NamedDefinitions(catalog, Table.SOURCES, Table.SOURCE_STATES)
+        self.on_changed: Callable[[str], None] = lambda name: None
+        """Told of a source whose version has changed, or that has ended."""
+        self.taken_total = 0
+        self.skipped_total = 0
+
+    def __len__(self) -> int:
+        return len(self.all())
+
+    def all(self) -> list[KnownSource]:
+        """In the order of their names."""
+        found, _ = self._named.page("", _ALL)
+        return [_known(one) for one in found]
+
+    def prune(self, through_seq: int) -> None:
+        """The catalog holds everything up to `through_seq`."""
+        self._named.prune(through_seq)
+
+    # ── what clients do ────────────────────────────────────────────────────────────────────────
+
+    def put(
+        self,
+        wanted: WantedSource,
+        now_ms: int,
+        *,
+        expected: Versions = None,
+        only_new: bool = False,
+    ) -> tuple[KnownSource, bool, Group | None]:
+        """Make a source, or change it. What it is then, whether it is new, and the group after
+        which that may be told.
+
+        One that is changed goes on where it is, unless it is to read another topic. Raises
+        PreconditionError, OverloadedError, DiskReserveError, StoppingError."""
+        before = self.find(wanted.name)
+        self._check(before, wanted.name, expected, only_new=only_new)
+        if before is None and len(self) >= self._settings.sources_max:
+            raise OverloadedError(f"there are {len(self)} sources, the limit (sources_max)", 60_000)
+        subject_id = self._publishing.admit(wanted.subject, 0)
+        source = Source(
+            wanted.name,
+            subject_id,
+            wanted.topic,
+            wanted.due_header,
+            wanted.group,
+            wanted.on_error,
+        )
+        seq = self._sequencer.next_seq
+        if before is None:
+            state = SourceState(seq, seq, now_ms)
+        elif source == before.source:
+            return before, False, self._groups.group_of(before.state.seq)
+        else:
+            is_other_topic = source.topic.topic != before.source.topic.topic
+            changes = {"seq": seq, "version": seq, "changed_ms": now_ms}
+            state = msgspec.structs.replace(before.state, **changes)
+            if is_other_topic:
+                state = msgspec.structs.replace(state, positions={})
+        known = KnownSource(source, state)
+        self._groups.make_room(_room_bytes(known))
+        self._record(known, is_new_definition=True)
+        self._changed(source.name)
+        return known, before is None, self._sequencer.group
+
+    def get(self, name: str) -> KnownSource:
+        """A source by name. Raises NotFoundError, OverloadedError."""
+        self._groups.check_office()
+        found = self.find(name)
+        if found is None:
+            raise NotFoundError(f"there is no source {name!r}")
+        return found
+
+    def page(self, after: str, most: int) -> tuple[list[KnownSource], str | None]:
+        """Sources in the order of their names, the first ones behind that name; and the name to go
+        on behind (None: these were the last). Raises OverloadedError."""
+        self._groups.check_office()
+        found, following = self._named.page(after, most)
+        return [_known(one) for one in found], following
+
+    def delete(self, name: str, *, expected: Versions = None) -> Group:
+        """End a source: from now on it takes nothing. What it has published stays.
+
+        Raises NotFoundError, PreconditionError, OverloadedError, StoppingError."""
+        self._groups.admit(0)
+        self._check(self.get(name), name, expected)
+        change = pack_source_change(SourceChange(name))
+        seq = self._sequencer.append(RecordKind.SOURCE, payload=seal(change))
+        self._show(seq, name, GONE, GONE)
+        self._changed(name)
+        return self._sequencer.group
+
+    def pause(
+        self, name: str, now_ms: int, *, expected: Versions = None
+    ) -> tuple[KnownSource, Group | None]:
+        """Take nothing until it is resumed. Raises as `delete`."""
+        return self._change(name, now_ms, expected, is_paused=True)
+
+    def resume(
+        self, name: str, now_ms: int, *, expected: Versions = None
+    ) -> tuple[KnownSource, Group | None]:
+        """Go on where it is. Raises as `delete`."""
+        return self._change(name, now_ms, expected, is_paused=False)
+
+    def _change(
+        self, name: str, now_ms: int, expected: Versions, *, is_paused: bool
+    ) -> tuple[KnownSource, Group | None]:
+        self._groups.admit(0)
+        known = self.get(name)
+        self._check(known, name, expected)
+        if known.state.is_paused == is_paused and not known.state.is_stopped:
+            return known, self._groups.group_of(known.state.seq)
+        seq = self._sequencer.next_seq
+        state = msgspec.structs.replace(
+            known.state,
+            seq=seq,
+            version=seq,
+            changed_ms=now_ms,
+            is_paused=is_paused,
+            is_stopped=False,
+        )
+        changed = KnownSource(known.source, state)
+        self._groups.make_room(_room_bytes(changed))
+        self._record(changed)
+        self._changed(name)
+        return changed, self._sequencer.group
+
+    # ── what its reader does ───────────────────────────────────────────────────────────────────
+
+    def take(
+        self, name: str, version: int, records: Sequence[SourceRecord], now_ms: int
+    ) -> Group | None:
+        """Publish records of its topic, in the order of each partition, and go on behind them.
+        Returns the group that has both; None: there was nothing that had not been taken.
+
+        `version`: of the state that the reader began with; one that reads what is no longer wanted
+        takes nothing. Raises OverloadedError, DiskReserveError, StoppingError: nothing was taken,
+        and the same records may be given again."""
+        known = self.find(name)
+        if known is None or known.state.version != version or known.state.is_paused:
+            return None
+        source, state = known
+        positions = dict(state.positions)
+        messages: list[NewMessage] = []
+        skipped, last_skipped, is_stopped = 0, state.last_skipped, False
+        for record in records:
+            if record.offset < positions.get(record.partition, 0):
+                continue  # it was taken before the reader had begun
+            try:
+                messages.append(self._message(source, record, now_ms))
+            except InputError as error:
+                reason = str(error)[:REASON_CHARACTERS_MAX]
+                last_skipped = UnpublishedRecord(record.partition, record.offset, reason, now_ms)
+                if source.on_error == OnError.STOP:
+                    is_stopped = True
+                    break
+                skipped += 1
+            positions[record.partition] = record.offset + 1
+        if positions == state.positions and not is_stopped:
+            return None
+        state = msgspec.structs.replace(
+            state,
+            positions=positions,
+            taken=state.taken + len(messages),
+            skipped=state.skipped + skipped,
+            last_skipped=last_skipped,
+            is_paused=is_stopped,
+            is_stopped=is_stopped,
+        )
+        # Nothing may come between the first message and the record: they are one frame.
+        room_bytes = _room_bytes(KnownSource(source, state))
+        self._publishing.publish_taken(source.subject_id, messages, room_bytes)
+        group = self._sequencer.group
+        seq = self._sequencer.next_seq
+        state = msgspec.structs.replace(
+            state,
+            seq=seq,
+            version=seq if is_stopped else state.version,
+            changed_ms=now_ms if is_stopped else state.changed_ms,
+        )
+        self._record(KnownSource(source, state))
+        assert self._sequencer.group is group
+        self.taken_total += len(messages)
+        self.skipped_total += skipped
+        if is_stopped:
+            self._changed(name)
+        else:
+            self._groups.wake()
+        return group
+
+    def _message(self, source: Source, record: SourceRecord, now_ms: int) -> NewMessage:
+        """What is published of a record. Raises InputError."""
+        body = b"null" if record.value is None else record.value
+        if len(body) > self._settings.body_max_bytes:
+            raise InputError(
+                f"the value has {len(body)} bytes; at most {self._settings.body_max_bytes} "
+                "(body_max_bytes)"
+            )
+        due_ms = self._due_ms(source.due_header, record, now_ms)
+        content = _content(body)
+        body = body.strip() if content is Content.JSON else body
+        payload = Payload(body, content, _key(record.key), _headers(source, record))
+        return NewMessage("", due_ms, payload)
+
+    def _due_ms(self, header: str, record: SourceRecord, now_ms: int) -> int:
+        """Of several headers of that name the last one counts, as in Kafka's own clients."""
+        value = next((value for name, value in reversed(record.headers) if name == header), None)
+        if value is None:
+            return now_ms
+        due_ms = due_ms_of(value, header, now_ms)
+        if due_ms - now_ms > self._settings.delay_max_ms:
+            longest = format_duration(self._settings.delay_max_ms)
+            raise InputError(f"{header} is further away than {longest} (delay_max_ms)")
+        return max(now_ms, due_ms)
+
+    # ── records and overlays ───────────────────────────────────────────────────────────────────
+
+    def _record(self, known: KnownSource, *, is_new_definition: bool = False) -> None:
+        """Put the record of a change into the open group."""
+        source, state = known
+        packed = pack_source(source) if is_new_definition else None
+        packed_state = pack_source_state(state)
+        payload = seal(pack_source_change(SourceChange(source.name, packed, packed_state)))
+        seq = self._sequencer.append(RecordKind.SOURCE, payload=payload)
+        assert seq == state.seq
+        self._show(seq, source.name, packed, packed_state)
+
+    def _show(self, seq: int, name: str, source: bytes | None, state: bytes) -> None:
+        """Record `seq` of the open group has brought a source this far. `source`: its new
+        definition, if that is new."""
+        undo = self._sequencer.group.undo
+        undo.append(partial(self._tell, name))  # called last: behind those of the overlays
+        undo += self._named.put(seq, name, source, state)
+
+    def _changed(self, name: str) -> None:
+        self._groups.wake()
+        self.on_changed(name)
+
+    def _tell(self, name: str) -> None:
+        """What was decided last about a source could not be written: it is as it was."""
+        self.on_changed(name)
+
+    def find(self, name: str) -> KnownSource | None:
+        """A source by name, if there is one."""
+        found = self._named.find(name)
+        return None if found is None else _known(found)
+
+    def _check(
+        self,
+        known: KnownSource | None,
+        name: str,
+        expected: Versions,
+        *,
+        only_new: bool = False,
+    ) -> None:
+        if only_new and known is not None:
+            raise PreconditionError(f"there is a source {name!r}", known.version)
+        if expected is not None and (known is None or known.version not in expected):
+            raise PreconditionError(
+                "the source has changed since; look it up, and decide again"
+                if known is not None
+                else f"there is no source {name!r}",
+                known.version if known is not None else "",
+            )
+
+
+def _known(found: NamedEntry) -> KnownSource:
+    return KnownSource(unpack_source(found.definition), unpack_source_state(found.state))
+
+
+def _room_bytes(known: KnownSource) -> int:
+    """No less than the payload of a record with all of it has."""
+    return len(pack_source(known.source)) + len(pack_source_state(known.state)) + 512
+
+
+# ── records of topics ────────────────────────────────────────────────────────────────────────────
+
+
+def due_ms_of(value: bytes, header: str, now_ms: int) -> int:
+    """When a message is due: a time in RFC 3339, digits (ms since the epoch), or a duration with a
+    unit. Raises InputError."""
+    text = value.decode("ascii", "replace").strip()
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return parse_time_ms(int(text))
+    try:
+        return now_ms + parse_duration_ms(text)
+    except InputError:
+        pass
+    try:
+        return parse_time_ms(text)
+    except InputError:
+        raise InputError(
+            f"{header} is {text[:60]!r}: write a time such as 2026-11-20T16:30:00Z, milliseconds "
+            "since 1970, or a duration such as 30m"
+        ) from None
+
+
+def _content(body: bytes) -> Content:
+    try:
+        body.decode()
+        _read_json(body)
+        check_nesting((body,))
+    except (ValueError, msgspec.DecodeError, InputError, RecursionError):
+        return Content.BINARY
+    return Content.JSON
+
+
+def _key(key: bytes | None) -> str | None:
+    """None where it is no key of a message."""
+    if key is None:
+        return None
+    try:
+        text = key.decode()
+        check_key(text)
+    except (UnicodeDecodeError, InputError):
+        return None
+    return text
+
+
+def _headers(source: Source, record: SourceRecord) -> dict[str, str] | None:
+    """Those that a message may have, the first ones that fit; not the one that said when."""
+    kept: dict[str, str] = {}
+    for name, value in record.headers[:HEADERS_MAX]:
+        if name == source.due_header or value is None:
+            continue
+        try:
+            with_it = {**kept, name: value.decode()}
+            check_headers(with_it)
+        except (UnicodeDecodeError, InputError):
+            continue
+        kept = with_it
+    return kept or None

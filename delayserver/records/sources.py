@@ -1,0 +1,126 @@
+"""Sources: topics that messages are taken from, and how far each of them is.
+
+    Source       what somebody has put: where the topic is, and what its records become
+    SourceState  where it stands: the next offset of each partition, counts, whether it is paused
+
+Both are kept packed, and decoded when they are used. The state is written with each batch that is
+taken, in the group of its messages: so after a crash either both are there or neither.
+
+Cost: 1 µs to decode, and 0.1 µs for each partition. Threads: immutable values, pure functions.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from delayserver.records.subscriptions import KafkaTarget
+
+
+class OnError(IntEnum):
+    """What becomes of a source with a record that cannot be published."""
+
+    SKIP = 0
+    """It is counted, and left out."""
+    STOP = 1
+    """Nothing is taken any more, until somebody resumes it."""
+
+
+class SourceRecord(NamedTuple):
+    """A record of a topic, as it stands there."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class Source(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table SOURCES (MessagePack)."""
+
+    name: str
+    subject_id: int
+    topic: KafkaTarget
+    """Its brokers, its name, and whom they let in."""
+    due_header: str
+    """The header that says when a message is due."""
+    group: str
+    """The group that progress is shown in; what counts is the state."""
+    on_error: int = OnError.SKIP
+
+
+class UnpublishedRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A record that could not be published, and why."""
+
+    partition: int
+    offset: int
+    reason: str
+    time_ms: int
+
+
+class SourceState(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table SOURCE_STATES (MessagePack)."""
+
+    seq: int
+    """The record that made it."""
+    version: int
+    """The record of the last change that somebody asked for, or that an error made."""
+    changed_ms: int
+    """When that was."""
+    is_paused: bool = False
+    is_stopped: bool = False
+    """It is paused since it came upon a record that cannot be published."""
+    positions: dict[int, int] = {}
+    """By partition the offset that is taken next; where there is none: the first that there is."""
+    taken: int = 0
+    """Messages that were published."""
+    skipped: int = 0
+    """Records that were left out."""
+    last_skipped: UnpublishedRecord | None = None
+    """The last that could not be published."""
+
+
+class SourceChange(msgspec.Struct, array_like=True, frozen=True):
+    """The payload of a SOURCE (MessagePack). None of both: it has ended."""
+
+    name: str
+    source: bytes | None = None
+    """A Source. None: the one that there is."""
+    state: bytes | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Source).decode
+_decode_state = msgspec.msgpack.Decoder(SourceState).decode
+_decode_change = msgspec.msgpack.Decoder(SourceChange).decode
+
+
+def pack_source(source: Source) -> bytes:
+    """A value of the table SOURCES."""
+    return _encode(source)
+
+
+def unpack_source(value: bytes) -> Source:
+    """The definition in such a value. Raises msgspec.DecodeError."""
+    return _decode(value)
+
+
+def pack_source_state(state: SourceState) -> bytes:
+    """A value of the table SOURCE_STATES."""
+    return _encode(state)
+
+
+def unpack_source_state(value: bytes) -> SourceState:
+    """The state in such a value. Raises msgspec.DecodeError."""
+    return _decode_state(value)
+
+
+def pack_source_change(change: SourceChange) -> bytes:
+    """The payload of a SOURCE, not sealed."""
+    return _encode(change)
+
+
+def unpack_source_change(data: bytes) -> SourceChange:
+    """The change in such a payload. Raises msgspec.DecodeError."""
+    return _decode_change(data)

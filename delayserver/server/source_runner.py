@@ -1,0 +1,178 @@
+"""Sources that run: what a feed reads is published, batch by batch, as long as its source wants it.
+
+    feed ──▶ read ──▶ Sourcing.take ──▶ durable ──▶ the next batch
+                          └── refused (too much, disk full) ──▶ waits, and gives it again
+
+A source has one task, and its feed one client: at most `sources_max` of both. One batch is under
+way at a time, so what was read and is not durable is little, and a roll-back is simple: the feed is
+opened again, where the state says. A feed that fails is opened again after a pause that grows.
+
+A change of a source ends its task, and another begins behind that one. A server that stops, or is
+no owner of its shard any more, ends all of them before it lets go.
+
+Cost: three turns of the event loop for each batch. Threads: belongs to the event loop.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from delayserver.decisions.group import Group
+from delayserver.decisions.sourcing import KnownSource, Sourcing
+from delayserver.delivery.feeds import Batch, Feed, FeedError, FeedOpener
+from delayserver.errors import DiskReserveError, OverloadedError, StoppingError
+from storage.errors import StorageError
+
+RETRY_S: Final = 1.0
+"""After the first failure; doubled up to RETRY_MAX_S."""
+RETRY_MAX_S: Final = 30.0
+
+log = structlog.get_logger()
+
+
+class SourceRunner:
+    """The tasks of all sources of a server."""
+
+    def __init__(
+        self,
+        sources: Sourcing,
+        make_opener: Callable[[], FeedOpener],
+        clock: Callable[[], int],
+        on_fatal: Callable[[BaseException], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`make_opener`: called once there is a source; raises ModuleNotFoundError."""
+        self._sources = sources
+        self._make_opener = make_opener
+        self._opener: FeedOpener | None = None
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._sleep = sleep
+        self._tasks: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        """By name, with the version that it runs."""
+        self._is_ended = False
+        self.errors: dict[str, str] = {}
+        """By name, why nothing can be read now."""
+
+    def start(self) -> None:
+        """Begin with those that there are."""
+        self._sources.on_changed = self._look_at
+        for known in self._sources.all():
+            self._look_at(known.source.name)
+
+    async def stop(self) -> None:
+        """Take nothing any more."""
+        self._is_ended = True
+        tasks = [task for _, task in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look_at(self, name: str) -> None:
+        known = self._sources.find(name)
+        before = self._tasks.get(name)
+        version = -1 if known is None or known.state.is_paused else known.state.version
+        if self._is_ended or (before is not None and before[0] == version):
+            return
+        if before is None and version < 0:
+            return
+        task = asyncio.get_running_loop().create_task(
+            self._run(name, version, None if before is None else before[1])
+        )
+        self._tasks[name] = version, task
+        task.add_done_callback(lambda task: self._on_done(name, task))
+
+    def _on_done(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(name, (0, None))[1] is task:
+            del self._tasks[name]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # Feeds answer for what goes wrong on the network; this is a mistake of ours.
+            self._on_fatal(error)
+
+    async def _run(self, name: str, version: int, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        self.errors.pop(name, None)
+        retry_s = RETRY_S
+        while (known := self._wanted(name, version)) is not None:
+            has_read = False
+            try:
+                async with _Opened(self._open(known)) as feed:
+                    while self._wanted(name, version) is not None:
+                        batch = await feed.read()
+                        has_read = True
+                        self.errors.pop(name, None)
+                        await self._publish(name, version, batch, feed)
+            except (FeedError, StorageError) as error:
+                retry_s = RETRY_S if has_read else min(2 * retry_s, RETRY_MAX_S)
+                if self.errors.get(name) != str(error):
+                    log.error("a source cannot be read", source=name, error=str(error))
+                self.errors[name] = str(error)
+                await self._sleep(retry_s)
+
+    def _wanted(self, name: str, version: int) -> KnownSource | None:
+        known = self._sources.find(name)
+        is_so = known is not None and known.state.version == version and not known.state.is_paused
+        return known if is_so else None
+
+    async def _open(self, known: KnownSource) -> Feed:
+        if self._opener is None:
+            try:
+                self._opener = self._make_opener()
+            except ModuleNotFoundError as error:
+                raise FeedError(
+                    "this server has no client for kafka: install it with pip install "
+                    "'delayserver[kafka]'"
+                ) from error
+        return await self._opener.open(known.source, known.state.positions)
+
+    async def _publish(self, name: str, version: int, batch: Batch, feed: Feed) -> None:
+        """Done when it is durable. Raises StorageError where it could not be written."""
+        while True:
+            try:
+                group = self._sources.take(name, version, batch, self._clock())
+                break
+            except OverloadedError as error:
+                await self._sleep(error.retry_after_ms / 1000)
+            except (DiskReserveError, StoppingError):
+                await self._sleep(RETRY_S)
+        if group is None:
+            return
+        await _durable(group)
+        known = self._sources.find(name)
+        if known is not None:
+            feed.took(known.state.positions)
+
+
+class _Opened:
+    """A feed that is closed behind its use, also where its task was cancelled."""
+
+    def __init__(self, opening: Awaitable[Feed]) -> None:
+        self._opening = opening
+
+    async def __aenter__(self) -> Feed:
+        self._feed = await self._opening
+        return self._feed
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._feed.close()
+
+
+async def _durable(group: Group) -> None:
+    """Raises what kept it from being so."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def told(error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    group.when_durable(told)
+    await future
