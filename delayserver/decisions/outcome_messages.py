@@ -44,7 +44,7 @@ class OutcomeBody(msgspec.Struct):
     """When that was decided."""
 
 
-class OutcomeMessage(NamedTuple):
+class OutcomeToTell(NamedTuple):
     """A message that is to be published."""
 
     subject: str
@@ -67,7 +67,7 @@ class OutcomeMessages:
         self._registry = registry
         self._publishing = publishing
 
-    def of_delivered(self, delivery: DueDelivery, now_ms: int) -> OutcomeMessage | None:
+    def of_delivered(self, delivery: DueDelivery, now_ms: int) -> OutcomeToTell | None:
         """What tells that a delivery has arrived; None: nobody asked for it."""
         subject = delivery.payload.outcomes.delivered
         if subject is None:
@@ -76,14 +76,14 @@ class OutcomeMessages:
 
     def of_dead(
         self, delivery: DueDelivery, attempts: int, reason: str, now_ms: int
-    ) -> OutcomeMessage | None:
+    ) -> OutcomeToTell | None:
         """What tells that a delivery was given up after so many attempts; None: nobody asked."""
         subject = delivery.payload.outcomes.dead
         if subject is None:
             return None
         return self._make(subject, delivery, "dead", attempts, reason, now_ms)
 
-    def publish(self, message: OutcomeMessage, now_ms: int) -> Group | None:
+    def publish(self, message: OutcomeToTell, now_ms: int) -> Group | None:
         """Put it into the open group, in which the caller has made room, unless it is there.
 
         Returns the group with which it is durable; None: it is."""
@@ -97,7 +97,7 @@ class OutcomeMessages:
         attempts: int,
         reason: str | None,
         now_ms: int,
-    ) -> OutcomeMessage:
+    ) -> OutcomeToTell:
         subscription = self._registry.by_id(delivery.subscription_id)
         # Of one that was deleted while the delivery was on its way there is the number alone; no
         # name looks like that.
@@ -110,4 +110,4 @@ class OutcomeMessages:
         headers = {OUTCOME_HEADER: outcome, ID_HEADER: message_id, SUBSCRIPTION_HEADER: name}
         own_key = outcome_key(message_id, name, outcome)
         payload = Payload(_encode(body), key=own_key, headers=headers)
-        return OutcomeMessage(subject, payload, encode_payload(payload))
+        return OutcomeToTell(subject, payload, encode_payload(payload))

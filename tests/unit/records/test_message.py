@@ -87,7 +87,7 @@ def test_what_has_no_options_has_the_bytes_that_it_had_before_there_were_any() -
     watch = [["order-1001"], 1]
     assert encode_payload(UNWATCHED) == seal(msgspec.msgpack.encode(plain))
     assert encode_payload(FULL) == seal(msgspec.msgpack.encode([*plain, watch]))
-    with_options = [*plain, watch, None, [60_000, 5, 9, None]]
+    with_options = [*plain, watch, None, [60_000, 5, 9]]
     assert encode_payload(WITH_OPTIONS) == seal(msgspec.msgpack.encode(with_options))
 
 
