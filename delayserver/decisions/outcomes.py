@@ -557,10 +557,11 @@ class Outcomes:
         )
         payload = msgspec.structs.replace(delivery.payload, origin=next_origin)
         sealed = encode_payload(payload)
+        due_ms, expires_ms = now_ms + delay_ms, payload.expires_ms(origin.due_ms)
         if payload.options is not None and payload.options.group is not None:
             # A restart loads no hour that is further away, and has to know what holds up a group.
-            delay_ms = min(delay_ms, self._group_retry_max_ms)
-        due_ms, expires_ms = now_ms + delay_ms, payload.expires_ms(origin.due_ms)
+            loaded_until_ms = self._hours.loaded_until_ms
+            due_ms = min(due_ms, now_ms + self._group_retry_max_ms, loaded_until_ms - 1)
         if expires_ms is not None:
             # An attempt after that would be in vain. It becomes a dead letter then, not before.
             due_ms = max(now_ms, min(due_ms, expires_ms))
@@ -640,9 +641,12 @@ class Outcomes:
         def concluded() -> None:
             self._hours.add(delivery.entry.hour, -1)
             self._dispatcher.release_delivery(delivery)
+            place = delivery.subscription_id, delivery.origin.message_seq
             if change.state == ChangeState.DEAD:
-                # A retry keeps its place, and others of its group wait for it.
-                self._dispatcher.end_turn(delivery.subscription_id, (delivery.origin.message_seq,))
+                self._dispatcher.end_turn(place[0], (place[1],))
+            else:
+                # It keeps its place, and others of its group wait for it.
+                self._dispatcher.keep_turn(*place, change.entry_seq)
             self._pump(delivery.subscription_id)
 
         sequencer.group.effects.append(concluded)

@@ -168,6 +168,8 @@ class Dispatcher:
         """Where several shards count together; set before anything fires."""
         self.may_deliver: Callable[[], bool] = lambda: True
         """Whether anything may leave now: where others could take over, only under a lease."""
+        self.look_rows_max = READ_ROWS_MAX
+        """Rows that are read in one turn to find out of which groups they are."""
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
 
@@ -523,15 +525,29 @@ class Dispatcher:
         queue = self._queues.get(subscription_id)
         if queue is None:
             return
-        room = Room(READ_ROWS_MAX, self._answer_max_bytes)
-        if slices := single_file.next_expected(room):
-            self._ports.read(
-                Handout(queue.subscription, slices, {}, is_look=True, are_expected=True)
-            )
-        elif slices := single_file.next_unread(room):
-            self._ports.read(Handout(queue.subscription, slices, {}, is_look=True, of_group=True))
+        subscription = queue.subscription
+        while slices := single_file.next_expected(self._room()):
+            # What has ended meanwhile need not be there any more.
+            if slices := self._still_expected(queue, slices):
+                self._ports.read(Handout(subscription, slices, {}, is_look=True, are_expected=True))
+                return
+        if slices := single_file.next_unread(self._room()):
+            self._ports.read(Handout(subscription, slices, {}, is_look=True, of_group=True))
         else:
             single_file.is_reading = False  # They have expired meanwhile.
+
+    def _room(self) -> Room:
+        return Room(self.look_rows_max, self._answer_max_bytes)
+
+    def _still_expected(self, queue: Queue, slices: list[FiredRows]) -> list[FiredRows]:
+        """Of rows that waited in the wheel, those that do, or have come to the queue since."""
+        found = []
+        for fired in slices:
+            entries = map(ScheduleEntry, fired.rows["seq"].tolist(), fired.due_ms().tolist())
+            waits = [self._has_not_fired(entry) or queue.holds(entry) for entry in entries]
+            if any(waits):
+                found.append(FiredRows(fired.hour, select(fired.rows, np.array(waits))))
+        return found
 
     def _on_groups_found(
         self, queue: Queue, handout: Handout, deliveries: Deliveries, now_ms: int
@@ -540,16 +556,30 @@ class Dispatcher:
         assert single_file is not None
         single_file.is_reading = False
         if handout.of_group:
-            for fired in single_file.on_read(deliveries):
+            leaving, lost = single_file.on_read(deliveries)
+            for fired in leaving:
                 queue.rows.admit(fired)
+            self._lose(queue, lost)
         else:
             for delivery in deliveries:
                 options, entry = delivery.payload.options, delivery.entry
                 is_retry = delivery.attempt > 1
                 if is_retry and (self._has_not_fired(entry) or queue.holds(entry)):
                     assert options is not None and options.group is not None
-                    single_file.hold(options.group, delivery.origin.message_seq)
+                    single_file.hold(options.group, delivery.origin.message_seq, entry.seq)
         self.pump(queue, now_ms)
+
+    def _lose(self, queue: Queue, seqs: list[int]) -> None:
+        """Rows cannot be read, which was reported: nobody waits behind them."""
+        self._unread.update(seqs)
+        if queue.rows.single_file is not None:
+            self._go_on(queue, queue.rows.single_file.lose(seqs))
+
+    def keep_turn(self, subscription_id: int, message_seq: int, seq: int) -> None:
+        """A message is retried as row `seq`: if it is the first of its group, that is still."""
+        queue = self._queues.get(subscription_id)
+        if queue is not None and queue.rows.single_file is not None:
+            queue.rows.single_file.follow(message_seq, seq)
 
     def end_turn(self, subscription_id: int, message_seqs: Iterable[int]) -> None:
         """Messages are settled for a subscription: what waits behind them in their groups is
@@ -557,11 +587,14 @@ class Dispatcher:
         queue = self._queues.get(subscription_id)
         if queue is None or queue.rows.single_file is None:
             return
-        leaving = queue.rows.single_file.release(message_seqs)
+        self._go_on(queue, queue.rows.single_file.release(message_seqs))
+
+    def _go_on(self, queue: Queue, leaving: list[FiredRows]) -> None:
+        """It is the turn of these rows."""
         for fired in leaving:
             queue.rows.admit(fired)
         if leaving:
-            self._ports.call_soon(partial(self._pump_again, subscription_id))
+            self._ports.call_soon(partial(self._pump_again, queue.subscription.id))
 
     def _pump_again(self, subscription_id: int) -> None:
         if (queue := self._queues.get(subscription_id)) is not None:
@@ -591,10 +624,10 @@ class Dispatcher:
                 self.orphans.remove(fired.rows["seq"].tolist())
                 self._adopt(fired, handout.subscription.id)
             return
-        for seq in handout.unread(deliveries):
-            queue.release(seq)
-            self._unread.add(seq)
-            self.end_turn(queue.subscription.id, (seq,))
+        if lost := handout.unread(deliveries):
+            for seq in lost:
+                queue.release(seq)
+            self._lose(queue, lost)
         if not handout.give_up_reason and not self.may_deliver():
             self._take_back(queue, handout, deliveries, now_ms)
             return

@@ -1,11 +1,12 @@
 """Single file: of the rows of a group that are due for one subscription, one leaves at a time.
 
 A row does not say of which group its message is: that stands in its payload. So rows that may have
-a group are read before they may leave, some in a turn of the event loop, in the order in which they
-came. The first of a group goes on and is its head; the others wait, as columns, until the head is
-settled. A retry of the head comes back as the head, however long it takes.
+a group are read before they may leave, some in a turn of the event loop, in due order: those that
+fall due together come subject by subject, and a group may have several. The first of a group goes on and is its head; the others wait, as columns, until the head is
+settled. A retry of the head comes back as the head, however long it takes. A row that cannot be
+read is nobody's turn: it is here no more, and if it was that of a head, the others go on.
 
-    note ──▶ unread ──▶ (read) ──▶ first of its group ──▶ goes on ──▶ settled: release
+    note ──▶ unread ──▶ (read) ──▶ first of its group ──▶ goes on ──▶ settled: release, lose
                               └──▶ others: sorted columns ◀── the next one goes on ──┘
     expect ─▶ (read) ──▶ a retry that an earlier process has recorded: the head of its group
 
@@ -15,8 +16,9 @@ short, as the slices of a `Lane`. Two groups whose names have the same 64 bits o
 one: they are delivered all the same.
 
 Cost: a read of the payload, and 3 µs for each row; 56 bytes for one that waits, nothing while it
-does; two entries of a dict for each group that has a head; for the next one, a binary search in
-each part. Nothing for rows without a group. Threads: belongs to the event loop.
+does; two entries of a dict for each group that has a head, three where that is retried; for the
+next one, a binary search in each part. Nothing for rows without a group. Threads: belongs to the
+event loop.
 """
 
 from collections.abc import Iterable, Iterator
@@ -92,10 +94,24 @@ def _part(rows: Rows) -> _Part:
 class SingleFile:
     """The groups of one queue."""
 
-    __slots__ = ("_expected", "_groups", "_heads", "_parts", "_reading", "_unread", "is_reading")
+    __slots__ = (
+        "_expected",
+        "_groups",
+        "_heads",
+        "_held",
+        "_noted",
+        "_parts",
+        "_reading",
+        "_rows",
+        "_unread",
+        "is_reading",
+    )
 
     def __init__(self) -> None:
+        self._noted = Lane()
+        """Rows that came since the last read, in the order in which they did."""
         self._unread = Lane()
+        """Those that came before, in due order."""
         self._expected = Lane()
         """Copies of rows that wait in the wheel."""
         self._reading = Lane()
@@ -103,6 +119,11 @@ class SingleFile:
         """By group, the seq of the message whose turn it is."""
         self._groups: dict[int, int] = {}
         """The other way round."""
+        self._rows: dict[int, int] = {}
+        """By the seq of such a message, that of its row, where it is another one."""
+        self._held: list[tuple[int, int, int]] = []
+        """Other retries that an earlier process has recorded: group, message and row. Of the first
+        it had learned that it was delivered, and then lost its power."""
         self._parts: list[_Part] = []
         self.is_reading = False
         """Rows are being read, or are about to be."""
@@ -110,16 +131,21 @@ class SingleFile:
     @property
     def are_unread(self) -> bool:
         """Whether there are rows of which nobody knows the group."""
-        return self._unread.count > 0
+        return self._noted.count + self._unread.count > 0
 
     @property
     def count(self) -> int:
         """How many rows wait for their turn, or to be read."""
-        return self._unread.count + self._reading.count + sum(part.left for part in self._parts)
+        behind = sum(part.left for part in self._parts)
+        return behind + sum(lane.count for lane in self._lanes())
+
+    def _lanes(self) -> tuple[Lane, ...]:
+        """Of rows of which nobody knows the group, those that came first in front."""
+        return self._reading, self._unread, self._noted
 
     def note(self, fired: FiredRows) -> None:
         """Rows are due that may have a group."""
-        self._unread.push(fired)
+        self._noted.push(fired)
 
     def expect(self, fired: FiredRows) -> None:
         """Rows wait in the wheel that may be retries of heads: read before all others."""
@@ -131,6 +157,10 @@ class SingleFile:
 
     def next_unread(self, room: Room) -> list[FiredRows]:
         """Rows that are due and to be read next. They are here still."""
+        if self._noted.count:
+            noted, self._noted = self._noted, Lane()
+            for fired in _in_due_order(noted):
+                self._unread.push(fired)
         slices = self._unread.pop(room)
         for fired in slices:
             self._reading.push(fired)
@@ -138,13 +168,13 @@ class SingleFile:
 
     # ── whose turn it is ───────────────────────────────────────────────────────────────────────
 
-    def on_read(self, deliveries: Deliveries) -> list[FiredRows]:
+    def on_read(self, deliveries: Deliveries) -> tuple[list[FiredRows], list[int]]:
         """What `next_unread` gave was read; returns rows that may leave now, in the order in which
-        they are to. What could not be read is among them: whoever reads it then reports it."""
+        they are to, and the seqs of those that could not be read: they are here no more."""
         reading, self._reading = self._reading, Lane()
         taken = reading.take(deliveries.settled["seq"])
         here = {seq for fired in taken for seq in fired.rows["seq"].tolist()}
-        leaving = list(reading.slices)
+        lost = [seq for fired in reading.slices for seq in fired.rows["seq"].tolist()]
         order = np.lexsort((deliveries.settled["message_seq"], orders_ms(deliveries)))
         going: list[int] = []
         waiting: list[int] = []
@@ -158,7 +188,9 @@ class SingleFile:
         for index in order.tolist():
             if seqs[index] not in here:
                 continue  # It was taken out meanwhile.
-            if groups[index] is None or self._is_turn(numbers[index], message_seqs[index]):
+            if groups[index] is None or self._is_turn(
+                numbers[index], message_seqs[index], seqs[index]
+            ):
                 going.append(index)
             else:
                 waiting.append(index)
@@ -168,36 +200,73 @@ class SingleFile:
                 deliveries.rows["route"][index] |= priority_bits(options.priority)
         if waiting:
             self._wait(deliveries, np.array(waiting, np.intp), numbers)
-        if going:
-            leaving += deliveries.slices(np.array(going, np.intp))
-        return leaving
+        leaving = deliveries.slices(np.array(going, np.intp)) if going else []
+        return leaving, lost
 
-    def _is_turn(self, group: int, message_seq: int) -> bool:
+    def _is_turn(self, group: int, message_seq: int, seq: int) -> bool:
         head = self._heads.setdefault(group, message_seq)
         if head != message_seq:
             return False
         self._groups[message_seq] = group
+        self.follow(message_seq, seq)
         return True
 
-    def hold(self, group: str, message_seq: int) -> None:
-        """A retry of this message waits: it is the head of its group."""
-        self._is_turn(group_number(group), message_seq)
+    def hold(self, group: str, message_seq: int, seq: int) -> None:
+        """A retry of this message waits, as row `seq`: it is the head of its group, or behind
+        another one."""
+        number = group_number(group)
+        if not self._is_turn(number, message_seq, seq):
+            self._held.append((number, message_seq, seq))
+
+    def follow(self, message_seq: int, seq: int) -> None:
+        """A message waits as row `seq` from now on; of interest if it is a head."""
+        if message_seq in self._groups and seq != message_seq:
+            self._rows[message_seq] = seq
+
+    def lose(self, seqs: Iterable[int]) -> list[FiredRows]:
+        """Rows cannot be read; those that were of heads make way: as `release`."""
+        lost = set(seqs)
+        heads = [message_seq for message_seq, seq in self._rows.items() if seq in lost]
+        heads += [seq for seq in lost if seq in self._groups and seq not in self._rows]
+        return self.release([*heads, *(held[1] for held in self._held if held[2] in lost)])
 
     def release(self, message_seqs: Iterable[int]) -> list[FiredRows]:
         """Messages are settled; those that were heads make way: returns the rows that are next."""
         leaving: list[Rows] = []
+        if self._held:
+            message_seqs = list(message_seqs)
+            self._held = [held for held in self._held if held[1] not in message_seqs]
         for message_seq in message_seqs:
             group = self._groups.pop(message_seq, None)
             if group is None:
                 continue
             del self._heads[group]
-            found = self._next(group)
+            self._rows.pop(message_seq, None)
+            found = self._next_held(group) if self._held else None
+            if found is None and group not in self._heads:
+                found = self._next(group)
             if found is not None:
-                self._is_turn(group, int(found["message_seq"][0]))
+                self._is_turn(group, int(found["message_seq"][0]), int(found["row"]["seq"][0]))
                 leaving.append(found)
         if not leaving:
             return []
         return list(_slices(concatenate(leaving, _WAITING_DTYPE)))
+
+    def _next_held(self, group: int) -> Rows | None:
+        """Another retry is the head of a group, if there is one; take out its row, if that is here
+        (_WAITING_DTYPE, shape 1)."""
+        for held in self._held:
+            if held[0] == group:
+                self._held.remove(held)
+                self._is_turn(*held)
+                for part in self._parts:
+                    which = np.flatnonzero(part.is_here & (part.seqs == held[2]))
+                    if len(which):
+                        found = part.remove(which)
+                        self._drop_empty(part)
+                        return found
+                break
+        return None
 
     def _next(self, group: int) -> Rows | None:
         """Take out the next row of a group (_WAITING_DTYPE, shape 1)."""
@@ -246,25 +315,24 @@ class SingleFile:
         """All rows that are here."""
         for part in self._parts:
             yield from _slices(part.waiting())
-        yield from self._reading.slices
-        yield from self._unread.slices
+        for lane in self._lanes():
+            yield from lane.slices
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row is here."""
         return (
-            self._unread.holds(entry)
-            or self._reading.holds(entry)
+            any(lane.holds(entry) for lane in self._lanes())
             or any((part.is_here & (part.seqs == entry.seq)).any() for part in self._parts)
         )
 
     def first_ms(self) -> int | None:
         """When the first row fell due that is not read yet."""
-        firsts = (self._reading.first_ms(), self._unread.first_ms())
+        firsts = (lane.first_ms() for lane in self._lanes())
         return min((first for first in firsts if first is not None), default=None)
 
     def take(self, seqs: NDArray[np.uint64]) -> list[FiredRows]:
         """Take out the rows that have these seqs, wherever they stand; those that are here."""
-        taken = [*self._unread.take(seqs), *self._reading.take(seqs)]
+        taken = [fired for lane in self._lanes() for fired in lane.take(seqs)]
         for part in list(self._parts):
             which = np.flatnonzero(is_among(part.seqs, seqs) & part.is_here)
             if len(which):
@@ -288,5 +356,17 @@ def _slices(waiting: Rows) -> Iterator[FiredRows]:
     """Rows that wait (_WAITING_DTYPE) by hour, each in due order."""
     for hour in np.unique(waiting["hour"]).tolist():
         rows = waiting["row"][waiting["hour"] == hour]
-        order = np.lexsort((rows["seq"], rows["due_offset_ms"]))
-        yield FiredRows(hour, select(np.ascontiguousarray(rows), order))
+        yield _by_due(hour, np.ascontiguousarray(rows))
+
+
+def _in_due_order(lane: Lane) -> Iterator[FiredRows]:
+    """All rows of a lane, by hour."""
+    by_hour: dict[int, list[Rows]] = {}
+    for fired in lane.slices:
+        by_hour.setdefault(fired.hour, []).append(fired.rows)
+    for hour in sorted(by_hour):
+        yield _by_due(hour, concatenate(by_hour[hour], WHEEL_DTYPE))
+
+
+def _by_due(hour: int, rows: Rows) -> FiredRows:
+    return FiredRows(hour, select(rows, np.lexsort((rows["seq"], rows["due_offset_ms"]))))

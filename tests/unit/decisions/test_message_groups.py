@@ -11,11 +11,15 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.delivery.queue import READ_ROWS_MAX
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, MessageOptions, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
+from storage.errors import DamageError
+from storage.files import size_of
+from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
@@ -23,9 +27,21 @@ from tests.unit.fakes import subscription
 LEAD_MS = 10 * 60_000
 
 
+class Damages(Observer):
+    """Notes which rows were named."""
+
+    def __init__(self) -> None:
+        self.seqs: list[int | None] = []
+
+    def damaged(self, error: DamageError) -> None:
+        self.seqs.append(error.first_seq)
+
+
 class Machine:
+    look_rows_max = READ_ROWS_MAX
+
     def __init__(self, *receivers: Subscription) -> None:
-        self.clock = SimulatedClock()
+        self.clock, self.observer = SimulatedClock(), Damages()
         self.files, self.catalog = SimulatedFiles(), MemoryCatalog()
         self.start()
         for receiver in receivers:
@@ -36,8 +52,9 @@ class Machine:
     def start(self) -> None:
         rng = random.Random(0)
         self.server = SimulatedServer(
-            Settings(lead_ms=LEAD_MS), self.files, self.catalog, self.clock, rng, Observer()
+            Settings(lead_ms=LEAD_MS), self.files, self.catalog, self.clock, rng, self.observer
         )
+        self.server.engine.dispatcher.look_rows_max = self.look_rows_max
 
     def restart(self) -> None:
         self.files, self.catalog = self.files.kill(), self.catalog.crash()
@@ -51,12 +68,19 @@ class Machine:
             self.server.tick()
         self.server.rest()
 
-    def publish(self, *messages: tuple[str, int], **options: Any) -> None:
+    def lose_files(self) -> None:
+        """All that is filed cannot be read any more."""
+        self.work(2_000)
+        for name in self.files.list("schedule"):
+            path = f"schedule/{name}"
+            self.files.fail_reads(path, 0, size_of(self.files, path))
+
+    def publish(self, *messages: tuple[str, int], subject: str = "orders", **options: Any) -> None:
         """Of pairs of a group and how soon it is due; the body is both."""
         now_ms = self.clock.now_ms
         chosen = [MessageOptions(group=group, **options) for group, _ in messages]
         new = [
-            NewMessage("orders", now_ms + due_ms, Payload(f"{group}{due_ms}".encode(), options=one))
+            NewMessage(subject, now_ms + due_ms, Payload(f"{group}{due_ms}".encode(), options=one))
             for (group, due_ms), one in zip(messages, chosen, strict=True)
         ]
         publish_all(self.server.engine.publishing, new, now_ms)
@@ -231,3 +255,104 @@ def test_a_consumer_has_one_of_a_group_and_again_what_it_gave_back() -> None:
     outcomes.ack([taken["a1"]], machine.clock.now_ms)
     machine.work()
     assert sorted(machine.pull(consumer)) == ["a2"]
+
+
+def test_a_retry_that_cannot_be_read_is_named_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.files.SECTOR_BYTES", 1)  # and nothing beside it
+    machine = Machine(webhook(backoff_ms=(10_000,)))
+    machine.publish(("a", 1), ("a", 2))
+    machine.work(5)
+    first = machine.answer("a1", 500)
+    machine.lose_files()
+    machine.publish(("a", 0))
+    assert machine.sending() == [], "the retry keeps its place"
+    machine.work(20_000)
+    assert machine.sending() == ["a0"], "nobody can read what is before it"
+    assert len(set(machine.observer.seqs)) == 2
+    assert drained(machine) == ["a0"]
+    # They are there still, for a repair, or a start at which they can be read.
+    engine = machine.server.engine
+    assert engine.hours.unsettled() == 2
+    machine.files.mend_reads()
+    machine.restart()
+    assert drained(machine) == ["a1", "a2"]
+    assert first.attempt == 1
+
+
+@pytest.mark.damaged("what is filed cannot be read")
+def test_what_was_given_back_and_cannot_be_read_makes_way() -> None:
+    consumer = subscription(subject="*", created_ms=SimulatedClock().now_ms)
+    machine = Machine(consumer)
+    machine.publish(("a", 1))
+    machine.work(5)
+    taken = machine.pull(consumer)
+    machine.server.engine.outcomes.nack([taken["a1"]], 100, machine.clock.now_ms)
+    machine.work(100)
+    taken = machine.pull(consumer)
+    machine.lose_files()
+    machine.publish(("a", 0))
+    assert machine.pull(consumer) == {}
+    machine.server.engine.outcomes.nack([taken["a1"]], 0, machine.clock.now_ms)
+    assert [*machine.pull(consumer), *machine.pull(consumer)] == ["a0"]
+    assert len(set(machine.observer.seqs)) == 1
+
+
+def test_what_has_ended_since_a_start_is_not_read_as_a_retry() -> None:
+    machine = Machine(webhook(backoff_ms=(60_000,)))
+    machine.publish(("a", 1))
+    machine.work(5)
+    origin = machine.answer("a1", 500).origin
+    machine.restart()
+    machine.server.engine.messages.cancel(origin.message_seq, origin.published_due_ms)
+    machine.lose_files()
+    machine.publish(("a", 0))
+    assert drained(machine) == ["a0"]
+    assert machine.observer.seqs == []
+    machine.files.mend_reads()
+
+
+def test_those_that_fall_due_together_go_in_due_order_though_they_have_several_subjects() -> None:
+    machine = Machine(webhook())
+    machine.server.engine.dispatcher.look_rows_max = 1
+    machine.publish(("a", 2), ("a", 4), subject="one")
+    machine.publish(("a", 1), ("a", 3), subject="two")
+    machine.work(5)
+    assert drained(machine) == ["a1", "a2", "a3", "a4"]
+
+
+def test_a_retry_waits_no_longer_than_the_hours_that_a_start_surely_loads() -> None:
+    machine = Machine(webhook(backoff_ms=(60_000,)))
+    machine.publish(("a", 1), ("a", 2))
+    machine.work(5)
+    # Hours have passed, and the server has not looked at the clock.
+    machine.clock.set(3 * HOUR_MS)
+    [sent] = machine.server.sending
+    machine.server.answer(sent, WebhookResponse(500))
+    machine.server.rest()
+    machine.clock.set(-3 * HOUR_MS)
+    machine.restart()
+    assert machine.sending() == [], "the retry is known, and waits"
+    machine.work(3 * HOUR_MS)
+    assert drained(machine) == ["a1", "a2"]
+
+
+def test_of_two_retries_of_a_group_after_a_power_loss_none_is_overtaken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first was delivered, the second failed, and only that was recorded."""
+    machine = Machine(webhook(backoff_ms=(60_000,)))
+    machine.publish(("a", 1), ("a", 2), ("a", 3))
+    machine.work(5)
+    machine.answer("a1", 500)
+    machine.work(90_000)
+    monkeypatch.setattr(machine.server.settling, "put", lambda request: None)
+    machine.answer("a1")
+    machine.answer("a2", 500)
+    machine.restart()
+    assert machine.sending() == ["a1"], "that it was delivered is not known any more"
+    machine.answer("a1")
+    assert machine.sending() == []
+    machine.work(90_000)
+    assert drained(machine) == ["a2", "a3"]

@@ -30,7 +30,9 @@ def read(single_file: SingleFile, *rows: Ranked, priority: int = 0) -> list[int]
     """Notes rows and reads them; returns what may leave."""
     note(single_file, *rows)
     single_file.next_unread(Room(1000, ROOM))
-    return seqs(single_file.on_read(read_rows(*rows, priority=priority)))
+    leaving, lost = single_file.on_read(read_rows(*rows, priority=priority))
+    assert lost == []
+    return seqs(leaving)
 
 
 def read_rows(*rows: Ranked, priority: int = 0) -> Deliveries:
@@ -82,7 +84,7 @@ def test_the_earliest_of_each_group_is_next_as_in_a_model_that_sorts(seed: int) 
 def test_what_comes_back_as_another_row_is_the_head_still() -> None:
     single_file = SingleFile()
     assert read(single_file, (1, "a", 0), (2, "a", 1)) == [1]
-    single_file.hold("a", 1)
+    single_file.hold("a", 1, 1)
     assert single_file.release([7]) == [], "it was no head"
     assert read(single_file, (1, "a", 0)) == [1]
     assert seqs(single_file.release([1, 1])) == [2]
@@ -90,19 +92,62 @@ def test_what_comes_back_as_another_row_is_the_head_still() -> None:
 
 def test_a_retry_that_waits_holds_up_what_comes() -> None:
     single_file = SingleFile()
-    single_file.hold("a", 9)
+    single_file.hold("a", 9, 90)
     assert read(single_file, (10, "a", 0), (11, "b", 0)) == [11]
     assert seqs(single_file.release([9])) == [10]
 
 
-def test_what_cannot_be_read_leaves_and_what_was_taken_out_does_not() -> None:
+def test_of_two_retries_the_second_goes_when_the_first_is_settled() -> None:
+    single_file = SingleFile()
+    single_file.hold("a", 9, 90)
+    single_file.hold("a", 8, 80)
+    single_file.hold("a", 7, 70)
+    assert read(single_file, (1, "a", 0)) == []
+    assert single_file.release([9]) == [], "the row of the second is still to come"
+    assert read(single_file, (2, "a", 0)) == []
+    assert single_file.release([7]) == [], "it was cancelled"
+    assert seqs(single_file.release([8])) == [1]
+
+
+def test_the_second_of_two_retries_may_have_come_already() -> None:
+    single_file = SingleFile()
+    single_file.hold("a", 9, 90)
+    single_file.hold("a", 8, 8)
+    assert read(single_file, (1, "a", 0), (8, "a", 5)) == []
+    assert seqs(single_file.release([9])) == [8]
+    assert seqs(single_file.release([8])) == [1]
+
+
+def test_what_cannot_be_read_is_not_here_any_more_and_neither_is_what_was_taken_out() -> None:
     single_file = SingleFile()
     note(single_file, (1, "a", 0), (2, "b", 0), (3, "c", 0))
     single_file.next_unread(Room(1000, ROOM))
     assert single_file.count == 3
     assert seqs(single_file.take(np.array([2], np.uint64))) == [2]
-    assert seqs(single_file.on_read(read_rows((2, "b", 0), (3, "c", 0)))) == [1, 3]
+    leaving, lost = single_file.on_read(read_rows((2, "b", 0), (3, "c", 0)))
+    assert (seqs(leaving), lost) == ([3], [1])
     assert single_file.count == 0
+
+
+def test_a_head_whose_row_is_lost_makes_way() -> None:
+    single_file = SingleFile()
+    assert read(single_file, (1, "a", 0), (2, "a", 1), (3, "a", 2), (4, "a", 3)) == [1]
+    assert single_file.lose([2]) == [], "that is no head"
+    single_file.follow(1, 20)
+    assert single_file.lose([1]) == [], "it waits as another row"
+    assert seqs(single_file.lose([20])) == [2]
+    assert seqs(single_file.lose([2])) == [3]
+    single_file.hold("a", 9, 90)
+    assert single_file.lose([90]) == []
+    assert seqs(single_file.release([3])) == [4]
+
+
+def test_rows_that_came_subject_by_subject_are_read_in_due_order() -> None:
+    single_file = SingleFile()
+    for rows in ([(5, "a", 4), (6, "a", 6)], [(7, "a", 3), (8, "a", 6)]):
+        note(single_file, *rows)
+    found = [seqs(single_file.next_unread(Room(1, ROOM))) for _ in range(4)]
+    assert found == [[7], [5], [6], [8]]
 
 
 def test_what_waits_is_found_and_can_be_taken_out() -> None:
@@ -119,6 +164,6 @@ def test_a_row_that_leaves_has_the_priority_of_its_message() -> None:
     single_file = SingleFile()
     note(single_file, (1, "a", 0), (2, "a", 0))
     single_file.next_unread(Room(1000, ROOM))
-    [first] = single_file.on_read(read_rows((1, "a", 0), (2, "a", 0), priority=7))
+    [first], _ = single_file.on_read(read_rows((1, "a", 0), (2, "a", 0), priority=7))
     [second] = single_file.release([1])
     assert [priority_of(int(one.rows["route"][0])) for one in (first, second)] == [7, 7]
