@@ -48,6 +48,7 @@ WATCH_KEYS = ("w1", "w2")
 HEARTBEATS = ("h1", "h2")
 TTLS_MS = (3000, 0, 1, 300, HOUR_MS)
 PRIORITIES = (0, 9, 5, 1)
+GROUPS = ("g1", "g2")
 
 
 class Clients(Actor):
@@ -55,6 +56,8 @@ class Clients(Actor):
 
     says_where = False
     """Whether some of what they publish says itself where it goes."""
+    has_groups = False
+    """Whether most of what they publish has a group."""
 
     def __init__(
         self, rng: random.Random, clock: SimulatedClock, ledger: Ledger, counts: Counter[str]
@@ -99,6 +102,9 @@ class Clients(Actor):
         if self.says_where and variant % 5 == 2:
             to = Destination(f"http://host-{variant % 3}/", subject, max_attempts=3)
             options = msgspec.structs.replace(options or MessageOptions(), to=to)
+        if self.has_groups and variant % 4 < 3:
+            group = GROUPS[variant // 4 % len(GROUPS)]
+            options = msgspec.structs.replace(options or MessageOptions(), group=group)
         payload = Payload(body, key=key, watch=watch, options=options)
         return NewMessage(subject, self._due_ms(), payload)
 

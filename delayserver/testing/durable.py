@@ -20,6 +20,7 @@ from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import DeadLetter, Heartbeat, ImportRecord
 from delayserver.schedule.committed import Records
+from delayserver.testing.group_records import GroupRecords
 from delayserver.testing.schedule_records import ScheduleRecords
 from delayserver.testing.server import Observer, SimulatedClock
 from delayserver.testing.violation import Violation
@@ -72,6 +73,7 @@ class DurableRecords(Observer):
         """Those of an import besides its own."""
         self.counts: Counter[str] = Counter()
         self.schedules = ScheduleRecords(self.counts)
+        self.groups = GroupRecords(self.counts)
         self._by_key: dict[tuple[int, str], int] = {}
         """Subject and key → the newest message."""
         self._entries: dict[int, tuple[int, int, int]] = {}
@@ -152,14 +154,14 @@ class DurableRecords(Observer):
             offset,
             length,
             _,
-            _,
+            attempt,
             kind,
             flags,
         ) = row
         assert isinstance(seq, int) and isinstance(due_ms, int) and isinstance(message_seq, int)
         assert isinstance(target, int) and isinstance(target_due_ms, int)
         assert isinstance(subject_id, int) and isinstance(subscription_id, int)
-        assert isinstance(flags, int)
+        assert isinstance(flags, int) and isinstance(attempt, int)
         assert isinstance(offset, int) and isinstance(length, int) and isinstance(kind, int)
         self.counts[RecordKind(kind).name.lower()] += 1
         if kind in (*PUBLISHES, *MOVES):
@@ -193,6 +195,7 @@ class DurableRecords(Observer):
             message = self.known(message_seq)
             if kind == RecordKind.CANCEL:
                 message.cancelled = True
+                self.groups.settled(message_seq)
             elif kind in (RecordKind.MOVE, RecordKind.FIRE):
                 message.where[0] = seq
                 self._note_expiry(seq, message, due_ms)
@@ -212,11 +215,15 @@ class DurableRecords(Observer):
             elif kind == RecordKind.DEAD:
                 message.dead.add(subscription_id)
                 self.letters[subscription_id, target] = message_seq
+                self.groups.settled(message_seq, subscription_id)
                 self._check_letter(message, subscription_id, target, unseal(sealed) or b"")
             elif kind == RecordKind.DISCARD:
                 message.discarded.add(subscription_id)
                 self.letters.pop((subscription_id, target), None)
                 self._handed_over = seq, target, subscription_id
+        if kind in _SCHEDULES:
+            retry_of = target if kind == RecordKind.RETRY else 0
+            self.groups.waits(seq, message_seq, due_ms, retry_of, subscription_id, attempt)
 
     def _define(self, seq: int, definition: Subscription) -> None:
         """Nobody changes more than one thing at once: what does has undone another change."""
@@ -328,6 +335,8 @@ class DurableRecords(Observer):
                 raise Violation(f"message {seq} has the key of message {known}, which waits (I3)")
             self._by_key[subject_id, payload.key] = seq
         self.schedules.published(payload, due_ms)
+        if payload.options is not None and payload.options.group is not None:
+            self.groups.published(seq, payload.options.group)
         message = DurableMessage(seq, due_ms, subject_id, payload)
         message.where[0] = seq
         self.messages[seq] = message

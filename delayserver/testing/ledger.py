@@ -9,7 +9,7 @@ Cost: about 10 µs per record. Threads: none.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import msgspec
@@ -29,7 +29,7 @@ from delayserver.records.tables import (
 )
 from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.testing.durable import NEVER_MS, DurableMessage, DurableRecords
-from delayserver.testing.server import SimulatedServer
+from delayserver.testing.server import SimulatedServer, seqs_of
 from delayserver.testing.violation import Violation
 from storage.buckets import day_of, is_day
 from storage.catalog import Table
@@ -43,7 +43,11 @@ class Ledger(DurableRecords):
 
     def __init__(self) -> None:
         super().__init__()
+        self.groups.waits_still = self._waits_still
+        self.groups.is_named = lambda row_seq: self._is_named((row_seq,))
         self.damage: list[DamageError] = []
+        self.may_be_damaged: Callable[[], bool] = lambda: True
+        """Whether something was made unreadable in this life."""
         self._outcomes: dict[tuple[int, int], int] = {}
         """Schedule row and subscription → how the delivery ended; durable."""
         self._ended: dict[tuple[int, int], int] = {}
@@ -92,6 +96,8 @@ class Ledger(DurableRecords):
                 last_ms = due_ms
             for seq in batch.rows["seq"].tolist():
                 self._note_unclaimed(seq)
+        seqs = (seq for batch in batches for seq in batch.rows["seq"].tolist())
+        self.groups.fired(seqs, self.durable_seq)
 
     def _note_unclaimed(self, row_seq: int) -> None:
         message = self.messages.get(self._entries.get(row_seq, (0, 0, 0))[1])
@@ -140,6 +146,13 @@ class Ledger(DurableRecords):
         if key in self._on_their_way:
             raise Violation(f"row {seq} is on its way to {subscription.name} twice (I4)")
         self._on_their_way.add(key)
+        is_its_own = entry_subscription_id in (0, subscription.id)
+        since_seq = self._made_seqs.get(subscription.id, 0)
+        self.groups.sent(
+            seq,
+            subscription.id,
+            since_seq=since_seq if is_its_own and due_ms >= subscription.created_ms else None,
+        )
         times_sent = self.times_sent(message_seq, subscription.id)
         if delivery.attempt > times_sent + 1:
             raise Violation(
@@ -153,6 +166,37 @@ class Ledger(DurableRecords):
                 raise Violation(
                     f"row {seq} went to {other_id} before {subscription.id} was made (I4)"
                 )
+
+    def _waits_still(self, row_seq: int, subscription_id: int) -> bool:
+        """Whether a row is still to be delivered to a subscription, as far as anybody outside
+        knows."""
+        key = row_seq, subscription_id
+        message = self.messages[self._entries[row_seq][1]]
+        where = message.where.get(subscription_id, message.where[0])
+        return not (
+            where != row_seq
+            or message.cancelled
+            or subscription_id in message.dead
+            or key in self._ended
+            or key in self._outcomes
+        )
+
+    def behind_nobody(self, server: SimulatedServer) -> dict[str, set[str]]:
+        """Groups of which messages wait for their turn and none has it, by subscription."""
+        if not server.is_idle():
+            return {}
+        found: dict[str, set[str]] = {}
+        for queue in server.engine.dispatcher.queues():
+            single_file = queue.rows.single_file
+            if single_file is None or queue.subscription.paused:
+                continue
+            waiting = seqs_of(single_file.slices())
+            others = {*queue.reserved, *seqs_of(queue.rows.slices())}.difference(waiting)
+            subscription = queue.subscription
+            groups = self.groups.behind_nobody(subscription.id, waiting, others)
+            if groups:
+                found[subscription.name] = groups
+        return found
 
     def left(self, subscription: Subscription, seqs: list[int], waiting: list[int]) -> None:
         """Rows leave by priority; where late ones are spread or old ones dropped, more than that
@@ -220,6 +264,7 @@ class Ledger(DurableRecords):
         seq, message_seq, _, _, subscription_id, _, outcome, _ = DISPATCH_ROW.unpack(row)
         self._ended[seq, subscription_id] = outcome
         self._settled.add(row)
+        self.groups.settled(message_seq, subscription_id)
         if outcome == Outcome.DROPPED:
             self.dropped.add(message_seq)
         elif subscription_id not in self.received.get(message_seq, ()):
@@ -235,6 +280,8 @@ class Ledger(DurableRecords):
                 here.setdefault(subscription_id, len(self._outcomes))
 
     def damaged(self, error: DamageError) -> None:
+        if not self.may_be_damaged():
+            raise Violation(f"damage is named, and there is none (I8): {error}")
         self.damage.append(error)
 
     def _is_named(self, entry_seqs: Iterable[int]) -> bool:
@@ -428,6 +475,7 @@ class Ledger(DurableRecords):
         self._fired_until_ms = 0
         self._ended.clear()
         self._on_their_way.clear()
+        self.groups.new_life()
         self.damage.clear()
         self._leased_until.clear()
 

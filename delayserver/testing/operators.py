@@ -28,7 +28,7 @@ from delayserver.testing.server import SimulatedClock
 from delayserver.testing.violation import Violation
 from storage.catalog import Table
 from storage.directory import open_identity
-from storage.errors import ShortageError
+from storage.errors import DamageError, ShortageError
 from storage.frame import Frame
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, LogKind
@@ -169,7 +169,9 @@ class Operators(Actor):
 
         def answered(task: "asyncio.Task[None]") -> None:
             error = task.exception()
-            if error is not None and not isinstance(error, DelayServerError | ShortageError):
+            if isinstance(error, DamageError) and self._ledger.may_be_damaged():
+                self._counts["asked for what cannot be read"] += 1
+            elif error is not None and not isinstance(error, DelayServerError | ShortageError):
                 raise error
 
         self._server.event_loop.start(call, answered)

@@ -117,7 +117,8 @@ class Observer:
         """A delivery leaves for its subscriber."""
 
     def left(self, subscription: Subscription, seqs: list[int], waiting: list[int]) -> None:
-        """Rows have left the queue of a subscription, in this order, and others go on waiting."""
+        """Rows have left the queue of a subscription, in this order, and others go on waiting that
+        might leave."""
 
     def expired(self, deliveries: list[DueDelivery]) -> None:
         """Leases are over."""
@@ -185,7 +186,8 @@ class _ObservedPurge(Purge):
         super().delete_files(hour)
 
 
-def _seqs(slices: Iterable[FiredRows]) -> list[int]:
+def seqs_of(slices: Iterable[FiredRows]) -> list[int]:
+    """The seqs of all rows, in order."""
     return [seq for fired in slices for seq in fired.rows["seq"].tolist()]
 
 
@@ -323,6 +325,8 @@ class SimulatedServer(Shard):
         self.calls.redrive_max = 1
         # As with ten thousand leases of one consumer.
         self.engine.outcomes.records_turn = 1
+        # As with many thousand rows that fall due together.
+        self.engine.dispatcher.look_rows_max = 2
         # What cancels many is short here, and has to be decided as a thousand are.
         self.engine.cancels.columns_min = 2
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
@@ -466,8 +470,11 @@ class SimulatedServer(Shard):
     def read(self, handout: Handout) -> None:
         if not (handout.left_by or handout.give_up_reason or handout.is_look):
             queue = self.engine.dispatcher.queue(handout.subscription)
-            waiting = _seqs(queue.rows.slices())
-            self.observer.left(handout.subscription, _seqs(handout.slices), waiting)
+            waiting = seqs_of(queue.rows.slices())
+            if queue.rows.single_file is not None:
+                for_turn = set(seqs_of(queue.rows.single_file.slices()))
+                waiting = [seq for seq in waiting if seq not in for_turn]
+            self.observer.left(handout.subscription, seqs_of(handout.slices), waiting)
         super().read(handout)
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:

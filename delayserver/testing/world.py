@@ -35,6 +35,9 @@ from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from storage.testing.files import SimulatedFiles
 
+GROUPS_SHARE = 0.3
+"""Of the worlds; those in which a group goes in single file take longer to come to rest."""
+
 
 class Step(NamedTuple):
     """Something that may happen next."""
@@ -62,10 +65,17 @@ def theme_of(seed: int) -> Theme | None:
     return random.Random(f"theme {seed}").choice(themes)
 
 
+def has_groups(seed: int) -> bool:
+    """Whether messages of the world of a seed have groups."""
+    return random.Random(f"has groups {seed}").random() < GROUPS_SHARE
+
+
 class World:
     """One seed: a machine, many lives of a server on it, and what everybody did."""
 
     make_ledger: Callable[[], Ledger] = Ledger
+    bad_sectors_share = 0.01
+    """Before how many steps a device loses something, if it has lost nothing in this life."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -74,8 +84,11 @@ class World:
         self._device_luck = random.Random(f"device {seed}")
         self._bad_hour: int | None = None
         """The hour whose file cannot be read to its end."""
+        self._was_bad = False
+        """There was one in this life."""
         self._clock_luck = random.Random(f"clock {seed}")
         self._descriptor_luck = random.Random(f"descriptors {seed}")
+        self._group_luck = random.Random(f"groups {seed}")
         self._theme = theme_of(seed)
         self.seed = seed
         self.clock = SimulatedClock()
@@ -101,6 +114,7 @@ class World:
             archive=random.Random(f"keep {seed}").random() < 0.5,
         )
         self.ledger.archive = self.settings.archive
+        self.ledger.may_be_damaged = lambda: self._was_bad or bool(self.faults.struck)
         self.disk = SimulatedFiles(rng=rng)
         self.catalog = MemoryCatalog()
         self.faults = Faults()
@@ -112,6 +126,7 @@ class World:
         is_set_back = self._theme is Theme.SET_BACK
         self.operators = Operators(*shared, seed, rates_share=0.9 if is_set_back else 0.25)
         self.clients.is_far_sighted = self._theme is Theme.FAR
+        self.clients.has_groups = has_groups(seed)
         if is_set_back:
             self.operators.copies_share = 0.97
         self._steps = self._all_steps()
@@ -140,6 +155,7 @@ class World:
             self.operators.maybe_replay()
             for _ in range(steps):
                 self._step()
+            self._maybe_rest()
             if rng.random() < 0.15:
                 self.faults.faults.clear()
                 self._running.stop()
@@ -188,7 +204,11 @@ class World:
         What was there is not lost: it stays unsettled, and is delivered once somebody has put back
         a copy. The hour is loaded already; `test_bad_sectors.py` looks at those that are not."""
         luck, hours = self._device_luck, self._running.replay.hours
-        if self._bad_hour is None and luck.random() < 0.01 and self.settings.retention_ms:
+        if (
+            self._bad_hour is None
+            and luck.random() < self.bad_sectors_share
+            and self.settings.retention_ms
+        ):
             known = self._running.engine.hours
             loaded = [
                 hour
@@ -197,6 +217,7 @@ class World:
             ]
             if loaded:
                 self._bad_hour = luck.choice(loaded)
+                self._was_bad = True
                 path = bucket_path(LogKind.SCHEDULE, self._bad_hour)
                 end = luck.randrange(1, 1 + max(1, size_of(self.disk, path)))
                 self.disk.fail_reads(path, 0, end)
@@ -266,7 +287,7 @@ class World:
             return purge(*arguments, **named)
 
         purging.step = step  # type: ignore[method-assign]
-        self._held_up = {}
+        self._held_up, self._was_bad = {}, False
         for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
@@ -406,6 +427,7 @@ class World:
         self.subscribers.check_waiting()
         if outlived := self.ledger.outlived(self._running):
             raise Violation(f"rows wait for {outlived} though their time to live is over")
+        self._check_groups()
         present_ms, held_up = self.clock.stopwatch_ms(), dict[int, int]()
         for queue_id in self._running.held_up():
             held_up[queue_id] = since_ms = self._held_up.get(queue_id, present_ms)
@@ -413,6 +435,17 @@ class World:
             if present_ms - since_ms > RETRY_COMMIT_MS:
                 raise Violation(f"rows may leave queue {queue_id}, and nothing lets them go")
         self._held_up = held_up
+
+    def _maybe_rest(self) -> None:
+        """Where there are groups: now and then all do what they have to do. Who waits then waits
+        for somebody."""
+        if self.clients.has_groups and self._group_luck.random() < 0.3:
+            self._running.rest()
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        if blocked := self.ledger.behind_nobody(self._running):
+            raise Violation(f"groups wait for nobody: {blocked}")
 
     def finish(self) -> None:
         """The last life: no faults; subscribers that refuse, so that what is redriven dies again;
@@ -458,7 +491,11 @@ class World:
             subscribers.pull_all()
             while subscribers.leases:
                 subscribers.consume()
+                if self.clients.has_groups and not subscribers.leases:
+                    server.rest()
+                    subscribers.pull_all()  # The next of each group.
             server.rest()
+            self._check_groups()
             if (
                 not server.sending
                 and not subscribers.leases
