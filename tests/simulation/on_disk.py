@@ -12,9 +12,11 @@ from pathlib import Path
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.scheduling import WantedSchedule
+from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, Watch
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.sources import SourceRecord
+from delayserver.records.subscriptions import KafkaTarget, Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
@@ -121,6 +123,7 @@ BODIES = CANCELLED | {
     *(body("c", START_MS + n) for n in (600,)),
     *(body("d", START_MS + HOUR_MS + n) for n in (15,)),
     *(body("e", START_MS + HOUR_MS + n) for n in (17, 18)),
+    *(body("f", START_MS + HOUR_MS + n) for n in (19,)),
     *(body("a", FAR_MS + n) for n in (1, 2, HOUR_MS)),
 }
 """All that was published."""
@@ -164,6 +167,12 @@ def make_directory(directory: Path) -> None:
     wanted = WantedSchedule("s", "e", payload, "@daily", 0, "Europe/Berlin", start_ms=far_ms)
     server.engine.schedules.put(wanted, now_ms)
     server.engine.schedules.trigger("s", now_ms)
+    # Nobody reads the topic of a source here, but it has taken something.
+    topic = KafkaTarget("127.0.0.1:9092", "t")
+    source, *_ = server.engine.sources.put(WantedSource("i", "f", topic, "due", "g"), now_ms)
+    due = (("due", b"%d" % (next_ms + 19)),)
+    record = SourceRecord(0, 0, None, body("f", next_ms + 19), due)
+    assert server.engine.sources.take("i", source.state.version, [record], now_ms) is not None
     life.publish("d", next_ms + 15, key="k15", watch=Watch(("order 1",)))
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()

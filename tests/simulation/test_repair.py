@@ -117,7 +117,7 @@ def test_the_directory_has_everything(directory: Path, expected: set[Receipt]) -
     assert [table for table in set(Table) - others if not report.tables[table]] == []
     assert report.logs.pop("definitions").frames > 1
     assert min(log.frames for log in report.logs.values()) > 2
-    assert len(expected) == 18 and not {body for _, body in expected} & CANCELLED
+    assert len(expected) == 19 and not {body for _, body in expected} & CANCELLED
 
 
 def offsets(path: Path, *, is_catalog: bool) -> list[int]:
@@ -329,7 +329,7 @@ def test_the_definitions_log_and_the_catalog_are_damaged(
     assert any(log in loss for loss in report.losses)
     assert any("subscription 2: make it again" in loss for loss in report.losses)
     kept = definitions(damaged)
-    whole = {TABLE_NUMBERS[one] for one in (Table.HEARTBEATS, Table.SCHEDULES)}
+    whole = {TABLE_NUMBERS[one] for one in (Table.HEARTBEATS, Table.SCHEDULES, Table.SOURCES)}
     assert {place for place in known if place[0] in whole} <= {*kept}
     assert received(damaged) == set()
     life = Life(damaged, END_MS)
