@@ -23,6 +23,10 @@ from tests.integration.celery_app import DUMP_SIGNAL, make_app
 
 DUE_S = 1.2
 """Just more than the threshold of the app."""
+STOP_S = 60.0
+"""Celery forgets a task that it has handed to a process and not heard of when it is told to stop.
+That process then waits 30 s for somebody to read what came of the task, before it ends (billiard,
+`Worker._ensure_messages_consumed`)."""
 
 
 class Process:
@@ -59,7 +63,7 @@ class Process:
         """End it in order; the status. What does not end says where it stands."""
         self.send(signal.SIGTERM)
         try:
-            return self._process.wait(30)
+            return self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             pytest.fail(f"it goes on after SIGTERM:\n{self._stacks()}", pytrace=False)
 
