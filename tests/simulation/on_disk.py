@@ -21,6 +21,7 @@ from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import START_MS
+from delayserver.times import format_time
 from storage.buckets import DAY_MS
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, LOG_DIRECTORIES
@@ -122,8 +123,7 @@ BODIES = CANCELLED | {
     *(body("b", START_MS + n) for n in (2, HOUR_MS + 1)),
     *(body("c", START_MS + n) for n in (600,)),
     *(body("d", START_MS + HOUR_MS + n) for n in (15,)),
-    *(body("e", START_MS + HOUR_MS + n) for n in (17, 18)),
-    *(body("f", START_MS + HOUR_MS + n) for n in (19,)),
+    *(body("e", START_MS + HOUR_MS + n) for n in (17, 18, 19)),
     *(body("a", FAR_MS + n) for n in (1, 2, HOUR_MS)),
 }
 """All that was published."""
@@ -167,12 +167,14 @@ def make_directory(directory: Path) -> None:
     wanted = WantedSchedule("s", "e", payload, "@daily", 0, "Europe/Berlin", start_ms=far_ms)
     server.engine.schedules.put(wanted, now_ms)
     server.engine.schedules.trigger("s", now_ms)
-    # Nobody reads the topic of a source here, but it has taken something.
-    topic = KafkaTarget("127.0.0.1:9092", "t")
-    source, *_ = server.engine.sources.put(WantedSource("i", "f", topic, "due", "g"), now_ms)
-    due = (("due", b"%d" % (next_ms + 19)),)
-    record = SourceRecord(0, 0, None, body("f", next_ms + 19), due)
-    assert server.engine.sources.take("i", source.state.version, [record], now_ms) is not None
+    # Nobody reads the topic of a source, but a record of it has been taken.
+    topic = KafkaTarget("127.0.0.1:9", "t")
+    source, _, _ = server.engine.sources.put(
+        WantedSource("q", "e", topic, "delay-until", "g"), now_ms
+    )
+    due = (("delay-until", format_time(next_ms + 19).encode()),)
+    record = SourceRecord(0, 7, b"k", body("e", next_ms + 19), due)
+    assert server.engine.sources.take("q", source.state.version, [record], now_ms)
     life.publish("d", next_ms + 15, key="k15", watch=Watch(("order 1",)))
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()
