@@ -41,7 +41,15 @@ from delayserver.errors import (
     PreconditionError,
     StoppingError,
 )
-from delayserver.records.message import Payload, ScheduledRun, State, decode_payload, encode_payload
+from delayserver.records.message import (
+    PLANNED_HEADER,
+    SCHEDULE_HEADER,
+    Payload,
+    ScheduledRun,
+    State,
+    decode_payload,
+    encode_payload,
+)
 from delayserver.records.schedules import (
     ENDED_MS,
     CatchUp,
@@ -68,8 +76,6 @@ RETRY_MS: Final = 1000
 """What could not be recorded (the disk is full) is tried again after this."""
 STEPS_MAX: Final = 100
 """Planned times that are looked at in one turn of the event loop: some 10 ms."""
-NAME_HEADER: Final = "delay-schedule"
-PLANNED_HEADER: Final = "delay-planned"
 
 
 class WantedSchedule(msgspec.Struct, frozen=True):
@@ -388,7 +394,7 @@ class Scheduling:
         )
         payload = decode_payload(schedule.payload, "catalog", 0, seq)
         planned = format_time(planned_ms)
-        headers = {NAME_HEADER: schedule.name, PLANNED_HEADER: planned}
+        headers = {SCHEDULE_HEADER: schedule.name, PLANNED_HEADER: planned}
         message = msgspec.structs.replace(
             payload,
             key=run_key(schedule.name, planned_ms),
