@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -57,6 +57,8 @@ CLOSE_POLL_S: Final = 0.05
 _REFUSED: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 # ---- records ---------------------------------------------------------------------------------
@@ -109,6 +111,39 @@ def reason_of(error: KafkaError) -> str:
     return f"Kafka: {error.str()} ({error.name()})"
 
 
+class Refusals:
+    """Whether brokers do not let a client in (`error_cb`), and why. Questions to them do not tell
+    that: to whoever asks nobody seems to answer. Belongs to the thread that polls the client."""
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() in _REFUSED:
+            self._last = error
+
+    def __bool__(self) -> bool:
+        return self._last is not None
+
+    def reason(self, error: BaseException) -> str:
+        """Why a question has failed."""
+        if not isinstance(error, KafkaException):
+            return f"Kafka: {error}"
+        return reason_of(self._last or error.args[0])
+
+
+def asked(ask: Callable[[float], T], is_refused: Callable[[], bool]) -> T:
+    """Ask brokers, for so many seconds at a time, as long as they may let us in. Raises
+    KafkaException."""
+    for left in reversed(range(OPEN_TRIES)):
+        try:
+            return ask(OPEN_TRY_S)
+        except KafkaException:
+            if not left or is_refused():
+                raise
+    raise AssertionError
+
+
 # ---- outlets ---------------------------------------------------------------------------------
 
 
@@ -134,16 +169,9 @@ class ProducerOutlet:
         return self._is_ending
 
     def brokers(self, topic: str, is_refused: Callable[[], bool]) -> list[tuple[str, int]]:
-        """All that the cluster has. Asks one of them, as long as they may let us in; in any thread.
-        Raises KafkaException."""
-        for left in reversed(range(OPEN_TRIES)):
-            try:
-                found = self._producer.list_topics(topic, timeout=OPEN_TRY_S).brokers.values()
-                return [(broker.host, broker.port) for broker in found]
-            except KafkaException:
-                if not left or is_refused():
-                    raise
-        raise AssertionError
+        """All that the cluster has; in any thread. Raises KafkaException."""
+        found = asked(lambda wait_s: self._producer.list_topics(topic, timeout=wait_s), is_refused)
+        return [(broker.host, broker.port) for broker in found.brokers.values()]
 
     async def send(
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
@@ -257,13 +285,8 @@ class KafkaOpener:
         """See `OutletOpener`."""
         target, loop = _target(subscription), asyncio.get_running_loop()
         settings = self._make_settings(target.bootstrap, subscription.timeout_ms)
-        refusals: list[KafkaError] = []
-
-        def on_error(error: KafkaError) -> None:
-            if error.code() in _REFUSED:
-                refusals.append(error)
-
-        more = {**login_settings(target), "error_cb": on_error}
+        refusals = Refusals()
+        more = {**login_settings(target), "error_cb": refusals}
         try:
             await asyncio.to_thread(check_brokers, self._policy, split_bootstrap(target.bootstrap))
             outlet = await asyncio.to_thread(ProducerOutlet, {**settings, **more}, loop)
@@ -277,8 +300,7 @@ class KafkaOpener:
                 await outlet.close()
                 raise
         except (KafkaException, OSError) as error:
-            # That no broker answers is all that a question tells where they let nobody in.
-            raise OutletError(reason_of(refusals[-1]) if refusals else _text(error)) from error
+            raise OutletError(refusals.reason(error)) from error
         return outlet
 
 
@@ -317,12 +339,6 @@ def _target(subscription: Subscription) -> KafkaTarget:
 def authority(host: str, port: int) -> str:
     """A broker as `split_broker` reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _text(error: KafkaException | OSError) -> str:
-    if isinstance(error, KafkaException):
-        return reason_of(error.args[0])
-    return f"Kafka: {error}"
 
 
 def make_kafka_sink(

@@ -18,10 +18,12 @@ Cost: 4 µs of the feed's thread for a record; some five threads for each source
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -34,7 +36,14 @@ from delayserver.delivery.feeds import (
     FeedError,
     Handover,
 )
-from delayserver.delivery.kafka_sink import authority, check_brokers, login_settings, reason_of
+from delayserver.delivery.kafka_sink import (
+    Refusals,
+    asked,
+    authority,
+    check_brokers,
+    login_settings,
+    reason_of,
+)
 from delayserver.records.sources import Source, SourceRecord
 from delayserver.security.targets import TargetPolicy, split_bootstrap, split_broker
 from storage.replicated.kafka_settings import source_settings
@@ -55,6 +64,8 @@ _PASSING: Final = (
 """Errors after which the client goes on by itself."""
 
 log = structlog.get_logger()
+client_log = logging.getLogger(__name__)
+"""What the client says by itself."""
 
 
 class KafkaFeed:
@@ -77,6 +88,7 @@ class KafkaFeed:
         """What is to be shown; at first where it begins, since a crash may have kept that back."""
         self._is_ending = False
         self._make_consumer = make_consumer
+        self._refusals = Refusals()
         self._thread = threading.Thread(
             target=self._run, name="delayserver-kafka-source", daemon=True
         )
@@ -102,6 +114,8 @@ class KafkaFeed:
         settings = {
             **source_settings(target.bootstrap, self._source.group),
             **login_settings(target),
+            "error_cb": self._refusals,
+            "logger": client_log,
         }
         try:
             check_brokers(self._policy, split_bootstrap(target.bootstrap))
@@ -110,33 +124,37 @@ class KafkaFeed:
                 self._read(consumer)
             finally:
                 consumer.close()
-        except KafkaException as error:
-            self._handover.fail(FeedError(reason_of(error.args[0])))
         except FeedError as error:
             self._handover.fail(error)
-        except Exception as error:  # an address that is not allowed, a setting that is wrong
-            self._handover.fail(FeedError(f"Kafka: {error}"))
+        except Exception as error:  # also an address that is not allowed, a setting that is wrong
+            self._handover.fail(FeedError(self._refusals.reason(error)))
 
     def _read(self, consumer: Consumer) -> None:
-        partitions = self._partitions(consumer)
+
+        def is_refused() -> bool:
+            consumer.poll(0)  # nothing is assigned yet, so only what is wrong comes
+            return bool(self._refusals)
+
+        partitions = asked(partial(self._partitions, consumer), is_refused)
         consumer.assign([self._place(consumer, partition) for partition in partitions])
         looked_s = time.monotonic()
         while not self._is_ending:
-            found = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
-            self._hand_over([record for record in map(self._record, found) if record is not None])
+            came = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
+            self._hand_over([record for record in map(self._record, came) if record is not None])
             self._show(consumer)
             if time.monotonic() - looked_s > REFRESH_S:
                 looked_s = time.monotonic()
                 # A broker that does not answer says nothing of partitions.
                 with suppress(KafkaException):
-                    new = [one for one in self._partitions(consumer) if one not in partitions]
+                    found = self._partitions(consumer, ASK_S)
+                    new = [one for one in found if one not in partitions]
                     consumer.incremental_assign([self._place(consumer, one) for one in new])
                     partitions += new
         self._show(consumer)
 
-    def _partitions(self, consumer: Consumer) -> list[int]:
+    def _partitions(self, consumer: Consumer, wait_s: float) -> list[int]:
         """Those of the topic, whose brokers are allowed. Raises KafkaException, FeedError."""
-        found = consumer.list_topics(self._topic, timeout=ASK_S)
+        found = consumer.list_topics(self._topic, timeout=wait_s)
         brokers = (authority(one.host, one.port) for one in found.brokers.values())
         check_brokers(self._policy, tuple(map(split_broker, brokers)))
         topic = found.topics[self._topic]
