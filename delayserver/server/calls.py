@@ -509,13 +509,30 @@ class Calls:
         of them may be in force."""
         async with self._subscription_lock:
             for changed in self._engine.subscribing.differing(subscriptions, are_all=are_all):
-                self._engine.subscribing.put_subscription(changed)
+                self._engine.subscribing.put_subscription(changed, is_told=True)
             await self.all_durable()
 
     def when_paused(self, paused: Callable[[int], None]) -> None:
         """Have `paused` called with the id of a subscription that is recorded as paused, since its
         receiver said that it is gone, or has failed for long."""
         self._engine.subscribing.on_paused = paused
+
+    def when_failing(self, failing: Callable[[int, int], None]) -> None:
+        """There are other shards: have `failing` called with the id of a subscription and since
+        when it fails (0: it does not), instead of recording that in this shard."""
+        self._engine.subscribing.failing.is_alone = False
+        self._engine.subscribing.on_failing = failing
+
+    async def note_failing(self, subscription_id: int, since_ms: int) -> Subscription | None:
+        """Record since when a subscription fails (0: it does not); as it is then, durable. None:
+        nothing is recorded.
+
+        Raises what keeps it from being durable."""
+        group = self._engine.subscribing.note_failing(subscription_id, since_ms)
+        if group is None:
+            return None
+        await self.durable(group)
+        return self._engine.registry.by_id(subscription_id)
 
     async def all_durable(self) -> None:
         """Done when everything that was decided so far is durable; raises what kept it from it."""
