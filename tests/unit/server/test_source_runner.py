@@ -125,6 +125,33 @@ def test_one_that_is_paused_is_not_read_and_goes_on_where_it_was() -> None:
     run(test)
 
 
+def test_changes_that_follow_one_another_leave_one_reader() -> None:
+    async def test(running: Running) -> None:
+        running.topic.values = [b"1"]
+        running.parts.sources.put(WANTED, START_MS)
+        await running.until(lambda: running.topic.shown == {0: 1})
+        running.parts.sources.pause("orders", START_MS)
+        running.parts.sources.resume("orders", START_MS)
+        running.parts.sources.pause("orders", START_MS)
+        running.parts.sources.resume("orders", START_MS)
+        running.topic.values.append(b"2")
+        await running.until(lambda: running.topic.shown == {0: 2})
+        assert running.topic.opened == [0, 1] and running.topic.closed == 1
+
+    run(test)
+
+
+def test_a_server_that_stops_leaves_no_reader_behind() -> None:
+    async def test(running: Running) -> None:
+        running.parts.sources.put(WANTED, START_MS)
+        await running.until(lambda: running.topic.opened == [0])
+        running.parts.sources.pause("orders", START_MS)
+        await running.runner.stop()
+        assert running.topic.closed == len(running.topic.opened)
+
+    run(test)
+
+
 def test_a_feed_that_fails_is_opened_again_behind_a_pause_that_grows() -> None:
     async def test(running: Running) -> None:
         running.topic.errors = ["no broker"] * 8
