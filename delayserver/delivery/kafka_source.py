@@ -67,6 +67,7 @@ class KafkaFeed:
         policy: TargetPolicy,
         loop: asyncio.AbstractEventLoop,
         make_consumer: Callable[[dict[str, Any]], Consumer] = Consumer,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._topic = source.topic.topic
@@ -77,6 +78,7 @@ class KafkaFeed:
         """What is to be shown; at first where it begins, since a crash may have kept that back."""
         self._is_ending = False
         self._make_consumer = make_consumer
+        self._monotonic = monotonic
         self._thread = threading.Thread(
             target=self._run, name="delayserver-kafka-source", daemon=True
         )
@@ -120,13 +122,13 @@ class KafkaFeed:
     def _read(self, consumer: Consumer) -> None:
         partitions = self._partitions(consumer)
         consumer.assign([self._place(consumer, partition) for partition in partitions])
-        looked_s = time.monotonic()
+        looked_s = self._monotonic()
         while not self._is_ending:
             found = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
             self._hand_over([record for record in map(self._record, found) if record is not None])
             self._show(consumer)
-            if time.monotonic() - looked_s > REFRESH_S:
-                looked_s = time.monotonic()
+            if self._monotonic() - looked_s > REFRESH_S:
+                looked_s = self._monotonic()
                 # A broker that does not answer says nothing of partitions.
                 with suppress(KafkaException):
                     new = [one for one in self._partitions(consumer) if one not in partitions]
