@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -39,8 +39,9 @@ from delayserver.records.sources import Source, SourceRecord
 from delayserver.security.targets import TargetPolicy, split_bootstrap, split_broker
 from storage.replicated.kafka_settings import source_settings
 
-ASK_S: Final = 5.0
-"""For a question about the topic."""
+ASK_TRIES: Final = 5
+ASK_TRY_S: Final = 1.0
+"""For a question about the topic: whoever ends a feed waits no longer than that."""
 POLL_S: Final = 0.2
 REFRESH_S: Final = 30.0
 """Between two looks at how many partitions there are."""
@@ -53,6 +54,8 @@ _PASSING: Final = (
     KafkaError._PARTITION_EOF,
 )
 """Errors after which the client goes on by itself."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -136,9 +139,19 @@ class KafkaFeed:
                     partitions += new
         self._show(consumer)
 
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """What a broker answers, which may be away for a moment. Raises KafkaException."""
+        for _ in range(ASK_TRIES - 1):
+            try:
+                return ask()
+            except KafkaException as error:
+                if self._is_ending or error.args[0].code() not in _PASSING:
+                    raise
+        return ask()
+
     def _partitions(self, consumer: Consumer) -> list[int]:
         """Those of the topic, whose brokers are allowed. Raises KafkaException, FeedError."""
-        found = consumer.list_topics(self._topic, timeout=ASK_S)
+        found = self._ask(lambda: consumer.list_topics(self._topic, timeout=ASK_TRY_S))
         brokers = (authority(one.host, one.port) for one in found.brokers.values())
         check_brokers(self._policy, tuple(map(split_broker, brokers)))
         topic = found.topics[self._topic]
@@ -149,7 +162,7 @@ class KafkaFeed:
     def _place(self, consumer: Consumer, partition: int) -> TopicPartition:
         """Where to begin in a partition. Raises KafkaException, FeedError."""
         place = TopicPartition(self._topic, partition)
-        first, end = consumer.get_watermark_offsets(place, timeout=ASK_S)
+        first, end = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=ASK_TRY_S))
         wanted = self._positions.get(partition, first)
         if wanted > end:
             raise FeedError(

@@ -73,6 +73,11 @@ class SourceRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def failing(self) -> int:
+        """How many cannot be read now, or stand before a record that cannot be published."""
+        known = self._sources.all()
+        return sum(one.state.is_stopped or one.source.name in self.errors for one in known)
+
     def _look_at(self, name: str) -> None:
         known = self._sources.find(name)
         tasks = self._tasks.get(name, {})

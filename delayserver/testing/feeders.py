@@ -22,7 +22,7 @@ from delayserver.records.subscriptions import KafkaTarget
 from delayserver.server.engine import Engine
 from delayserver.server.source_runner import SourceRunner
 from delayserver.testing.server import SimulatedServer
-from delayserver.testing.source_records import PLACE_HEADER, Place, SourceRecords, name_of
+from delayserver.testing.source_records import PLACE_HEADER, SourceRecords, TopicPlace, name_of
 
 NAMES: Final = ("t1", "t2")
 TOPICS: Final = tuple(f"{name}.{letter}" for name in NAMES for letter in "ab")
@@ -164,7 +164,7 @@ class Feeders:
         topic, partition = luck.choice(TOPICS), luck.randrange(PARTITIONS)
         for _ in range(luck.choice((1, 1, 3))):
             offset = len(self._topics[topic].partitions[partition])
-            place = Place(topic, partition, offset).to_header()
+            place = TopicPlace(topic, partition, offset).to_header()
             delay = NO_TIME if luck.random() < 0.08 else luck.choice(self._delays)
             self._topics[topic].append(
                 partition,
@@ -177,7 +177,7 @@ class Feeders:
                 ),
             )
 
-    def _is_bad(self, place: Place) -> bool:
+    def _is_bad(self, place: TopicPlace) -> bool:
         record = self._topics[place.topic].partitions[place.partition][place.offset]
         return (DUE, NO_TIME) in record.headers
 

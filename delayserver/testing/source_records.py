@@ -25,7 +25,7 @@ from storage.catalog import Catalog, Table
 PLACE_HEADER: Final = "x-place"
 
 
-class Place(NamedTuple):
+class TopicPlace(NamedTuple):
     """Where a record stands."""
 
     topic: str
@@ -42,13 +42,13 @@ def name_of(topic: str) -> str:
     return topic.partition(".")[0]
 
 
-def place_of(headers: Mapping[str, str] | None) -> Place | None:
+def place_of(headers: Mapping[str, str] | None) -> TopicPlace | None:
     """Which record a message was; None: it was published by somebody else."""
     text = (headers or {}).get(PLACE_HEADER)
     if text is None:
         return None
     topic, partition, offset = text.split("/")
-    return Place(topic, int(partition), int(offset))
+    return TopicPlace(topic, int(partition), int(offset))
 
 
 class SourceRecords:
@@ -57,9 +57,9 @@ class SourceRecords:
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
         self.known: dict[str, tuple[Source, SourceState]] = {}
-        self.is_bad: Callable[[Place], bool] = lambda place: False
+        self.is_bad: Callable[[TopicPlace], bool] = lambda place: False
         """Whether a record cannot be published."""
-        self._published: dict[str, set[Place]] = {}
+        self._published: dict[str, set[TopicPlace]] = {}
         """By name, what was published since its source began to read that topic."""
         self._totals: Counter[str] = Counter()
         """By name, how many were published since the source was made."""
@@ -119,7 +119,7 @@ class SourceRecords:
         source, state = self.known[name]
         topic, published = source.topic.topic, self._published[name]
         behind = {
-            Place(topic, partition, offset)
+            TopicPlace(topic, partition, offset)
             for partition, end in state.positions.items()
             for offset in range(end)
         }

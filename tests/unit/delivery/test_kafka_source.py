@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from structlog.testing import capture_logs
 
 from delayserver.delivery.feeds import BATCH_MAX_BYTES, BATCH_RECORDS_MAX, BATCHES_MAX, FeedError
-from delayserver.delivery.kafka_source import REFRESH_S, KafkaFeed
+from delayserver.delivery.kafka_source import ASK_TRIES, REFRESH_S, KafkaFeed
 from delayserver.records.sources import Source, SourceRecord
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.security.targets import TargetPolicy
@@ -62,6 +62,8 @@ class FakeConsumer:
     brokers: dict[int, Any] = field(
         default_factory=lambda: {1: SimpleNamespace(host="127.0.0.1", port=9092)}
     )
+    failures: list[KafkaError] = field(default_factory=list)
+    """What is answered first to whoever asks about the topic."""
     topic_error: KafkaError | None = None
     commit_error: KafkaError | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +77,8 @@ class FakeConsumer:
         return self
 
     def list_topics(self, topic: str, timeout: float) -> Any:
+        if self.failures:
+            raise KafkaException(self.failures.pop(0))
         metadata = SimpleNamespace(error=self.topic_error, partitions=dict.fromkeys(self.marks))
         return SimpleNamespace(brokers=self.brokers, topics={topic: metadata})
 
@@ -246,6 +250,19 @@ def test_a_topic_that_is_not_there() -> None:
     consumer = FakeConsumer(topic_error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
     told = reason(consumer)
     assert told.startswith("the topic t: ") and "UNKNOWN_TOPIC_OR_PART" in told
+
+
+def test_brokers_that_are_away_for_a_moment_are_asked_again() -> None:
+    away = [KafkaError(KafkaError._TRANSPORT)]
+    consumer = FakeConsumer(found=[[FakeMessage(5)]], failures=away * (ASK_TRIES - 1))
+
+    async def test(feed: KafkaFeed) -> None:
+        assert [one.offset for one in await feed.read()] == [5]
+
+    run(consumer, test)
+    assert "_TRANSPORT" in reason(FakeConsumer(failures=away * ASK_TRIES))
+    refused = KafkaError(KafkaError._AUTHENTICATION)
+    assert "_AUTHENTICATION" in reason(FakeConsumer(failures=[refused]))
 
 
 def test_a_topic_that_was_made_again() -> None:
