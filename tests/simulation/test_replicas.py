@@ -48,6 +48,7 @@ HAPPENS = (
     "replicas that were set aside",
     "slow appends",
     "standbys that ended",
+    "taken from topics",
     "taken over",
     "turns of zombies",
     "went on with what they had",
