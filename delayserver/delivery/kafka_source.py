@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -48,8 +48,9 @@ from delayserver.records.sources import Source, SourceRecord
 from delayserver.security.targets import TargetPolicy, split_bootstrap, split_broker
 from storage.replicated.kafka_settings import source_settings
 
-ASK_S: Final = 5.0
-"""For a question about the topic."""
+ASK_TRIES: Final = 5
+ASK_TRY_S: Final = 1.0
+"""For a question about the topic: whoever ends a feed waits no longer than that."""
 POLL_S: Final = 0.2
 REFRESH_S: Final = 30.0
 """Between two looks at how many partitions there are."""
@@ -62,6 +63,8 @@ _PASSING: Final = (
     KafkaError._PARTITION_EOF,
 )
 """Errors after which the client goes on by itself."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 client_log = logging.getLogger(__name__)
@@ -78,6 +81,7 @@ class KafkaFeed:
         policy: TargetPolicy,
         loop: asyncio.AbstractEventLoop,
         make_consumer: Callable[[dict[str, Any]], Consumer] = Consumer,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._topic = source.topic.topic
@@ -89,6 +93,7 @@ class KafkaFeed:
         self._is_ending = False
         self._make_consumer = make_consumer
         self._refusals = Refusals()
+        self._monotonic = monotonic
         self._thread = threading.Thread(
             target=self._run, name="delayserver-kafka-source", daemon=True
         )
@@ -137,13 +142,13 @@ class KafkaFeed:
 
         partitions = asked(partial(self._partitions, consumer), is_refused)
         consumer.assign([self._place(consumer, partition) for partition in partitions])
-        looked_s = time.monotonic()
+        looked_s = self._monotonic()
         while not self._is_ending:
             came = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
             self._hand_over([record for record in map(self._record, came) if record is not None])
             self._show(consumer)
-            if time.monotonic() - looked_s > REFRESH_S:
-                looked_s = time.monotonic()
+            if self._monotonic() - looked_s > REFRESH_S:
+                looked_s = self._monotonic()
                 # A broker that does not answer says nothing of partitions.
                 with suppress(KafkaException):
                     found = self._partitions(consumer, ASK_S)
@@ -151,6 +156,16 @@ class KafkaFeed:
                     consumer.incremental_assign([self._place(consumer, one) for one in new])
                     partitions += new
         self._show(consumer)
+
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """What a broker answers, which may be away for a moment. Raises KafkaException."""
+        for _ in range(ASK_TRIES - 1):
+            try:
+                return ask()
+            except KafkaException as error:
+                if self._is_ending or error.args[0].code() not in _PASSING:
+                    raise
+        return ask()
 
     def _partitions(self, consumer: Consumer, wait_s: float) -> list[int]:
         """Those of the topic, whose brokers are allowed. Raises KafkaException, FeedError."""
@@ -165,7 +180,7 @@ class KafkaFeed:
     def _place(self, consumer: Consumer, partition: int) -> TopicPartition:
         """Where to begin in a partition. Raises KafkaException, FeedError."""
         place = TopicPartition(self._topic, partition)
-        first, end = consumer.get_watermark_offsets(place, timeout=ASK_S)
+        first, end = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=ASK_TRY_S))
         wanted = self._positions.get(partition, first)
         if wanted > end:
             raise FeedError(

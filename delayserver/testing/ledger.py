@@ -464,6 +464,7 @@ class Ledger(DurableRecords):
         if bodies != self.heartbeats:
             raise Violation(f"heartbeats are {bodies}, not {self.heartbeats} (I7)")
         self.schedules.check_catalog(server.catalog)
+        self.sources.check_catalog(server.catalog)
         present_ms = self.present()
         self._deadlines_ms = {body: present_ms + timeout_ms for body, timeout_ms in bodies.values()}
         self._check_files(server)
