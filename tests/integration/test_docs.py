@@ -15,12 +15,18 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from delayserver.api.rest.models import PublishModel
 from delayserver.cli import make_app
 from delayserver.cli.demo.process import free_port
 from tests.integration.api_support import ApiServer, wait_until
 
 ROOT = Path(__file__).parents[2]
-SERVER_PORT, RECEIVER_PORT, LEASE = "127.0.0.1:8080", "9000", "bebe260c-1-0"
+SERVER_PORT, RECEIVER_PORT = "127.0.0.1:8080", "9000"
+NAMES = ("id", "lease")
+"""Fields whose values are other ones in each run, and stand in later commands."""
+NO_OPTIONS = {"subject", "key", "body", "body_base64", "delay", "deliver_at", "headers"}
+NO_OPTIONS |= {"watch", "on_event"}
+"""Of a message: what has its place in the tour."""
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 
 
@@ -83,20 +89,44 @@ def command_line(words: list[str], **variables: str) -> str:
     return done.output
 
 
+def renamed(shown: Any, answer: Any) -> Iterator[tuple[str, str]]:
+    """The ids and leases of an answer as a document shows it, and those that came here instead."""
+    if isinstance(shown, dict):
+        for name, value in shown.items():
+            if name in NAMES:
+                yield value, answer[name]
+            else:
+                yield from renamed(value, answer[name])
+    elif isinstance(shown, list):
+        for one, other in zip(shown, answer, strict=False):
+            yield from renamed(one, other)
+
+
+def settled(url: str) -> None:
+    """A reader of the document has seen what a message is asked about: wait until it is there."""
+    message = url[: url.rindex("/")]
+    wait_until(lambda: json.loads(run(["curl", "-s", message]))["state"] == "delivered")
+
+
 def follow(text: str, here: Callable[[str], str]) -> dict[str, Any]:
     """Run every `curl` of a document; the answers by command. Each is as the document shows it."""
-    lease = LEASE
+    names: dict[str, str] = {}
     answers = {}
     for example in examples(text):
         if example.words[0] != "curl":
             continue
-        words = shlex.split(here(example.command).replace("\\\n", " ").replace(LEASE, lease))
+        command = here(example.command)
+        for shown, name in names.items():
+            command = command.replace(shown, name)
+        words = shlex.split(command.replace("\\\n", " "))
+        if words[-1].endswith(("/attempts", "/replay")):
+            settled(words[-1])
         answer = json.loads(run(words))
         assert "title" not in answer, (example.command, answer)
         if example.shown:
-            assert list(answer) == list(json.loads(example.shown)), (example, answer)
-        for message in answer.get("messages", ()):
-            lease = message.get("lease", lease)
+            document = json.loads(example.shown)
+            assert list(answer) == list(document), (example, answer)
+            names |= dict(renamed(document, answer))
         answers[example.command] = answer
     return answers
 
@@ -173,6 +203,31 @@ def test_the_client_library(here, tmp_path):
         shown += run([sys.executable, str(tmp_path / "more.py")]).splitlines()
     assert shown[0] == "EventResult(cancelled=1, fired=0)"
     assert shown[2] == "0 messages wait"
+
+
+@needs_curl
+def test_the_options_of_a_message(api, here):
+    """Each is accepted as it stands there, and what tells of an outcome is as it is shown."""
+    page = document("docs/http.md")
+    for name in ("invoice.due", "invoice.sent"):
+        api.subscribe(name, name)
+    answers = follow(page, here)
+    due = answer_to(answers, "invoice.due")
+    api.pull_all("/v1/subscriptions/invoice.due", 1)
+    (told,) = api.pull_all("/v1/subscriptions/invoice.sent", 1)
+    (shown,) = (json.loads(block) for block in blocks(page, "json"))
+    assert list(told["body"]) == list(shown) and told["body"]["id"] == due["id"]
+    options = PublishModel.model_fields.keys() - NO_OPTIONS
+    headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    assert {name for one in headings for name in one.split(" and ")} == options
+    missing = set(options)
+    for command, answer in answers.items():
+        given = {name for name in options if f'"{name}":' in command}
+        if given:
+            shown = {"expires_at" if name == "ttl" else name for name in given - {"jitter"}}
+            assert shown <= api.look_up(answer["id"]).keys(), command
+            missing -= given
+    assert missing == set()
 
 
 def test_a_table(here, tmp_path):
