@@ -177,6 +177,15 @@ def test_the_tour(api, here, tmp_path):
         text = f'received {refund["id"]} {{"envelope": 88, "cents": 500}}'
         wait_until(lambda: text in Path(log.name).read_text())
         assert wait_until(lambda: api.look_up(refund["id"])["state"] == "delivered")
+        (shown,) = (json.loads(one) for one in blocks(tour, "json") if '"attempts"' in one)
+        (attempt,) = answer_to(answers, "/attempts")["attempts"]
+        assert list(attempt) == list(shown["attempts"][0])
+        assert answer_to(answers, "/replay")["id"] == refund["id"]
+        assert wait_until(lambda: Path(log.name).read_text().count(text) == 2)
+        crm = answer_to(answers, "/subscriptions/crm")
+        assert (crm["method"], crm["headers"]) == ("PUT", {"authorization": "***"})
+        poll = answer_to(answers, "/schedules/poll/resume")
+        assert (poll["overlap"], poll["paused"], poll["runs"]) == ("skip", False, 1)
     finally:
         receiver.kill()
         receiver.wait()
@@ -240,6 +249,36 @@ def test_the_tokens(tmp_path, monkeypatch):
     shown = [command_line(one.words) for one in examples(document("docs/access.md"))]
     assert len(shown) == 4
     assert "shop" in shown[2] and "worker" in shown[2]
+
+
+def test_brokers(make_api):
+    """Their subscriptions are accepted as they stand there, and made by the commands beside them;
+    what comes of messages is for tests/sinks."""
+    page = document("docs/sinks.md")
+    hosts = sorted(set(re.findall(r"[a-z]+\.example\b|\bbroker\d\b", page)))
+    api = make_api(webhook_targets=",".join(hosts))
+    api.start()
+    documents = [json.loads(block) for block in blocks(page, "json")]
+    subscriptions = [one for one in documents if "due_header" not in one]
+    (source,) = (one for one in documents if "due_header" in one)
+    types = ["kafka", "redis", "nats", "amqp"]
+    assert [one["type"] for one in subscriptions] == types
+    for one in subscriptions:
+        api.ask("PUT", f"/v1/subscriptions/{one['type']}", 201, json=one)
+    made = api.ask("PUT", "/v1/sources/orders", 201, json=source)
+    assert {name: made[name] for name in source} == source
+    shown = re.findall(r"`(delayserver subscribe [^`]+)`", page) + blocks(page, "sh")
+    commands = [shlex.split(one) for one in shown]
+    assert len(commands) == len(types) + 1
+    for words in commands:
+        variables = {"DELAYSERVER_URL": api.process.url}
+        if any("delays@" in word for word in words):
+            variables["DELAYSERVER_BROKER_PASSWORD"] = "secret"
+        command_line(words, **variables)
+        if words[1] == "subscribe":
+            due = api.ask("GET", f"/v1/subscriptions/{words[2]}")
+            assert due["type"] == types.pop(0)
+            api.ask("DELETE", f"/v1/subscriptions/{words[2]}", 204)
 
 
 @needs_curl
