@@ -587,6 +587,26 @@ class Calls:
                 from_seq = letters[-1][0] + 1
         return count
 
+    def receiver(self, name: str, found: Replayable) -> Subscription:
+        """The subscription of that name, which gets such messages; `_to` is that of a message which
+        says itself where it goes, and no other. Raises NotFoundError, ConflictError."""
+        direct = self.registry.by_id(found.payload.direct_id)
+        if name == DIRECT_NAME and direct is not None:
+            return direct
+        if name == DIRECT_NAME:
+            raise ConflictError(
+                f"the message does not say where it goes (`to`): {name} never has it"
+            )
+        wanted = self.subscription(name)
+        if direct is not None:
+            raise ConflictError(f"the message says where it goes (`to`): {name} never has it")
+        subject = self.subject_names[found.subject_id]
+        if not wanted.matches(subject):
+            raise ConflictError(
+                f"{name} gets {wanted.subject}, and the message is of the subject {subject}"
+            )
+        return wanted
+
     async def replay(
         self, found: Replayable, subscription_ids: Sequence[int]
     ) -> list[Subscription]:

@@ -62,10 +62,12 @@ register_url_convertor("key", _KeyConvertor())
 
 SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+OWNER_PATTERN = f"^({SUBJECT_PATTERN}|{DIRECT_NAME})$"
+"""A subscription, or all messages that say where they go."""
 OwnerPath = Annotated[
     str,
     Path(
-        pattern=f"^({SUBJECT_PATTERN}|{DIRECT_NAME})$",
+        pattern=OWNER_PATTERN,
         description=f"a subscription; {DIRECT_NAME}: messages that say where they go (`to`)",
     ),
 ]
