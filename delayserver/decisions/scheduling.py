@@ -327,7 +327,7 @@ class Scheduling:
         is_overlapping = schedule.overlap == Overlap.SKIP and self._is_under_way(state)
         planned_ms, skipped = state.next_ms, 0
         while True:
-            following_ms = self._following_ms(schedule, planned_ms, now_ms)
+            following_ms = schedule.following_ms(planned_ms)
             is_newest = following_ms == ENDED_MS or following_ms > now_ms
             is_left_out = planned_ms < missed_before_ms and (
                 schedule.catch_up == CatchUp.NONE
@@ -351,11 +351,6 @@ class Scheduling:
         self._table.set(row, _due_ms(state))
         self.skipped_total += skipped
         return skipped + 1
-
-    def _following_ms(self, schedule: Schedule, planned_ms: int, now_ms: int) -> int:
-        """The planned time behind one. `now_ms` has no part in it, else what is late would shift or
-        skip what comes."""
-        return schedule.following_ms(planned_ms)
 
     def _is_under_way(self, state: ScheduleState) -> bool:
         """Whether the message of the last run is not settled."""
