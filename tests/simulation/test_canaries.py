@@ -433,7 +433,7 @@ def the_next_run_is_counted_from_now(patch: Patch) -> None:
     original = Scheduling._run
 
     def run(self: Any, known: Any, planned_ms: int, following_ms: int, *, due_ms: int) -> Any:
-        following_ms = known.schedule.following_ms(max(planned_ms, due_ms))
+        following_ms = known.definition.following_ms(max(planned_ms, due_ms))
         return original(self, known, planned_ms, following_ms, due_ms=due_ms)
 
     patch.setattr(Scheduling, "_run", run)
