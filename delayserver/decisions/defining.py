@@ -27,6 +27,7 @@ from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import NotFoundError, OverloadedError, PreconditionError
 from delayserver.records.named import D, Known, S
+from delayserver.records.tables import named_key
 from storage.catalog import Catalog, Table
 from storage.frame import seal
 from storage.rows import RecordKind
@@ -132,7 +133,7 @@ class Defining(ABC, Generic[W, D, S]):
 
     def find(self, name: str) -> Known[D, S] | None:
         """What is under a name, if there is one."""
-        kind, key = self._kind, name.encode()
+        kind, key = self._kind, named_key(name)
         state = self._states.get(name)
         if state is None:
             state = self._catalog.get(kind.states, key)
