@@ -117,7 +117,7 @@ def test_the_directory_has_everything(directory: Path, expected: set[Receipt]) -
     assert [table for table in set(Table) - others if not report.tables[table]] == []
     assert report.logs.pop("definitions").frames > 1
     assert min(log.frames for log in report.logs.values()) > 2
-    assert len(expected) == 18 and not {body for _, body in expected} & CANCELLED
+    assert len(expected) == 19 and not {body for _, body in expected} & CANCELLED
 
 
 def offsets(path: Path, *, is_catalog: bool) -> list[int]:
