@@ -38,7 +38,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from delayserver.delivery.carried import filled, headers
-from delayserver.delivery.outlets import OutletError, OutletSink, Report
+from delayserver.delivery.outlets import OutletError, OutletSink, Report, target_of
 from delayserver.delivery.sink import Failed, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.records.message import DueDelivery
@@ -77,8 +77,7 @@ def record_headers(delivery: DueDelivery) -> list[Header]:
 
 def topic_record(subscription: Subscription, delivery: DueDelivery) -> TopicRecord:
     """All of a record."""
-    target = subscription.target
-    assert isinstance(target, KafkaTarget)
+    target = target_of(subscription, KafkaTarget)
     key = record_key(target, delivery)
     return TopicRecord(target.topic, delivery.payload.body, key, record_headers(delivery))
 
@@ -277,13 +276,13 @@ class KafkaOpener:
 
     def key(self, subscription: Subscription) -> Hashable:
         """See `OutletOpener`."""
-        target = _target(subscription)
+        target = target_of(subscription, KafkaTarget)
         login = target.username, target.password, target.mechanism, target.tls
         return target.bootstrap, subscription.timeout_ms, login
 
     async def open(self, subscription: Subscription) -> ProducerOutlet:
         """See `OutletOpener`."""
-        target, loop = _target(subscription), asyncio.get_running_loop()
+        target, loop = target_of(subscription, KafkaTarget), asyncio.get_running_loop()
         settings = self._make_settings(target.bootstrap, subscription.timeout_ms)
         refusals = Refusals()
         more = {**login_settings(target), "error_cb": refusals}
@@ -328,12 +327,6 @@ class KafkaSink(OutletSink):
         await super().close()
         if self._in_transactions is not None:
             await self._in_transactions.close()
-
-
-def _target(subscription: Subscription) -> KafkaTarget:
-    target = subscription.target
-    assert isinstance(target, KafkaTarget)
-    return target
 
 
 def authority(host: str, port: int) -> str:

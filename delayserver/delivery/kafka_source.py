@@ -151,7 +151,7 @@ class KafkaFeed:
                 looked_s = self._monotonic()
                 # A broker that does not answer says nothing of partitions.
                 with suppress(KafkaException):
-                    found = self._partitions(consumer, ASK_S)
+                    found = self._partitions(consumer, ASK_TRY_S)
                     new = [one for one in found if one not in partitions]
                     consumer.incremental_assign([self._place(consumer, one) for one in new])
                     partitions += new
