@@ -10,9 +10,13 @@ power is not: its disk goes on as that of the next one.
 A test that leaves damage on purpose says so and why with the mark `damaged`: the check has to name
 it then. A test whose stores say nothing, because it plants bugs or flips bits by the hundred, is
 marked `unchecked`.
+
+What was checked is removed, unless the test has failed: a server sets 64 MiB aside for its message
+log, and all of them would fill a disk before a run has ended.
 """
 
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +34,7 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 STORES = Stores()
+_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,6 +59,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     funcargs = getattr(item, "funcargs", {})
     result = yield
@@ -64,6 +78,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         _refuse("the test", found)
     elif not found:
         pytest.fail("it is marked as leaving damage, and a check finds none", pytrace=False)
+    path = funcargs.get("tmp_path")
+    if path is not None and not (item.stash[_FAILED] or STORES.has_below(path)):
+        shutil.rmtree(path, ignore_errors=True)
     if nextitem is None:
         base: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
         STORES.add_below(base.getbasetemp(), depth=3)

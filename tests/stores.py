@@ -62,6 +62,10 @@ class Stores:
             paths = root.glob("*/" * level + FORMAT_FILE)
             self._real |= {path.parent.resolve() for path in paths} - self._seen
 
+    def has_below(self, root: Path) -> bool:
+        """Whether a data directory in this one is still to be checked."""
+        return any(path.is_relative_to(root.resolve()) for path in self._real)
+
     def take(self, *, everything: bool = False) -> list[str]:
         """Check all of which nobody is the owner; what was found since the last time."""
         while self._simulated:

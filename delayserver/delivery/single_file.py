@@ -320,9 +320,8 @@ class SingleFile:
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row is here."""
-        return (
-            any(lane.holds(entry) for lane in self._lanes())
-            or any((part.is_here & (part.seqs == entry.seq)).any() for part in self._parts)
+        return any(lane.holds(entry) for lane in self._lanes()) or any(
+            (part.is_here & (part.seqs == entry.seq)).any() for part in self._parts
         )
 
     def first_ms(self) -> int | None:

@@ -41,6 +41,9 @@ BODIES[("PUT", "/v1/heartbeats/{key}")] = HEARTBEAT
 SCHEDULE = {"every": "1d", "subject": MINE}
 BODIES[("PUT", "/v1/schedules/{name}")] = SCHEDULE
 BODIES[("POST", "/v1/schedules/preview")] = SCHEDULE
+# Nobody listens there: a source tries again and again.
+SOURCE = {"type": "kafka", "bootstrap": "127.0.0.1:9", "topic": "t", "subject": MINE}
+BODIES[("PUT", "/v1/sources/{name}")] = SOURCE
 CALLS = sorted(RULES)
 NOT_REFUSED = {200, 201, 204, 404}
 
@@ -83,6 +86,7 @@ def fields(api):
     api.put(f"/v1/subjects/{MINE}/keys/k", json={"delay": "1h"}).raise_for_status()
     api.put("/v1/heartbeats/k", json=HEARTBEAT).raise_for_status()
     api.put("/v1/schedules/mine", json=SCHEDULE).raise_for_status()
+    api.put("/v1/sources/mine", json=SOURCE).raise_for_status()
     return {
         "message_id": published["id"],
         "name": "mine",
@@ -133,6 +137,7 @@ def test_who_has_the_scope_may(api, fields, call):
         api.put(f"/v1/subjects/{MINE}/keys/k", json={"delay": "1h"}).raise_for_status()
         api.put("/v1/subscriptions/mine", json={"subject": "mine.*", "type": "pull"})
         api.put("/v1/schedules/mine", json=SCHEDULE).raise_for_status()
+        api.put("/v1/sources/mine", json=SOURCE).raise_for_status()
 
 
 @pytest.mark.parametrize(
@@ -147,6 +152,8 @@ def test_who_has_it_not_may_not(api, fields, call):
             assert answer.json() == {"subscriptions": []}
         elif call == ("GET", "/v1/schedules"):
             assert answer.json() == {"schedules": [], "cursor": None}
+        elif call == ("GET", "/v1/sources"):
+            assert answer.json() == {"sources": [], "cursor": None}
         elif call == ("POST", "/v1/messages/cancel"):
             results = answer.json()["results"]
             assert all("has no scope for publish:mine.a" in one["error"] for one in results)

@@ -12,13 +12,16 @@ from pathlib import Path
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.scheduling import WantedSchedule
+from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, Watch
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.sources import SourceRecord
+from delayserver.records.subscriptions import KafkaTarget, Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import START_MS
+from delayserver.times import format_time
 from storage.buckets import DAY_MS
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, LOG_DIRECTORIES
@@ -120,7 +123,7 @@ BODIES = CANCELLED | {
     *(body("b", START_MS + n) for n in (2, HOUR_MS + 1)),
     *(body("c", START_MS + n) for n in (600,)),
     *(body("d", START_MS + HOUR_MS + n) for n in (15,)),
-    *(body("e", START_MS + HOUR_MS + n) for n in (17, 18)),
+    *(body("e", START_MS + HOUR_MS + n) for n in (17, 18, 19)),
     *(body("a", FAR_MS + n) for n in (1, 2, HOUR_MS)),
 }
 """All that was published."""
@@ -164,6 +167,14 @@ def make_directory(directory: Path) -> None:
     wanted = WantedSchedule("s", "e", payload, "@daily", 0, "Europe/Berlin", start_ms=far_ms)
     server.engine.schedules.put(wanted, now_ms)
     server.engine.schedules.trigger("s", now_ms)
+    # Nobody reads the topic of a source, but a record of it has been taken.
+    topic = KafkaTarget("127.0.0.1:9", "t")
+    source, _, _ = server.engine.sources.put(
+        WantedSource("q", "e", topic, "delay-until", "g"), now_ms
+    )
+    due = (("delay-until", format_time(next_ms + 19).encode()),)
+    record = SourceRecord(0, 7, b"k", body("e", next_ms + 19), due)
+    assert server.engine.sources.take("q", source.state.version, [record], now_ms)
     life.publish("d", next_ms + 15, key="k15", watch=Watch(("order 1",)))
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()

@@ -1,0 +1,43 @@
+"""Groups whose messages cannot be read: worlds in which devices lose much, and a bug to be found.
+
+In the other worlds that have groups it would be rare. `test_canaries.py` has what is found there."""
+
+from collections import Counter
+
+import pytest
+
+from delayserver.delivery.single_file import SingleFile
+from delayserver.testing import Violation, World, run_world, world
+
+Patch = pytest.MonkeyPatch
+WORLDS_MAX = 300
+
+
+@pytest.fixture(autouse=True)
+def _devices_lose_much(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(World, "bad_sectors_share", 0.5)
+    monkeypatch.setattr(world, "has_groups", lambda seed: True)
+    monkeypatch.setattr(world, "REST_SHARE", 1.0)
+
+
+def test_no_world_breaks_a_promise() -> None:
+    counts = Counter[str]()
+    for seed in range(100, 108):
+        one = run_world(seed)
+        counts += one.counts + one.ledger.counts
+    for what in ("bad sectors", "sent of a group", "sent of a group again", "groups that wait"):
+        assert counts[what] > 5, (what, counts)
+
+
+def a_head_that_cannot_be_read_blocks_its_group(patch: Patch) -> None:
+    """I8: what can be read is delivered."""
+    patch.setattr(SingleFile, "lose", lambda self, seqs: [])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.unchecked("a bug is planted")
+def test_the_simulation_finds(monkeypatch: Patch) -> None:
+    a_head_that_cannot_be_read_blocks_its_group(monkeypatch)
+    with pytest.raises(Violation, match="groups wait for nobody"):
+        for seed in range(WORLDS_MAX):
+            run_world(seed)
