@@ -2,9 +2,10 @@
 
 A row does not say of which group its message is: that stands in its payload. So rows that may have
 a group are read before they may leave, some in a turn of the event loop, in due order: those that
-fall due together come subject by subject, and a group may have several. The first of a group goes on and is its head; the others wait, as columns, until the head is
-settled. A retry of the head comes back as the head, however long it takes. A row that cannot be
-read is nobody's turn: it is here no more, and if it was that of a head, the others go on.
+fall due together come subject by subject, and a group may have several. The first of a group goes
+on and is its head; the others wait, as columns, until the head is settled. A retry of the head
+comes back as the head, however long it takes. A row that cannot be read is nobody's turn: it is
+here no more, and if it was that of a head, the others go on.
 
     note ──▶ unread ──▶ (read) ──▶ first of its group ──▶ goes on ──▶ settled: release, lose
                               └──▶ others: sorted columns ◀── the next one goes on ──┘

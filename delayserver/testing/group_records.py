@@ -18,14 +18,14 @@ from typing import NamedTuple
 from delayserver.testing.violation import Violation
 
 
-class Place(NamedTuple):
+class GroupOfOne(NamedTuple):
     """A group, as one subscription has it."""
 
     subscription_id: int
     group: str
 
 
-class Turn(NamedTuple):
+class GroupTurn(NamedTuple):
     """By which rows of a group take their turns: when the first attempt was due, or somebody asked
     for another, then by the seq of the message."""
 
@@ -53,19 +53,19 @@ class GroupRecords:
         """Whether a row was named in this life, since it cannot be read."""
         self._groups: dict[int, str] = {}
         """By message."""
-        self._turns: dict[int, Turn] = {}
+        self._turns: dict[int, GroupTurn] = {}
         """By schedule row."""
-        self._retries: dict[Place, dict[int, int]] = {}
+        self._retries: dict[GroupOfOne, dict[int, int]] = {}
         """Retries that are recorded: the row of the last one, by message."""
-        self._shaken: set[Place] = set()
+        self._shaken: set[GroupOfOne] = set()
         """Where a retry could not be read, and others went on: there are two then, perhaps."""
         self.new_life()
 
     def new_life(self) -> None:
         """What has left and is not recorded is forgotten; what is recorded is not."""
-        self._out: dict[Place, tuple[int, int]] = {}
+        self._out: dict[GroupOfOne, tuple[int, int]] = {}
         """Which message has left, and is not settled; and its row."""
-        self._left: dict[Place, dict[Turn, _Fired]] = {}
+        self._left: dict[GroupOfOne, dict[GroupTurn, _Fired]] = {}
         """What has left as its turn came, and when it had fallen due."""
         self._fired: dict[int, _Fired] = {}
         self._fires = 0
@@ -86,11 +86,11 @@ class GroupRecords:
         if group is None:
             return
         if not retry_of:
-            self._turns[row] = Turn(due_ms, message_seq)
+            self._turns[row] = GroupTurn(due_ms, message_seq)
             return
         self._turns[row] = self._turns[retry_of]
         if attempt > 1:
-            self._retries.setdefault(Place(place_of, group), {})[message_seq] = row
+            self._retries.setdefault(GroupOfOne(place_of, group), {})[message_seq] = row
 
     def settled(self, message_seq: int, subscription_id: int | None = None) -> None:
         """A message is not under way any more; None: for nobody."""
@@ -125,7 +125,7 @@ class GroupRecords:
         if turn is None:
             return
         message_seq = turn.message_seq
-        place = Place(subscription_id, self._groups[message_seq])
+        place = GroupOfOne(subscription_id, self._groups[message_seq])
         self._counts["sent of a group"] += 1
         held = self._held(place)
         if any(map(self.is_named, held.values())):
@@ -154,7 +154,7 @@ class GroupRecords:
                 raise Violation(f"{turn} was sent to {place} after {other}, and was due before")
         left[turn] = fired
 
-    def _held(self, place: Place) -> dict[int, int]:
+    def _held(self, place: GroupOfOne) -> dict[int, int]:
         """Retries that are recorded and wait: their rows, by message."""
         retries = self._retries.get(place, {})
         return {
@@ -178,7 +178,7 @@ class GroupRecords:
         self._counts["groups that wait"] += len(groups)
         blocked = set[str]()
         for group in groups:
-            held = self._held(Place(subscription_id, group))
+            held = self._held(GroupOfOne(subscription_id, group))
             if all(map(self.is_named, held.values())):
                 blocked.add(group)
         return blocked

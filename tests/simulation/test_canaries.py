@@ -932,20 +932,8 @@ def the_head_of_a_group_is_forgotten_at_a_start(patch: Patch) -> None:
 
 
 @canary(Violation, looks_at=has_groups)
-def a_retry_of_a_group_waits_for_longer_than_hours_are_loaded_ahead(patch: Patch) -> None:
-    """Nobody would know after a start that it holds up its group."""
-    original = Outcomes._schedule_again
-
-    def schedule_again(self: Any, *rest: Any) -> None:
-        self._group_retry_max_ms = 3 * HOUR_MS
-        original(self, *rest)
-
-    patch.setattr(Outcomes, "_schedule_again", schedule_again)
-
-
-@canary(Violation, looks_at=has_groups)
 def the_next_of_a_group_does_not_wait(patch: Patch) -> None:
-    patch.setattr(SingleFile, "_is_turn", lambda self, group, message_seq: True)
+    patch.setattr(SingleFile, "_is_turn", lambda self, group, message_seq, seq: True)
 
 
 @canary(Violation, looks_at=has_groups)
@@ -963,20 +951,6 @@ def a_retry_of_a_group_loses_its_place(patch: Patch) -> None:
 def a_group_goes_in_the_order_of_its_seqs(patch: Patch) -> None:
     zeros = np.zeros_like
     patch.setattr(single_file, "orders_ms", lambda deliveries: zeros(deliveries.settled["due_ms"]))
-
-
-@canary(Violation, looks_at=has_groups)
-def what_waits_for_a_retry_that_is_cancelled_waits_for_ever(patch: Patch) -> None:
-    original = Messages.cancel
-
-    def cancel(self: Any, *rest: Any, **named: Any) -> Any:
-        end_turn, self._dispatcher.end_turn = self._dispatcher.end_turn, lambda *one: None
-        try:
-            return original(self, *rest, **named)
-        finally:
-            self._dispatcher.end_turn = end_turn
-
-    patch.setattr(Messages, "cancel", cancel)
 
 
 def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:
