@@ -182,12 +182,12 @@ class Ledger(DurableRecords):
 
     def behind_nobody(self, server: SimulatedServer) -> dict[str, set[str]]:
         """Groups of which messages wait for their turn and none has it, by subscription."""
-        if not server.is_idle():
+        if not (server.is_idle() and server.engine.dispatcher.may_deliver()):
             return {}
         found: dict[str, set[str]] = {}
         for queue in server.engine.dispatcher.queues():
             single_file = queue.rows.single_file
-            if single_file is None or queue.subscription.paused:
+            if single_file is None or queue.subscription.paused or server.is_held(queue):
                 continue
             waiting = seqs_of(single_file.slices())
             others = {*queue.reserved, *seqs_of(queue.rows.slices())}.difference(waiting)
@@ -218,7 +218,7 @@ class Ledger(DurableRecords):
         return [
             queue.subscription.id
             for queue in server.engine.dispatcher.queues()
-            if not queue.dropping
+            if not (queue.dropping or server.is_held(queue))
             and any(
                 self._expires_ms.get(seq, NEVER_MS) <= over_ms and not self._is_named((seq,))
                 for fired in queue.rows.slices()
@@ -625,7 +625,7 @@ class Ledger(DurableRecords):
             if subjects.dead is not None:
                 ended += [(one, "dead") for one in message.dead]
             for subscription_id, outcome in ended:
-                names = self.subscriptions[subscription_id].name, f"#{subscription_id}"
+                names = self.name_of(subscription_id), f"#{subscription_id}"
                 if not any((message.seq, name, outcome) in told for name in names):
                     raise Violation(
                         f"message {message.seq} is {outcome} at {names[0]}, and nobody is told"

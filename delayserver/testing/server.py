@@ -405,7 +405,7 @@ class SimulatedServer(Shard):
             ready = queue.rows.ready(instant)
             if not ready and not self._stands_still(queue):
                 continue
-            if ready and self._is_held(queue):
+            if ready and self.is_held(queue):
                 continue
             if queue.subscription.type == "webhook":
                 is_waited_for = queue.free_places() > 0
@@ -417,7 +417,7 @@ class SimulatedServer(Shard):
                 held_up.append(queue.subscription.id)
         return held_up
 
-    def _is_held(self, queue: Queue) -> bool:
+    def is_held(self, queue: Queue) -> bool:
         """Nothing might leave when it was looked at last, under no lease; it soon is again."""
         leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
         return 0 < leave_ms - self.stopwatch() <= HELD_LOOK_MS

@@ -51,6 +51,7 @@ def test_the_worlds_are_not_empty() -> None:
         "dead",
         "redrive",
         "duplicates",
+        "sent of a group again",
         "replaced",
         "sent",
         "events",

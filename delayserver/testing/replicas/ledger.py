@@ -125,6 +125,9 @@ class Turncoat(Observer):
     def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         self.target.sent(subscription, delivery)
 
+    def left(self, subscription: Subscription, seqs: list[int], waiting: list[int]) -> None:
+        self.target.left(subscription, seqs, waiting)
+
     def expired(self, deliveries: list[DueDelivery]) -> None:
         self.target.expired(deliveries)
 

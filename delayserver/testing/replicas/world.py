@@ -60,6 +60,7 @@ class ReplicaWorld(World):
         luck = self._luck = random.Random(f"replicas {seed}")
         self.settings = self.settings.model_copy(update={"archive": False})
         self.ledger.archive = False
+        self.clients.says_where = random.Random(f"to {seed}").random() < 0.3
         self._chance = Chance(luck, self.clock, self.counts)
         self.cluster = Cluster(
             self.settings,
@@ -121,6 +122,7 @@ class ReplicaWorld(World):
                 self.operators.redrive_all()
             for _ in range(steps):
                 self._step()
+            self._maybe_rest()
             dice = luck.random()
             if (self.cluster.has_own_log and dice > 0.8) or (dice > 0.8 and self._is_in_step()):
                 ending = "power loss of all"

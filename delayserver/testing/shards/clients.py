@@ -1,8 +1,8 @@
 """Who asks the shards: publishers, definers, and receivers of webhooks.
 
-Each message with a key goes to the shard that its key belongs to, as the router has it; all else to
-any. Subscriptions are changed at shard 0. What was answered is told to the ledger of the shard, or
-to the promises of all.
+Each message goes to the shard that its key or its group belongs to, as the router has it; all else
+to any. Half of the messages have options. Subscriptions are changed at shard 0. What was answered
+is told to the ledger of the shard, or to the promises of all.
 
 Cost: some 20 µs a call. Threads: none.
 """
@@ -19,8 +19,9 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import DelayServerError
-from delayserver.records.message import Payload
-from delayserver.records.sharding import shard_of
+from delayserver.records.direct import Destination
+from delayserver.records.message import MessageOptions, OutcomeSubjects, Payload
+from delayserver.records.sharding import shard_of, shard_of_message
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.shards.machine import MachineShard, ShardsMachine
@@ -30,6 +31,10 @@ from storage.errors import StorageError
 
 SUBJECTS = ("orders.paid", "orders.late", "misc")
 KEYS = ("k1", "k2", "k3", "k4", "k5")
+GROUPS = ("g1", "g2", "g3")
+TTLS_MS = (0, 0, 0, 300, 20_000)
+PRIORITIES = (0, 0, 5, 9)
+HOSTS = ("http://host-0/", "http://host-1/")
 ALWAYS = "queue", "hook"
 """Subscriptions that are never deleted; the others come and go."""
 NAMES = (*ALWAYS, "p1", "p2")
@@ -51,19 +56,33 @@ class Publishers:
         if not shards:
             return
         key = rng.choice(KEYS) if rng.random() < 0.3 else None
+        group = rng.choice(GROUPS) if rng.random() < 0.3 else None
         subject = rng.choice(SUBJECTS)
-        shard = rng.choice(shards)
-        if key is not None:
-            shard = self._machine.shards[shard_of(subject, key, self._machine.count)]
-            if not shard.is_up:
-                return
+        owner = shard_of_message(subject, key, group, self._machine.count)
+        shard = rng.choice(shards) if owner is None else self._machine.shards[owner]
+        if not shard.is_up:
+            return
         messages = []
         for _ in range(1 if key is not None else rng.choice((1, 1, 2, 5))):
             self._body_count += 1
             due_ms = now_ms + rng.choice((0, rng.randrange(20), rng.randrange(400), 3000))
             body = f'"{self._body_count}"'.encode()
-            messages.append(NewMessage(subject, due_ms, Payload(body, key=key)))
+            payload = Payload(body, key=key, options=self._options(subject, group))
+            messages.append(NewMessage(subject, due_ms, payload))
         shard.guard(partial(self._publish, shard, messages))
+
+    def _options(self, subject: str, group: str | None) -> MessageOptions | None:
+        rng = self._rng
+        if rng.random() < 0.6:
+            return None if group is None else MessageOptions(group=group)
+        to = Destination(rng.choice(HOSTS), subject, max_attempts=3, backoff_ms=(50,))
+        return MessageOptions(
+            rng.choice(TTLS_MS),
+            priority=rng.choice(PRIORITIES),
+            group=group,
+            to=to if rng.random() < 0.3 else None,
+            outcomes=OutcomeSubjects("misc", "misc") if rng.random() < 0.3 else None,
+        )
 
     def _publish(self, shard: MachineShard, messages: list[NewMessage]) -> None:
         server = shard.running
@@ -203,7 +222,8 @@ class Definers:
             type="pull" if kind == "pull" else "webhook",
             created_ms=self._machine.clock.now_ms,
             max_in_flight=rng.choice((1, 2, 5)),
-            max_attempts=1000,
+            # A consumer gives up what it gave back, too, and would have it as a dead letter.
+            max_attempts=1000 if kind == "pull" else rng.choice((1000, 1000, 3)),
             backoff_ms=(rng.choice((1, 50, 1000)),),
             **limits,
         )

@@ -17,6 +17,7 @@ import numpy as np
 
 from delayserver.api.cluster.limits import Limits
 from delayserver.delivery.leases import shard_of_lease
+from delayserver.records.direct import is_direct
 from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.shards.machine import Outside, ShardsMachine
@@ -175,6 +176,8 @@ class Promises(Outside):
     # ── webhooks ───────────────────────────────────────────────────────────────────────────────
 
     def sent(self, subscription: Subscription) -> None:
+        if is_direct(subscription.id):
+            return  # Each shard has its own.
         out = [
             sum(request[0].subscription_id == subscription.id for request in shard.running.sending)
             for shard in self.machine.up()
@@ -213,6 +216,12 @@ class Promises(Outside):
         self._check_leases()
         self._check_definitions()
         self._check_waiting()
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        for shard in self.machine.shards:
+            if blocked := shard.ledger.behind_nobody(shard.running):
+                raise Violation(f"groups of shard {shard.number} wait for nobody: {blocked}")
 
     def _check_leases(self) -> None:
         """What is leased is held by somebody who was answered."""
