@@ -733,7 +733,7 @@ class Outcomes:
         origin, flags = payload.origin, row_flags(payload)
         assert origin is not None
         changes = self._letter_changes(owner_id, entry_seq, origin.message_seq)
-        if heir_id != owner_id and heir_id in changes:
+        if heir_id != owner_id and self._has(heir_id, origin, changes):
             raise NotFoundError("the heir had the message in another way, or was just given it")
         origin = msgspec.structs.replace(origin, attempt=1)
         options = _from_now(payload.options, now_ms)
@@ -759,6 +759,14 @@ class Outcomes:
         self._sequencer.put_change(seq, origin.message_seq, heir_id, change)
         self._messages.schedule(seq, now_ms, heir_id | ROUTE_SUBSCRIPTION, flags)
         return self._sequencer.group
+
+    def _has(self, heir_id: int, origin: Origin, changes: Mapping[int, Change]) -> bool:
+        """Whether a message is on its way to the heir, or was, by itself or from a subscription
+        that is gone."""
+        first = ScheduleEntry(origin.message_seq, origin.published_due_ms)
+        entries = [ScheduleEntry(one.entry_seq, one.due_ms) for one in changes.values()]
+        holds = self._dispatcher.holds_for
+        return heir_id in changes or any(holds(heir_id, entry) for entry in (first, *entries))
 
     def discard(self, owner_id: int, entry_seq: int, message_seq: int, subject_id: int) -> Group:
         """Delete a dead letter. Raises NotFoundError."""

@@ -324,6 +324,11 @@ class Dispatcher:
             or any(queue.holds(entry) for queue in self._queues.values())
         )
 
+    def holds_for(self, subscription_id: int, entry: ScheduleEntry) -> bool:
+        """Whether the row waits for this subscription, or is on its way to it."""
+        queue = self._queues.get(subscription_id)
+        return queue is not None and queue.holds(entry)
+
     # ── subscriptions come and go ──────────────────────────────────────────────────────────────
 
     def on_subscription(self, subscription: Subscription, now_ms: int) -> None:

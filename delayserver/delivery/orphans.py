@@ -116,6 +116,8 @@ class Orphans:
         if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
             return Fate.DROPPED  # It had this message on its own.
         changes = self._changes(origin.message_seq)
+        if any(s.id in changes for s in matching):
+            return Fate.DROPPED  # It was given the message as the heir of another one.
         if self._is_elsewhere(delivery, changes):
             return Fate.DROPPED
         if _is_in_memory_alone(delivery, changes):

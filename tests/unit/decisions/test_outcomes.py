@@ -33,6 +33,7 @@ from delayserver.records.message import (
 )
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Change, ChangeState, DeadLetter
+from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.testing.publishes import publish_all
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.timers.timeouts import Timeouts
@@ -253,6 +254,19 @@ def test_a_dead_letter_of_a_deleted_subscription_is_redriven_to_its_heir_once() 
             parts.outcomes.redrive(1, parts.seq, payload, heir_id, START_MS)
     parts.fail()
     assert parts.state() == ChangeState.DEAD
+
+
+def test_a_dead_letter_is_not_redriven_to_an_heir_that_has_the_message_from_another() -> None:
+    parts = Parts()
+    parts.answered(500, attempt=2)
+    parts.commit()
+    payload = Payload(b"{}", origin=parts.sent().origin)
+    left = FiredRows(START_MS // HOUR_MS, delivery(parts.seq).row)
+    parts.dispatcher.queue(subscription(2)).rows.push(left)
+    with pytest.raises(NotFoundError):
+        parts.outcomes.redrive(1, parts.seq, payload, 2, START_MS)
+    assert parts.state() == ChangeState.DEAD
+    parts.outcomes.redrive(1, parts.seq, payload, 3, START_MS)
 
 
 def test_a_dead_letter_whose_hour_is_gone_is_redriven_to_its_heir_once() -> None:

@@ -61,6 +61,16 @@ def retrying(seq: int, *, attempt: int = 2) -> Change:
     return Change(ChangeState.RETRYING, seq, START_MS, attempt, 1)
 
 
+def test_what_the_heir_was_given_as_a_dead_letter_is_dropped() -> None:
+    heir = subscription(2, created_ms=NOW_MS)
+    parts = Parts(heir)
+    parts.changes = {1: retrying(5), 2: retrying(9, attempt=1)}
+    parts.fire((5, START_MS), route=1 | ROUTE_SUBSCRIPTION)
+    parts.read(attempt=3)
+    assert parts.waiting(heir) == []
+    assert parts.settled() == [(5, 0, Outcome.DROPPED)]
+
+
 def test_of_retries_for_several_deleted_subscriptions_the_last_is_adopted() -> None:
     heir = subscription(4, created_ms=NOW_MS)
     parts = Parts(heir)
