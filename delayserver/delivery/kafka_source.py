@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -136,11 +135,19 @@ class KafkaFeed:
 
     def _read(self, consumer: Consumer) -> None:
 
-        def is_refused() -> bool:
+        def is_in_vain() -> bool:
             consumer.poll(0)  # nothing is assigned yet, so only what is wrong comes
-            return bool(self._refusals)
+            return self._is_ending or bool(self._refusals)
 
-        partitions = asked(partial(self._partitions, consumer), is_refused)
+        def partitions_within(wait_s: float) -> list[int]:
+            try:
+                return self._partitions(consumer, wait_s)
+            except KafkaException as error:
+                if error.args[0].code() in _PASSING:
+                    raise
+                raise FeedError(reason_of(error.args[0])) from error
+
+        partitions = asked(partitions_within, is_in_vain)
         consumer.assign([self._place(consumer, partition) for partition in partitions])
         looked_s = self._monotonic()
         while not self._is_ending:
