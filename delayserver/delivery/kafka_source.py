@@ -18,11 +18,13 @@ Cost: 4 µs of the feed's thread for a record; some five threads for each source
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -34,13 +36,21 @@ from delayserver.delivery.feeds import (
     FeedError,
     Handover,
 )
-from delayserver.delivery.kafka_sink import authority, check_brokers, login_settings, reason_of
+from delayserver.delivery.kafka_sink import (
+    Refusals,
+    asked,
+    authority,
+    check_brokers,
+    login_settings,
+    reason_of,
+)
 from delayserver.records.sources import Source, SourceRecord
 from delayserver.security.targets import TargetPolicy, split_bootstrap, split_broker
 from storage.replicated.kafka_settings import source_settings
 
-ASK_S: Final = 5.0
-"""For a question about the topic."""
+ASK_TRIES: Final = 5
+ASK_TRY_S: Final = 1.0
+"""For a question about the topic: whoever ends a feed waits no longer than that."""
 POLL_S: Final = 0.2
 REFRESH_S: Final = 30.0
 """Between two looks at how many partitions there are."""
@@ -54,7 +64,11 @@ _PASSING: Final = (
 )
 """Errors after which the client goes on by itself."""
 
+T = TypeVar("T")
+
 log = structlog.get_logger()
+client_log = logging.getLogger(__name__)
+"""What the client says by itself."""
 
 
 class KafkaFeed:
@@ -67,6 +81,7 @@ class KafkaFeed:
         policy: TargetPolicy,
         loop: asyncio.AbstractEventLoop,
         make_consumer: Callable[[dict[str, Any]], Consumer] = Consumer,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._topic = source.topic.topic
@@ -77,6 +92,8 @@ class KafkaFeed:
         """What is to be shown; at first where it begins, since a crash may have kept that back."""
         self._is_ending = False
         self._make_consumer = make_consumer
+        self._refusals = Refusals()
+        self._monotonic = monotonic
         self._thread = threading.Thread(
             target=self._run, name="delayserver-kafka-source", daemon=True
         )
@@ -102,6 +119,8 @@ class KafkaFeed:
         settings = {
             **source_settings(target.bootstrap, self._source.group),
             **login_settings(target),
+            "error_cb": self._refusals,
+            "logger": client_log,
         }
         try:
             check_brokers(self._policy, split_bootstrap(target.bootstrap))
@@ -110,33 +129,47 @@ class KafkaFeed:
                 self._read(consumer)
             finally:
                 consumer.close()
-        except KafkaException as error:
-            self._handover.fail(FeedError(reason_of(error.args[0])))
         except FeedError as error:
             self._handover.fail(error)
-        except Exception as error:  # an address that is not allowed, a setting that is wrong
-            self._handover.fail(FeedError(f"Kafka: {error}"))
+        except Exception as error:  # also an address that is not allowed, a setting that is wrong
+            self._handover.fail(FeedError(self._refusals.reason(error)))
 
     def _read(self, consumer: Consumer) -> None:
-        partitions = self._partitions(consumer)
+
+        def is_refused() -> bool:
+            consumer.poll(0)  # nothing is assigned yet, so only what is wrong comes
+            return bool(self._refusals)
+
+        partitions = asked(partial(self._partitions, consumer), is_refused)
         consumer.assign([self._place(consumer, partition) for partition in partitions])
-        looked_s = time.monotonic()
+        looked_s = self._monotonic()
         while not self._is_ending:
-            found = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
-            self._hand_over([record for record in map(self._record, found) if record is not None])
+            came = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
+            self._hand_over([record for record in map(self._record, came) if record is not None])
             self._show(consumer)
-            if time.monotonic() - looked_s > REFRESH_S:
-                looked_s = time.monotonic()
+            if self._monotonic() - looked_s > REFRESH_S:
+                looked_s = self._monotonic()
                 # A broker that does not answer says nothing of partitions.
                 with suppress(KafkaException):
-                    new = [one for one in self._partitions(consumer) if one not in partitions]
+                    found = self._partitions(consumer, ASK_TRY_S)
+                    new = [one for one in found if one not in partitions]
                     consumer.incremental_assign([self._place(consumer, one) for one in new])
                     partitions += new
         self._show(consumer)
 
-    def _partitions(self, consumer: Consumer) -> list[int]:
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """What a broker answers, which may be away for a moment. Raises KafkaException."""
+        for _ in range(ASK_TRIES - 1):
+            try:
+                return ask()
+            except KafkaException as error:
+                if self._is_ending or error.args[0].code() not in _PASSING:
+                    raise
+        return ask()
+
+    def _partitions(self, consumer: Consumer, wait_s: float) -> list[int]:
         """Those of the topic, whose brokers are allowed. Raises KafkaException, FeedError."""
-        found = consumer.list_topics(self._topic, timeout=ASK_S)
+        found = consumer.list_topics(self._topic, timeout=wait_s)
         brokers = (authority(one.host, one.port) for one in found.brokers.values())
         check_brokers(self._policy, tuple(map(split_broker, brokers)))
         topic = found.topics[self._topic]
@@ -147,7 +180,7 @@ class KafkaFeed:
     def _place(self, consumer: Consumer, partition: int) -> TopicPartition:
         """Where to begin in a partition. Raises KafkaException, FeedError."""
         place = TopicPartition(self._topic, partition)
-        first, end = consumer.get_watermark_offsets(place, timeout=ASK_S)
+        first, end = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=ASK_TRY_S))
         wanted = self._positions.get(partition, first)
         if wanted > end:
             raise FeedError(

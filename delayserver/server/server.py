@@ -160,6 +160,7 @@ class Server(Shard):
             self.engine.sources, self._make_feed_opener, self.clock, self.on_fatal
         )
         self.calls.source_errors = self._sources.errors
+        self.metrics.gauge("sources_failing", "Sources that cannot go on", self._sources.failing)
 
     def on_recovered(self, recovered: Recovered) -> None:
         self.damage_count = len(recovered.damage)

@@ -14,20 +14,24 @@ Cost: three turns of the event loop for each batch. Threads: belongs to the even
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
 
-from delayserver.decisions.group import Group
-from delayserver.decisions.sourcing import KnownSource, Sourcing
+from delayserver.decisions.sourcing import Sourcing
 from delayserver.delivery.feeds import Batch, Feed, FeedError, FeedOpener
 from delayserver.errors import DiskReserveError, OverloadedError, StoppingError
+from delayserver.records.sources import KnownSource
+from delayserver.server.futures import durable
 from storage.errors import StorageError
 
 RETRY_S: Final = 1.0
 """After the first failure; doubled up to RETRY_MAX_S."""
 RETRY_MAX_S: Final = 30.0
+NONE: Final = -1
+"""The version of a source that is not to run."""
 
 log = structlog.get_logger()
 
@@ -50,8 +54,8 @@ class SourceRunner:
         self._clock = clock
         self._on_fatal = on_fatal
         self._sleep = sleep
-        self._tasks: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        """By name, with the version that it runs."""
+        self._tasks: dict[str, dict[asyncio.Task[None], int]] = {}
+        """By name, with the version that each runs. All but the last are ending."""
         self._is_ended = False
         self.errors: dict[str, str] = {}
         """By name, why nothing can be read now."""
@@ -60,42 +64,47 @@ class SourceRunner:
         """Begin with those that there are."""
         self._sources.on_changed = self._look_at
         for known in self._sources.all():
-            self._look_at(known.source.name)
+            self._look_at(known.definition.name)
 
     async def stop(self) -> None:
         """Take nothing any more."""
         self._is_ended = True
-        tasks = [task for _, task in self._tasks.values()]
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def failing(self) -> int:
+        """How many cannot be read now, or stand before a record that cannot be published."""
+        known = self._sources.all()
+        return sum(one.state.is_stopped or one.definition.name in self.errors for one in known)
+
     def _look_at(self, name: str) -> None:
         known = self._sources.find(name)
-        before = self._tasks.get(name)
-        version = -1 if known is None or known.state.is_paused else known.state.version
-        if self._is_ended or (before is not None and before[0] == version):
+        tasks = self._tasks.get(name, {})
+        version = NONE if known is None or known.state.is_paused else known.state.version
+        if self._is_ended or version == (list(tasks.values()) or [NONE])[-1]:
             return
-        if before is None and version < 0:
-            return
-        task = asyncio.get_running_loop().create_task(
-            self._run(name, version, None if before is None else before[1])
-        )
-        self._tasks[name] = version, task
-        task.add_done_callback(lambda task: self._on_done(name, task))
+        # Here, and not by the one that follows: that may be over before it begins.
+        for task in tasks:
+            task.cancel()
+        task = asyncio.get_running_loop().create_task(self._run(name, version, list(tasks)))
+        self._tasks.setdefault(name, {})[task] = version
+        task.add_done_callback(partial(self._on_done, name))
 
     def _on_done(self, name: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(name, (0, None))[1] is task:
+        tasks = self._tasks[name]
+        del tasks[task]
+        if not tasks:
             del self._tasks[name]
         error = None if task.cancelled() else task.exception()
         if error is not None:
             # Feeds answer for what goes wrong on the network; this is a mistake of ours.
             self._on_fatal(error)
 
-    async def _run(self, name: str, version: int, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            before.cancel()
-            await asyncio.wait([before])
+    async def _run(self, name: str, version: int, before: Sequence[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
         self.errors.pop(name, None)
         retry_s = RETRY_S
         while (known := self._wanted(name, version)) is not None:
@@ -128,7 +137,7 @@ class SourceRunner:
                     "this server has no client for kafka: install it with pip install "
                     "'delayserver[kafka]'"
                 ) from error
-        return await self._opener.open(known.source, known.state.positions)
+        return await self._opener.open(known.definition, known.state.positions)
 
     async def _publish(self, name: str, version: int, batch: Batch, feed: Feed) -> None:
         """Done when it is durable. Raises StorageError where it could not be written."""
@@ -142,7 +151,7 @@ class SourceRunner:
                 await self._sleep(RETRY_S)
         if group is None:
             return
-        await _durable(group)
+        await durable(group)
         known = self._sources.find(name)
         if known is not None:
             feed.took(known.state.positions)
@@ -160,19 +169,3 @@ class _Opened:
 
     async def __aexit__(self, *_: object) -> None:
         await self._feed.close()
-
-
-async def _durable(group: Group) -> None:
-    """Raises what kept it from being so."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def told(error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    group.when_durable(told)
-    await future

@@ -22,6 +22,7 @@ from delayserver.records.tables import DeadLetter, Heartbeat, ImportRecord
 from delayserver.schedule.committed import Records
 from delayserver.testing.schedule_records import ScheduleRecords
 from delayserver.testing.server import Observer, SimulatedClock
+from delayserver.testing.source_records import SourceRecords
 from delayserver.testing.violation import Violation
 from storage.frame import unseal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, MOVES, PUBLISHES, REMOVES, SCHEDULES, RecordKind
@@ -72,6 +73,7 @@ class DurableRecords(Observer):
         """Those of an import besides its own."""
         self.counts: Counter[str] = Counter()
         self.schedules = ScheduleRecords(self.counts)
+        self.sources = SourceRecords(self.counts)
         self._by_key: dict[tuple[int, str], int] = {}
         """Subject and key → the newest message."""
         self._entries: dict[int, tuple[int, int, int]] = {}
@@ -187,6 +189,8 @@ class DurableRecords(Observer):
             self.schedules.run(payload.run.schedule, seq, due_ms, payload.run.state)
         elif kind == RecordKind.SCHEDULE:
             self.schedules.changed(seq, unseal(sealed) or b"")
+        elif kind == RecordKind.SOURCE:
+            self.sources.changed(unseal(sealed) or b"")
         elif kind == RecordKind.HEARTBEAT:
             self._apply_heartbeat(seq, message_seq, sealed)
         else:
@@ -322,9 +326,10 @@ class DurableRecords(Observer):
             raise Violation(f"heartbeat {key} was renewed, and fired (I1)")
 
     def _new_message(self, seq: int, due_ms: int, subject_id: int, payload: Payload) -> None:
+        is_taken = self.sources.published(payload)
         if payload.key is not None:
             known = self._by_key.get((subject_id, payload.key))
-            if known is not None and self._surely_waits(known):
+            if known is not None and self._surely_waits(known) and not is_taken:
                 raise Violation(f"message {seq} has the key of message {known}, which waits (I3)")
             self._by_key[subject_id, payload.key] = seq
         self.schedules.published(payload, due_ms)

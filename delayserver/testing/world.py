@@ -19,6 +19,8 @@ from delayserver.decisions.outcomes import RETRY_COMMIT_MS
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing.clients import Clients
 from delayserver.testing.definitions import check_definitions
+from delayserver.testing.feeders import Act as SourceAct
+from delayserver.testing.feeders import Feeders, end_sources
 from delayserver.testing.ledger import Ledger
 from delayserver.testing.operators import Operators
 from delayserver.testing.schedulers import Act, Schedulers, end_schedules
@@ -109,6 +111,7 @@ class World:
         self.clients = Clients(*shared)
         self.subscribers = Subscribers(*shared)
         self.schedulers = Schedulers(str(seed), self.counts, self._ask_for_schedule)
+        self.feeders = Feeders(str(seed), self.counts, self._ask_for_source)
         is_set_back = self._theme is Theme.SET_BACK
         self.operators = Operators(*shared, seed, rates_share=0.9 if is_set_back else 0.25)
         self.clients.is_far_sighted = self._theme is Theme.FAR
@@ -276,6 +279,7 @@ class World:
             if registry.by_id(subscription.id) is None:
                 registry.next_id()
                 self.operators.put(subscription)
+        self.feeders.begin(self.server, self.ledger.sources)
         self.server.tick()
 
     def _open_server(self, files: FaultyFiles) -> SimulatedServer:
@@ -333,12 +337,17 @@ class World:
                 break
         self._maybe_fail_reads()
         self.schedulers.maybe_act(self.clock.now_ms)
+        self.feeders.maybe_act(self.clock.now_ms)
         self._restore_if_settled()
         if self.settings.archive:
             self.operators.maybe_archive()
 
     def _ask_for_schedule(self, name: str, act: Act) -> None:
         act(self._running.engine, self.ledger.schedules)
+
+    def _ask_for_source(self, name: str, act: SourceAct) -> None:
+        with self._running.event_loop.running():
+            act(self._running.engine)
 
     def _turn(self) -> None:
         for _ in range(self.rng.randrange(1, 6)):
@@ -401,6 +410,7 @@ class World:
 
     def _look(self) -> None:
         """The server looks at its clocks; then all that waited for time alone has happened."""
+        self._running.event_loop.look_at_clock()
         self._running.tick()
         self.ledger.check_leases()
         self.subscribers.check_waiting()
@@ -427,6 +437,7 @@ class World:
         server, subscribers = self._running, self.subscribers
         server.rest()
         self._end_schedules()
+        self._end_sources()
         self._redrive_what_dies_again()
         subscribers.is_patient = True
         for subscription in list(server.engine.registry):
@@ -493,6 +504,21 @@ class World:
         self.ledger.schedules.check_none_is_late(self.clock.now_ms)
         end_schedules(server.engine, self.ledger.schedules)
         self._running.rest()
+
+    def _end_sources(self) -> None:
+        """All that stands in their topics is published, each record once."""
+        server, engine = self._running, self._running.engine
+        with server.event_loop.running():
+            self.feeders.have_all_taken(engine, self.clock.now_ms)
+        for _ in range(20):  # some feeds fail, and are opened again after a pause
+            server.rest()
+            self.clock.move(RETRY_COMMIT_MS)
+            server.event_loop.look_at_clock()
+            server.tick()
+        self.ledger.sources.check_all_taken(self.feeders.ends)
+        with server.event_loop.running():
+            end_sources(engine)
+        server.rest()
 
     def _redrive_what_dies_again(self) -> None:
         """A checkpoint after every step of a redrive, so that it could find its own victims."""
@@ -580,6 +606,7 @@ class World:
             "watch keys": list(server.catalog.scan(Table.WATCHES)),
             "heartbeats": list(server.catalog.scan(Table.HEARTBEATS)),
             "schedules": list(server.catalog.scan(Table.SCHEDULE_STATES)),
+            "sources": list(server.catalog.scan(Table.SOURCE_STATES)),
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
             "archives": list(server.catalog.scan(Table.ARCHIVES)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers, wait_until
@@ -200,16 +201,29 @@ def publish(node: NodeProcess, count: int, first: int) -> list[str]:
     return ids
 
 
+def feed(brokers: Brokers, topic: str, count: int, first: int) -> list[str]:
+    """Write so many records to a topic that a source reads; their bodies."""
+    producer = Producer({"bootstrap.servers": ",".join(brokers.addresses), "acks": "all"})
+    bodies = [f'"in {n}"' for n in range(first, first + count)]
+    for body in bodies:
+        producer.produce(topic, body, headers={"delay-until": b"300ms"})
+    assert producer.flush(60) == 0
+    return bodies
+
+
 @SLOW
 def test_exactly_once_over_kills_of_owners_and_brokers(
     brokers: Brokers, topic: str, url: ClusterUrl, tmp_path: Path
 ) -> None:
+    """Into a topic, and out of another one: whoever owns the shard runs its source."""
     made = [NodeProcess(f"n{number}", url, tmp_path) for number in (1, 2)]
+    feeding = make_topic(brokers, f"{topic}-in")
     with running(*made):
+        ask(made[0], "PUT", "/v1/sources/in", kafka(brokers, feeding))
         document = kafka(brokers, topic, delivery="exactly_once")
         assert ask(made[0], "PUT", "/v1/subscriptions/out", document)["delivery"] == "exactly_once"
         reader = Reader(brokers, topic)
-        ids = publish(made[0], 500, 0)
+        ids, bodies = publish(made[0], 500, 0), feed(brokers, feeding, 200, 0)
         for round_ in range(1, 5):
             reader.read(len(reader.received) + 150)
             owner = made[0].owners()[0]
@@ -218,13 +232,17 @@ def test_exactly_once_over_kills_of_owners_and_brokers(
                 os.kill(pid, signal.SIGKILL)
             if round_ % 2:
                 brokers.kill(1 + round_ % 3)
+            bodies += feed(brokers, feeding, 200, 1000 * round_)
             ids += publish(other, 500, 1000 * round_)
             if round_ % 2:
                 brokers.revive(1 + round_ % 3)
-        reader.read(len(ids), 120)
+        reader.read(len(ids) + len(bodies), 120)
         times = Counter(one.id for one in reader.read_for(8))
         reader.close()
         assert set(ids) - set(times) == set()
         assert {id_: n for id_, n in times.items() if n > 1} == {}
-        assert set(times) == set(ids)
+        # Each record of the other topic is a message, and one alone.
+        others = [one.message.value() for one in reader.received if one.id not in ids]
+        assert sorted(body.decode() for body in others if body) == sorted(bodies)
+        assert len(times) == len(ids) + len(bodies)
         brokers.wait_until_all_are_in_sync()

@@ -8,6 +8,7 @@ import pytest
 from delayserver.client import (
     AsyncProducer,
     AsyncSchedules,
+    AsyncSources,
     AsyncSubscriptions,
     ChangedError,
     ConflictError,
@@ -16,6 +17,7 @@ from delayserver.client import (
     NotFoundError,
     Producer,
     Schedules,
+    Sources,
     Subscriptions,
 )
 from tests.integration.api_support import Receiver, unique, wait_until
@@ -180,3 +182,27 @@ def test_a_schedule_without_asyncio(shared_api, subject):
         schedules.put(subject, subject, every="1h", max_runs=2)
         assert [one.name for one in schedules.list() if one.name == subject] == [subject]
         schedules.delete(subject)
+
+
+@asynchronous
+async def test_a_source_is_made_looked_up_paused_and_ended(shared_api, subject):
+    async with AsyncSources(shared_api.process.url) as sources:
+        made = await sources.put(subject, subject, "127.0.0.1:9", "t", on_error="stop")
+        assert (made.published, made.positions, made.due_header) == (0, {}, "delay-until")
+        assert await sources.get(subject) == made
+        paused = await sources.pause(subject, if_match=made.version)
+        assert (paused.paused, paused.pause_reason) == (True, "asked")
+        with pytest.raises(ChangedError):
+            await sources.resume(subject, if_match=made.version)
+        assert not (await sources.resume(subject)).paused
+        assert subject in [one.name async for one in sources.list(page=2)]
+        await sources.delete(subject)
+        with pytest.raises(NotFoundError):
+            await sources.get(subject)
+
+
+def test_a_source_without_asyncio(shared_api, subject):
+    with Sources(shared_api.process.url) as sources:
+        sources.put(subject, subject, "127.0.0.1:9", "t", group="g")
+        assert [one.group for one in sources.list() if one.name == subject] == ["g"]
+        sources.delete(subject)

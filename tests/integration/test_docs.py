@@ -173,6 +173,8 @@ def test_the_tour(api, here, tmp_path):
         assert found["deliver_at"] == moved["deliver_at"]
         assert [one["key"] for one in listed["messages"]] == ["7", "8", "9"]
         assert answer_to(answers, "/events/") == {"cancelled": 1, "fired": 0}
+        made = answer_to(answers, "-X PUT", "/sources/orders")
+        assert made["due_header"] == "delay-until" and not made["paused"]
         refund = answer_to(answers, "envelope.refund")
         text = f'received {refund["id"]} {{"envelope": 88, "cents": 500}}'
         wait_until(lambda: text in Path(log.name).read_text())
@@ -194,9 +196,11 @@ def test_the_tour(api, here, tmp_path):
 
 def test_the_command_line_of_the_tour(api):
     api.ask("PUT", "/v1/subscriptions/refunds", 201, json={"subject": "envelope.*", "type": "pull"})
+    source = {"type": "kafka", "bootstrap": "127.0.0.1:9", "topic": "t", "subject": "order.unpaid"}
+    api.ask("PUT", "/v1/sources/orders", 201, json=source)
     commands = [one.words for one in examples(document("docs/tour.md"))]
     commands = [words for words in commands if words[0] == "delayserver"]
-    assert len(commands) == 7
+    assert len(commands) == 9
     for words in commands:
         command_line(words, DELAYSERVER_URL=api.process.url)
 
@@ -207,11 +211,11 @@ def test_the_client_library(here, tmp_path):
     assert printed == "not paid yet: 2002\n"
     assert f"`{printed.strip()}`" in document("docs/client.md")
     shown = []
-    for word in ("publish_all", "put_webhook"):
+    for word in ("publish_all", "Schedules", "Sources", "put_webhook"):
         (tmp_path / "more.py").write_text(here(program(document("docs/client.md"), word)))
         shown += run([sys.executable, str(tmp_path / "more.py")]).splitlines()
     assert shown[0] == "EventResult(cancelled=1, fired=0)"
-    assert shown[2] == "0 messages wait"
+    assert shown[5:] == ["0 0 {} None", "['orders']", "0 messages wait"]
 
 
 @needs_curl

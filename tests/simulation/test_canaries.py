@@ -33,6 +33,7 @@ from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Accepted, Publishing
 from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.sourcing import Sourcing
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery import ranks
 from delayserver.delivery.deliveries import Deliveries
@@ -48,6 +49,7 @@ from delayserver.records.message import (
     encode_payload,
 )
 from delayserver.records.schedules import ScheduleChange, pack_schedule_change
+from delayserver.records.sources import unpack_source_change
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
@@ -430,11 +432,67 @@ def a_run_is_recorded_and_not_made(patch: Patch) -> None:
 @canary(Violation)
 def the_next_run_is_counted_from_now(patch: Patch) -> None:
     """I3: what is late skips what comes."""
+    original = Scheduling._run
 
-    def following_ms(self: Any, schedule: Any, planned_ms: int, now_ms: int) -> int:
-        return int(schedule.following_ms(max(planned_ms, now_ms)))
+    def run(self: Any, known: Any, planned_ms: int, following_ms: int, *, due_ms: int) -> Any:
+        following_ms = known.definition.following_ms(max(planned_ms, due_ms))
+        return original(self, known, planned_ms, following_ms, due_ms=due_ms)
 
-    patch.setattr(Scheduling, "_following_ms", following_ms)
+    patch.setattr(Scheduling, "_run", run)
+
+
+def in_another_group(publishing: Any) -> None:
+    """What comes now is another frame than what came before."""
+    groups = publishing._groups
+    groups._full.append(groups._sequencer.close_group(0))
+    groups.wake()
+
+
+@canary(Violation)
+def positions_are_recorded_apart_from_their_messages(patch: Patch) -> None:
+    """I4: a crash between the two, and the messages are published again."""
+    original = Publishing.publish_taken
+
+    def publish_taken(self: Any, subject_id: int, messages: Any, more_bytes: int) -> None:
+        original(self, subject_id, messages, more_bytes)
+        if messages:
+            in_another_group(self)
+
+    patch.setattr(Publishing, "publish_taken", publish_taken)
+
+
+@canary(Violation)
+def positions_are_recorded_before_their_messages(patch: Patch) -> None:
+    """I3: a crash between the two, and the messages are never published."""
+    original = Sourcing.take
+
+    def take(self: Any, *rest: Any) -> Any:
+        publishing, late = self._publishing, []
+        publish = publishing.publish_taken
+        publishing.publish_taken = lambda *arguments: late.append(arguments)
+        try:
+            group = original(self, *rest)
+        finally:
+            publishing.publish_taken = publish
+        for arguments in late:
+            in_another_group(publishing)
+            publish(*arguments)
+        return group
+
+    patch.setattr(Sourcing, "take", take)
+
+
+@canary(Violation)
+def positions_are_forgotten_at_a_checkpoint(patch: Patch) -> None:
+    """I6"""
+    original = Effects._note_source
+
+    def note_source(self: Any, payload: bytes) -> None:
+        change = unpack_source_change(payload)
+        if change.state is None or change.source is not None:
+            original(self, payload)
+
+    patch.setattr(Effects, "_note_source", note_source)
 
 
 @canary(Violation)

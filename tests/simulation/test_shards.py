@@ -100,6 +100,7 @@ def test_the_worlds_are_not_empty() -> None:
         "received",
         "run",
         "settled",
+        "taken from topics",
     ):
         assert total[what] > 2, (what, total)
 

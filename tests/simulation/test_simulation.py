@@ -61,6 +61,8 @@ def test_the_worlds_are_not_empty() -> None:
         "run",
         "triggered",
         "runs left out",
+        "taken from topics",
+        "records left out",
         "disk full",
         "power loss",
         "kill",

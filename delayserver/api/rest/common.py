@@ -42,8 +42,6 @@ STORED: Responses = {500: PROBLEM}
 """What is read from the disk may turn out to be damaged."""
 LOGGED: Responses = {507: PROBLEM}
 """What is recorded may find the disk full."""
-DEFINED: Responses = {412: PROBLEM, **MISSING, **LOGGED}
-"""Of a change of what has a name, a definition and a version."""
 
 
 class _KeyConvertor(Convertor[str]):

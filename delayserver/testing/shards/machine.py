@@ -202,6 +202,7 @@ class MachineShard:
             self._watch_answers(member)
             self.server = server
             server.event_loop.start(member.begin(1 + self.number), lambda begun: begun.result())
+            machine.started(self)
             self.tick()
 
     def _watch_answers(self, member: Member) -> None:
@@ -262,6 +263,8 @@ class ShardsMachine:
         self.outside = outside
         self.failure: Exception | None = None
         """A promise that was seen to be broken where nobody would hear of it."""
+        self.started: Callable[[MachineShard], None] = lambda shard: None
+        """Told of each shard that begins a life."""
         self.clock = SimulatedClock()
         self.sockets = SimulatedSockets()
         # Without looking at the environment, which takes longer than many a life.

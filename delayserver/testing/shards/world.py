@@ -17,6 +17,8 @@ from typing import NamedTuple, Self
 
 from delayserver.api.cluster.allotment import quiet_ms
 from delayserver.records.sharding import shard_of_name
+from delayserver.testing.feeders import SHORT_DELAYS, Feeders, end_sources
+from delayserver.testing.feeders import Act as SourceAct
 from delayserver.testing.schedulers import Act, Schedulers, end_schedules
 from delayserver.testing.shards.clients import Definers, Publishers, Receivers
 from delayserver.testing.shards.consumers import DAY_MS, ShardConsumers
@@ -61,6 +63,10 @@ class ShardsWorld:
         self.schedulers = Schedulers(
             f"{count} shards {seed}", self.counts, self._ask_for_schedule, (300, 2000, 20_000)
         )
+        self.feeders = Feeders(
+            f"{count} shards {seed}", self.counts, self._ask_for_source, SHORT_DELAYS, 0.03
+        )
+        self.machine.started = self._started
         self.promises.ended = self._ended
         self._steps = self._all_steps()
 
@@ -76,6 +82,9 @@ class ShardsWorld:
     def __exit__(self, *exception: object) -> None:
         for shard in self.machine.up():
             shard.running.event_loop.abandon()
+
+    def _started(self, shard: MachineShard) -> None:
+        self.feeders.begin(shard.running, shard.ledger.sources)
 
     def _ended(self, shard: int) -> None:
         self.consumers.ended(shard)
@@ -165,6 +174,7 @@ class ShardsWorld:
             if step.is_possible():
                 step.do()
                 self.schedulers.maybe_act(self.machine.clock.now_ms)
+                self.feeders.maybe_act(self.machine.clock.now_ms)
                 return
 
     def _ask_for_schedule(self, name: str, act: Act) -> None:
@@ -172,6 +182,12 @@ class ShardsWorld:
         shard = self.machine.shards[shard_of_name(name, self.machine.count)]
         if shard.is_up:
             shard.guard(lambda: act(shard.running.engine, shard.ledger.schedules))
+
+    def _ask_for_source(self, name: str, act: SourceAct) -> None:
+        """So is a source."""
+        shard = self.machine.shards[shard_of_name(name, self.machine.count)]
+        if shard.is_up:
+            shard.guard(lambda: act(shard.running.engine))
 
     def _one(self) -> MachineShard:
         return self.rng.choice(self.machine.up())
@@ -228,6 +244,7 @@ class ShardsWorld:
         machine, promises = self.machine, self.promises
         self._make_whole()
         self._end_schedules()
+        self._end_sources()
         self.receivers.is_patient = self.consumers.is_patient = True
         quiet_rounds = 0
         for _ in range(400):
@@ -268,6 +285,19 @@ class ShardsWorld:
         for shard in machine.shards:
             shard.ledger.schedules.check_none_is_late(machine.clock.now_ms - 10)
             shard.guard(partial(end_schedules, shard.running.engine, shard.ledger.schedules))
+        self._make_whole()
+
+    def _end_sources(self) -> None:
+        """All that stands in their topics is published, each record once."""
+        machine, now_ms = self.machine, self.machine.clock.now_ms
+        for shard in machine.shards:
+            shard.guard(partial(self.feeders.have_all_taken, shard.running.engine, now_ms))
+        for _ in range(20):  # some feeds fail, and are opened again after a pause
+            self._make_whole()
+            machine.let_pass(1000)
+        for shard in machine.shards:
+            shard.ledger.sources.check_all_taken(self.feeders.ends)
+            shard.guard(partial(end_sources, shard.running.engine))
         self._make_whole()
 
     def _settle_whole(self) -> None:

@@ -9,11 +9,14 @@ import pytest
 
 from delayserver.client import (
     AsyncProducer,
+    AsyncSchedules,
+    AsyncSources,
     AsyncSubscriptions,
     ClosedError,
     Consumer,
     Producer,
     Schedules,
+    Sources,
     Subscriptions,
 )
 from tests.integration.api_support import wait_until
@@ -53,16 +56,22 @@ def test_producers_that_are_dropped_leave_neither_threads_nor_connections():
     assert all(transport.closed for transport in transports)
 
 
-@pytest.mark.parametrize("kind", [Producer, Consumer, Schedules, Subscriptions])
+@pytest.mark.parametrize("kind", [Producer, Consumer, Schedules, Sources, Subscriptions])
 def test_the_blocking_classes_explain_each_option_themselves(kind):
     options = [name for name in inspect.signature(kind).parameters if name != "url"]
-    assert [name for name in options if f"`{name}`" not in kind.__doc__] == []
-    assert "Async" not in kind.__doc__
+    assert len(options) > 5
+    assert [name for name in options if f"`{name}`" not in kind.__init__.__doc__] == []
+    assert "Async" not in kind.__doc__ + kind.__init__.__doc__
 
 
 @pytest.mark.parametrize(
     ("blocking", "asynchronous"),
-    [(Producer, AsyncProducer), (Subscriptions, AsyncSubscriptions)],
+    [
+        (Producer, AsyncProducer),
+        (Schedules, AsyncSchedules),
+        (Sources, AsyncSources),
+        (Subscriptions, AsyncSubscriptions),
+    ],
 )
 def test_a_blocking_class_has_all_calls_of_the_other(blocking, asynchronous):
     def calls(kind):

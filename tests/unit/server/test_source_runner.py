@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.feeds import Batch, FeedError
-from delayserver.records.sources import Source, SourceRecord
+from delayserver.records.sources import OnError, Source, SourceRecord
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.server.source_runner import RETRY_MAX_S, RETRY_S, SourceRunner
 from storage.errors import DiskFullError
@@ -125,6 +126,33 @@ def test_one_that_is_paused_is_not_read_and_goes_on_where_it_was() -> None:
     run(test)
 
 
+def test_changes_that_follow_one_another_leave_one_reader() -> None:
+    async def test(running: Running) -> None:
+        running.topic.values = [b"1"]
+        running.parts.sources.put(WANTED, START_MS)
+        await running.until(lambda: running.topic.shown == {0: 1})
+        running.parts.sources.pause("orders", START_MS)
+        running.parts.sources.resume("orders", START_MS)
+        running.parts.sources.pause("orders", START_MS)
+        running.parts.sources.resume("orders", START_MS)
+        running.topic.values.append(b"2")
+        await running.until(lambda: running.topic.shown == {0: 2})
+        assert running.topic.opened == [0, 1] and running.topic.closed == 1
+
+    run(test)
+
+
+def test_a_server_that_stops_leaves_no_reader_behind() -> None:
+    async def test(running: Running) -> None:
+        running.parts.sources.put(WANTED, START_MS)
+        await running.until(lambda: running.topic.opened == [0])
+        running.parts.sources.pause("orders", START_MS)
+        await running.runner.stop()
+        assert running.topic.closed == len(running.topic.opened)
+
+    run(test)
+
+
 def test_a_feed_that_fails_is_opened_again_behind_a_pause_that_grows() -> None:
     async def test(running: Running) -> None:
         running.topic.errors = ["no broker"] * 8
@@ -132,11 +160,24 @@ def test_a_feed_that_fails_is_opened_again_behind_a_pause_that_grows() -> None:
         await running.until(lambda: len(running.slept_s) == 8)
         assert running.slept_s[0] == 2 * RETRY_S and running.slept_s[-1] == RETRY_MAX_S
         assert running.runner.errors == {"orders": "no broker"}
+        assert running.runner.failing() == 1
         running.topic.values = [b"1"]
         await running.until(lambda: running.topic.shown == {0: 1})
-        assert running.runner.errors == {}
+        assert running.runner.errors == {} and running.runner.failing() == 0
 
     run(test)
+
+
+def test_one_that_has_stopped_cannot_go_on() -> None:
+    async def test(running: Running) -> None:
+        running.topic.values = [bytes(1025)]
+        running.parts.sources.put(replace(WANTED, on_error=OnError.STOP), START_MS)
+        await running.until(lambda: running.parts.state().is_stopped)
+        assert running.runner.failing() == 1
+        running.parts.sources.delete("orders")
+        assert running.runner.failing() == 0
+
+    run(test, body_max_bytes=1024)
 
 
 def test_what_is_refused_now_is_given_again() -> None:

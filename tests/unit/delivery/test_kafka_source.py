@@ -1,0 +1,352 @@
+"""Topics of Kafka as feeds, with a consumer that a test fills. Real brokers: tests/sinks."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from structlog.testing import capture_logs
+
+from delayserver.delivery.feeds import BATCH_MAX_BYTES, BATCH_RECORDS_MAX, BATCHES_MAX, FeedError
+from delayserver.delivery.kafka_source import ASK_TRIES, REFRESH_S, KafkaFeed
+from delayserver.records.sources import Source, SourceRecord
+from delayserver.records.subscriptions import KafkaTarget
+from delayserver.security.targets import TargetPolicy
+
+BROKERS = "127.0.0.1:9092"
+PATIENCE_S = 5.0
+
+
+@dataclass
+class FakeMessage:
+    """As much of a message of the client as a feed looks at."""
+
+    at: int = 0
+    of: int = 0
+    body: bytes | None = b"1"
+    its_key: bytes | str | None = None
+    its_headers: Any = None
+    failure: KafkaError | None = None
+
+    def error(self) -> KafkaError | None:
+        return self.failure
+
+    def partition(self) -> int:
+        return self.of
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes | str | None:
+        return self.its_key
+
+    def value(self) -> bytes | None:
+        return self.body
+
+    def headers(self) -> Any:
+        return self.its_headers
+
+
+@dataclass
+class FakeConsumer:
+    """A topic of some partitions, and the client that reads it."""
+
+    marks: dict[int, tuple[int, int]] = field(default_factory=lambda: {0: (0, 100)})
+    """By partition the first offset and the one behind the last."""
+    found: list[Sequence[FakeMessage]] = field(default_factory=list)
+    """What each call of `consume` gives."""
+    brokers: dict[int, Any] = field(
+        default_factory=lambda: {1: SimpleNamespace(host="127.0.0.1", port=9092)}
+    )
+    failures: list[KafkaError] = field(default_factory=list)
+    """What is answered first to whoever asks about the topic."""
+    topic_error: KafkaError | None = None
+    commit_error: KafkaError | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    assigned: list[tuple[int, int]] = field(default_factory=list)
+    committed: list[dict[int, int]] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    closed: int = 0
+
+    def __call__(self, settings: dict[str, Any]) -> "FakeConsumer":
+        self.settings = settings
+        return self
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        if self.failures:
+            raise KafkaException(self.failures.pop(0))
+        metadata = SimpleNamespace(error=self.topic_error, partitions=dict.fromkeys(self.marks))
+        return SimpleNamespace(brokers=self.brokers, topics={topic: metadata})
+
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        return self.marks[place.partition]
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        assert not self.assigned
+        self.incremental_assign(places)
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        self.assigned += [(one.partition, one.offset) for one in places]
+
+    def consume(self, most: int, timeout: float) -> Sequence[FakeMessage]:
+        self.asked.append(most)
+        if not self.found:
+            time.sleep(0.001)  # as the client does for as long as it is told to
+            return []
+        return self.found.pop(0)
+
+    def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous
+        self.committed.append({one.partition: one.offset for one in offsets})
+        if self.commit_error is not None:
+            raise KafkaException(self.commit_error)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def feed_of(
+    consumer: Any, positions: dict[int, int], target: KafkaTarget | None = None, **more: Any
+) -> KafkaFeed:
+    source = Source("orders", 1, target or KafkaTarget(BROKERS, "t"), "due", "g")
+    policy = more.pop("policy", TargetPolicy(()))
+    loop = asyncio.get_running_loop()
+    return KafkaFeed(source, positions, policy, loop, make_consumer=consumer, **more)
+
+
+def run(
+    consumer: FakeConsumer,
+    test: Callable[[KafkaFeed], Coroutine[Any, Any, None]],
+    positions: dict[int, int] | None = None,
+    **more: Any,
+) -> None:
+    async def main() -> None:
+        feed = feed_of(consumer, positions or {}, **more)
+        try:
+            await test(feed)
+        finally:
+            await feed.close()
+        assert consumer.closed == 1
+
+    asyncio.run(main())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_s, "it does not come to that"
+        await asyncio.sleep(0.001)
+
+
+def reason(consumer: FakeConsumer, positions: dict[int, int] | None = None, **more: Any) -> str:
+    """Why a topic cannot be read."""
+    told: list[str] = []
+
+    async def read(feed: KafkaFeed) -> None:
+        with pytest.raises(FeedError) as error:
+            await feed.read()
+        told.append(str(error.value))
+
+    run(consumer, read, positions, **more)
+    return told[0]
+
+
+def test_it_begins_behind_what_was_taken_and_else_at_the_first() -> None:
+    consumer = FakeConsumer({0: (3, 100), 1: (5, 100), 2: (0, 0)}, [[FakeMessage(42)]])
+
+    async def test(feed: KafkaFeed) -> None:
+        assert await feed.read() == [SourceRecord(0, 42, None, b"1")]
+        assert consumer.assigned == [(0, 42), (1, 5), (2, 0)]
+
+    run(consumer, test, {0: 42})
+
+
+def test_how_it_is_connected() -> None:
+    target = KafkaTarget(BROKERS, "t", username="u", password="p", tls=True)
+    consumer = FakeConsumer(found=[[FakeMessage()]])
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+
+    run(consumer, test, target=target)
+    assert (
+        consumer.settings.items()
+        >= {
+            "bootstrap.servers": BROKERS,
+            "group.id": "g",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "security.protocol": "sasl_ssl",
+            "sasl.username": "u",
+            "sasl.password": "p",
+        }.items()
+    )
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_what_a_record_has(as_dict: bool) -> None:
+    pairs = [("a", b"1"), ("b", None), ("c", "2")]
+    message = FakeMessage(7, 0, None, "key", dict(pairs) if as_dict else pairs)
+    consumer = FakeConsumer(found=[[message, FakeMessage(8, body=b"", its_key=b"\xff")]])
+
+    async def test(feed: KafkaFeed) -> None:
+        headers = (("a", b"1"), ("b", None), ("c", b"2"))
+        assert await feed.read() == [
+            SourceRecord(0, 7, b"key", None, headers),
+            SourceRecord(0, 8, b"\xff", b""),
+        ]
+
+    run(consumer, test)
+
+
+def test_a_batch_is_bounded() -> None:
+    body = bytes(BATCH_MAX_BYTES // 2)
+    longer = FakeMessage(2, body=bytes(2 * BATCH_MAX_BYTES))
+    found = [FakeMessage(0, body=body), FakeMessage(1, body=body), longer, FakeMessage(3)]
+    consumer = FakeConsumer(found=[found])
+
+    async def test(feed: KafkaFeed) -> None:
+        batches = [[one.offset for one in await feed.read()] for _ in range(3)]
+        assert batches == [[0, 1], [2], [3]]
+
+    run(consumer, test)
+    assert set(consumer.asked) == {BATCH_RECORDS_MAX}
+
+
+def test_no_more_is_read_than_is_taken() -> None:
+    consumer = FakeConsumer(found=[[FakeMessage(number)] for number in range(10)])
+
+    async def test(feed: KafkaFeed) -> None:
+        await until(lambda: len(consumer.found) == 10 - BATCHES_MAX - 1)
+        await asyncio.sleep(0.02)
+        assert len(consumer.found) == 10 - BATCHES_MAX - 1  # one is in its hands
+        assert [(await feed.read())[0].offset for _ in range(10)] == list(range(10))
+
+    run(consumer, test)
+
+
+def test_what_passes_is_no_failure() -> None:
+    away = FakeMessage(failure=KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    end = FakeMessage(failure=KafkaError(KafkaError._PARTITION_EOF))
+    consumer = FakeConsumer(found=[[away], [end, FakeMessage(5)]])
+
+    async def test(feed: KafkaFeed) -> None:
+        assert [one.offset for one in await feed.read()] == [5]
+
+    run(consumer, test)
+
+
+def test_what_does_not_pass_is_told() -> None:
+    failure = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    consumer = FakeConsumer(found=[[FakeMessage(failure=failure)]])
+    assert "TOPIC_AUTHORIZATION_FAILED" in reason(consumer)
+
+
+def test_a_topic_that_is_not_there() -> None:
+    consumer = FakeConsumer(topic_error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    told = reason(consumer)
+    assert told.startswith("the topic t: ") and "UNKNOWN_TOPIC_OR_PART" in told
+
+
+def test_brokers_that_are_away_for_a_moment_are_asked_again() -> None:
+    away = [KafkaError(KafkaError._TRANSPORT)]
+    consumer = FakeConsumer(found=[[FakeMessage(5)]], failures=away * (ASK_TRIES - 1))
+
+    async def test(feed: KafkaFeed) -> None:
+        assert [one.offset for one in await feed.read()] == [5]
+
+    run(consumer, test)
+    assert "_TRANSPORT" in reason(FakeConsumer(failures=away * ASK_TRIES))
+    refused = KafkaError(KafkaError._AUTHENTICATION)
+    assert "_AUTHENTICATION" in reason(FakeConsumer(failures=[refused]))
+
+
+def test_a_topic_that_was_made_again() -> None:
+    told = reason(FakeConsumer({0: (0, 3)}), {0: 4})
+    assert "ends at offset 3 of partition 0, before 4" in told and "put it again" in told
+
+
+def test_where_it_ends_is_where_it_may_begin() -> None:
+    consumer = FakeConsumer({0: (0, 4)}, [[FakeMessage(4)]])
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+        assert consumer.assigned == [(0, 4)]
+
+    run(consumer, test, {0: 4})
+
+
+def test_what_was_deleted_before_it_was_taken_is_named() -> None:
+    consumer = FakeConsumer({0: (10, 100)}, [[FakeMessage(10)]])
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+        assert consumer.assigned == [(0, 10)]
+
+    with capture_logs() as logs:
+        run(consumer, test, {0: 4})
+    (line,) = logs
+    assert (line["source"], line["first_lost"], line["last_lost"]) == ("orders", 4, 9)
+
+
+def test_partitions_that_come_later_are_read_from_their_beginning() -> None:
+    consumer, now_s = FakeConsumer({0: (0, 9)}, [[FakeMessage(0)]]), 0.0
+
+    async def test(feed: KafkaFeed) -> None:
+        nonlocal now_s
+        await feed.read()
+        consumer.marks[1] = 2, 9
+        await asyncio.sleep(0.01)
+        assert consumer.assigned == [(0, 0)]
+        now_s = REFRESH_S + 1
+        await until(lambda: consumer.assigned == [(0, 0), (1, 2)])
+
+    run(consumer, test, monotonic=lambda: now_s)
+
+
+def test_how_far_it_is_can_be_seen_at_the_broker() -> None:
+    # Who may not commit there reads all the same.
+    refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+    consumer = FakeConsumer(found=[[FakeMessage(5)], [FakeMessage(6)]], commit_error=refused)
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+        await feed.read()
+        await until(lambda: consumer.committed == [{0: 5}])
+        feed.took({0: 7})
+
+    run(consumer, test, {0: 5})
+    assert consumer.committed == [{0: 5}, {0: 7}]  # also what was told last
+
+
+def test_brokers_have_to_be_allowed() -> None:
+    def make(settings: dict[str, Any]) -> Any:
+        raise AssertionError("nobody is to be connected to")
+
+    async def main() -> None:
+        feed = feed_of(make, {}, KafkaTarget("10.0.0.7:9092", "t"))
+        with pytest.raises(FeedError, match=r"10\.0\.0\.7"):
+            await feed.read()
+        await feed.close()
+
+    asyncio.run(main())
+
+
+def test_so_have_those_that_brokers_name() -> None:
+    brokers = {1: SimpleNamespace(host="10.0.0.8", port=9092)}
+    consumer = FakeConsumer(brokers=brokers)
+    assert "10.0.0.8" in reason(consumer)
+    assert consumer.assigned == []
+
+
+def test_one_that_is_closed_does_not_wait_for_who_takes() -> None:
+    consumer = FakeConsumer(found=[[FakeMessage(number)] for number in range(10)])
+
+    async def test(feed: KafkaFeed) -> None:
+        await until(lambda: len(consumer.found) == 10 - BATCHES_MAX - 1)
+
+    run(consumer, test)
