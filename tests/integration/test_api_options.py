@@ -261,6 +261,8 @@ def test_of_a_group_one_is_under_way_at_a_time_in_due_order(api, subject, path):
 
     wait_until(lambda: len(pull()) == 2)
     assert set(taken) == {ids[0], other}
+    # As what waits for a slow subscriber.
+    assert api.ask("DELETE", f"/v1/messages/{ids[2]}", 409)["state"] == "delivering"
     api.ask("POST", f"{path}/nack", json={"leases": [taken.pop(ids[0])]})
     wait_until(lambda: ids[0] in pull())
     assert set(taken) == {ids[0], other}, "what was given back keeps its place"

@@ -243,6 +243,24 @@ def test_the_options_of_a_message(api, here):
     assert missing == set()
 
 
+@needs_curl
+def test_what_others_call_it(api, here, tmp_path):
+    """The message to a URL is accepted, and the consumer that stands in for beat sends the task."""
+    page = document("docs/coming-from.md")
+    assert {"key", "state"} <= answer_to(follow(page, here), "order.unpaid").keys()
+    source = here(program(page, "send_task")).replace("redis://127.0.0.1:6379/0", "memory://")
+    (tmp_path / "beat.py").write_text(source)
+    daily = {"subject": "report.daily", "body": {"shop": 7}, "cron": "0 9 * * MON-FRI"}
+    api.ask("PUT", "/v1/schedules/daily", 201, json=daily)
+    consumer = subprocess.Popen([sys.executable, str(tmp_path / "beat.py")])
+    try:
+        run = api.ask("POST", "/v1/schedules/daily/trigger", 201)
+        wait_until(lambda: api.look_up(run["id"])["state"] == "delivered")
+    finally:
+        consumer.kill()
+        consumer.wait()
+
+
 def test_a_table(here, tmp_path):
     (tmp_path / "table.py").write_text(here(program(document("docs/http.md"), "new_stream")))
     assert run([sys.executable, str(tmp_path / "table.py")]).startswith("{'count': 2, 'dup")

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from delayserver.pipeline.logs.dispatched import DISPATCHED_DTYPE
 from delayserver.pipeline.reports.lateness import bucket_of
 from delayserver.records.arrow import binaries, fixed, texts
+from delayserver.records.direct import DIRECT_FIRST_ID, DIRECT_NAME
 from delayserver.records.message import Payload, decode_payload
 from storage.frame import Damage, Frame, Rows
 from storage.rows import DTYPES, HOUR_MS, SCHEDULES, LogKind, Outcome, concatenate, select
@@ -179,6 +180,12 @@ def named(numbers: np.ndarray, names: pa.Array) -> pa.Array:
     return names.take(fixed(np.where(numbers < len(names), numbers, 0)))
 
 
+def named_subscriptions(numbers: np.ndarray, names: pa.Array) -> pa.Array:
+    """Names of subscriptions: what goes where the message says has one for all its numbers."""
+    is_to = numbers >= DIRECT_FIRST_ID
+    return pc.if_else(fixed(is_to), DIRECT_NAME, named(numbers, names))
+
+
 def _time(name: str) -> tuple[pa.DataType, Derive]:
     return TIME, lambda rows, names: fixed(values(rows, name), TIME)
 
@@ -198,7 +205,7 @@ COMMON: Derived = {
     "due": _time("due"),
     "subscription": (
         pa.string(),
-        lambda rows, names: named(rows["subscription_id"], names.subscriptions),
+        lambda rows, names: named_subscriptions(rows["subscription_id"], names.subscriptions),
     ),
 }
 SUBJECT: Derived = {

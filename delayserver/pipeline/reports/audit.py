@@ -34,7 +34,12 @@ from delayserver.pipeline.logs.columns import CORRUPT_DDL
 from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import UPPER_MS_SQL
-from delayserver.pipeline.reports.names import ShardNames, SharedNumbers, read_shard_names
+from delayserver.pipeline.reports.names import (
+    ShardNames,
+    SharedNumbers,
+    first_numbers,
+    read_shard_names,
+)
 from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
 from delayserver.pipeline.states.snapshot import (
     Directory,
@@ -135,6 +140,7 @@ def audit(job: Job, data_dir: str, *, now_ms: int | None = None) -> Audit:
                 {shard: one.subscriptions for shard, one in names.items()}
             )
             shared = subjects.put_into(job.spark, sound, "subject_id")
+            shared = first_numbers(shared, "subscription_id")
             shared = subscriptions.put_into(job.spark, shared, "subscription_id")
             groups, lateness = _groups(shared)
             messages = _messages(sound, job)
@@ -447,7 +453,7 @@ def _named_examples(
         for shard, number in zip(shards, examples["subject_id"], strict=True)
     ]
     subscriptions = [
-        names[shard].subscriptions.get(number)
+        names[shard].subscription(number)
         for shard, number in zip(shards, examples["subscription_id"], strict=True)
     ]
     settled_ms = examples["settled_ms"].where(examples["settled_ms"] > 0)

@@ -4,6 +4,8 @@ Each shard numbers subjects and subscriptions by itself, so 3 is one name here a
 subscription that was deleted and made again has two numbers under one name, and keeps two: the
 first of a shard goes with the first of the others. Of one shard the numbers are its own.
 
+What goes where its message says (`to`) has many numbers and one name, and counts under the first.
+
 Cost: the small tables of each catalog; with several shards, a join of what was counted.
 Threads: values.
 """
@@ -16,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from delayserver.pipeline.states.snapshot import Directory, read_subscriptions
+from delayserver.records.direct import DIRECT_FIRST_ID, DIRECT_NAME
 from delayserver.records.tables import read_subjects
 
 _SHARED = "__shared"
@@ -28,6 +31,10 @@ class ShardNames:
     subjects: dict[int, str]
     subscriptions: dict[int, str]
 
+    def subscription(self, number: int) -> str | None:
+        """The name of a subscription, by any of its numbers."""
+        return self.subscriptions.get(min(number, DIRECT_FIRST_ID))
+
 
 def read_shard_names(directory: Directory) -> ShardNames:
     """What its catalog says; a subscription that was deleted is marked as such."""
@@ -36,7 +43,13 @@ def read_shard_names(directory: Directory) -> ShardNames:
             number: one.name + (" (deleted)" if one.deleted else "")
             for number, one in sorted(read_subscriptions(catalog).items())
         }
+        subscriptions[DIRECT_FIRST_ID] = DIRECT_NAME
         return ShardNames(read_subjects(catalog), subscriptions)
+
+
+def first_numbers(counts: DataFrame, column: str) -> DataFrame:
+    """Rows with, in `column`, the one number under which a subscription counts."""
+    return counts.withColumn(column, F.least(column, F.lit(DIRECT_FIRST_ID)))
 
 
 class SharedNumbers:

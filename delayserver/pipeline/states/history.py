@@ -38,6 +38,7 @@ from delayserver.pipeline.logs.columns import (
     batch_of_damage,
     name_table,
     named,
+    named_subscriptions,
     payloads_of,
 )
 from delayserver.pipeline.logs.filters import Condition, take, within
@@ -378,7 +379,7 @@ class _History:
         delivered = pa.array(some["state"] == EntryState.DELIVERED)
         at = pa.array(some["settled_ms"] * 1000).cast(TIME)
         columns = (
-            named(some["subscription_id"], self._task.names.subscriptions),
+            named_subscriptions(some["subscription_id"], self._task.names.subscriptions),
             _STATES.take(pa.array(some["state"])),
             pa.compute.if_else(delivered, pa.array(some["attempt"].astype(np.int32)), None),
             pa.compute.if_else(pa.array(some["settled_ms"] != 0), at, None),
