@@ -191,7 +191,7 @@ class Outcomes:
         random: Callable[[], float],
         given_up: Callable[[DueDelivery, str], None],
         call_soon: Callable[[Callable[[], None]], None],
-        group_retry_max_ms: int = 600_000,
+        group_retry_max_ms: int,
     ) -> None:
         """`epoch`: what the tokens of this process's leases begin with; `random`: from 0 to 1;
         `given_up`: told of each delivery that has no attempt left, and why; `call_soon`: has a

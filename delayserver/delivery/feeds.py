@@ -49,8 +49,7 @@ class FeedOpener(Protocol):
     """Makes feeds of one kind of broker."""
 
     async def open(self, source: Source, positions: Mapping[int, int]) -> Feed:
-        """A feed that begins there. Raises InputError where a broker is not allowed, and
-        FeedError."""
+        """A feed that begins there. What is wrong is said by its first `read`."""
         ...
 
 

@@ -41,8 +41,6 @@ from storage.errors import StorageError
 PART_PATH = "/internal/batch"
 OPTIONS_PART_PATH = "/internal/batch/options"
 """Of a part whose messages have options: a node that would not see them must not take it."""
-GROUPS_PART_PATH = "/internal/batch/groups"
-"""Likewise, of one whose messages have groups."""
 _TRY_AGAIN = frozenset({429, 503, 504, 507})
 """What a repetition may mend."""
 _NOT_FOUND = 404
@@ -77,7 +75,7 @@ class Batches:
 
     async def answer_part(self, call: PeerCall) -> PeerAnswer | None:
         """The part of a batch that another shard has read."""
-        if call.path not in (PART_PATH, OPTIONS_PART_PATH, GROUPS_PART_PATH):
+        if call.path not in (PART_PATH, OPTIONS_PART_PATH):
             return None
         return await self._publish_own(_decode(call.body), call)
 
@@ -119,15 +117,13 @@ class Batches:
     async def _ask_with_options(
         self, shard: int, batch: PublishBatch, call: PeerCall
     ) -> PeerAnswer:
-        has_group = any(one is not None and one.group is not None for one in batch.options)
-        path = GROUPS_PART_PATH if has_group else OPTIONS_PART_PATH
-        part = call._replace(path=path, body=_encode(batch), caller=None)
+        part = call._replace(path=OPTIONS_PART_PATH, body=_encode(batch), caller=None)
         answer = await self._peers.ask(shard, part)
         if answer.status == _NOT_FOUND:
             return failed(
                 OverloadedError(
                     f"the process of shard {shard} is of an older version, which does not know the "
-                    "options of messages (ttl, priority, group): update all nodes, then try again",
+                    "options of messages (ttl, group, to): update all nodes, then try again",
                     _UPDATE_MS,
                 )
             )

@@ -146,6 +146,7 @@ class Parts(MessageParts):
             random=lambda: 0.0,
             given_up=lambda delivery, reason: self.given_up.append(reason),
             call_soon=self.ports.call_soon,
+            group_retry_max_ms=HOUR_MS,
         )
         [self.seq] = self.publish(message(START_MS))
         self.commit()

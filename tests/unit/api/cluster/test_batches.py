@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayserver.api.cluster.batches import (
-    GROUPS_PART_PATH,
     OPTIONS_PART_PATH,
     PART_PATH,
     Batches,
@@ -79,8 +78,6 @@ class World:
     async def ask(self, shard: int, call: PeerCall) -> PeerAnswer:
         batch = msgspec.msgpack.decode(call.body, type=PublishBatch)
         path = OPTIONS_PART_PATH if batch.options else PART_PATH
-        if any(one is not None and one.group for one in batch.options):
-            path = GROUPS_PART_PATH
         assert (call.path, call.caller) == (path, None)
         self.parts.append((shard, batch))
         if (refusal := self.refusals.get(shard)) is not None:
