@@ -183,7 +183,8 @@ def named(numbers: np.ndarray, names: pa.Array) -> pa.Array:
 def named_subscriptions(numbers: np.ndarray, names: pa.Array) -> pa.Array:
     """Names of subscriptions: what goes where the message says has one for all its numbers."""
     is_to = numbers >= DIRECT_FIRST_ID
-    return pc.if_else(fixed(is_to), DIRECT_NAME, named(numbers, names))
+    # A text of Python's would be looked at by pandas, which a worker does not import.
+    return pc.if_else(fixed(is_to), texts([DIRECT_NAME])[0], named(numbers, names))
 
 
 def _time(name: str) -> tuple[pa.DataType, Derive]:
