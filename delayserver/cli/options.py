@@ -7,9 +7,9 @@ Cost: none. Threads: pure, but for a body that is read from a file.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -137,6 +137,26 @@ OnDeadOption = Annotated[
         help="Publish a message there when it is a dead letter; one for each subscription.",
     ),
 ]
+KafkaUserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka-user",
+        metavar="NAME",
+        help="Kafka: whom the brokers let in (SASL); with --broker-password.",
+        show_default=False,
+    ),
+]
+KafkaMechanismOption = Annotated[
+    Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None,
+    typer.Option(
+        "--kafka-mechanism",
+        help="Kafka: how that user logs in; PLAIN if nothing is said.",
+        show_default=False,
+    ),
+]
+KafkaTlsOption = Annotated[
+    bool, typer.Option("--kafka-tls", help="Kafka: encrypted, to brokers that the system trusts.")
+]
 
 
 def message_path(message_id: str | None, subject: str | None, key: str | None) -> str:
@@ -152,9 +172,7 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     """`delay` or `deliver_at` of a request."""
     if delay is not None and at is not None:
         raise typer.BadParameter("give either --delay or --at, not both")
-    if delay is not None:
-        return {"delay": duration(delay, "--delay")}
-    return {} if at is None else {"deliver_at": moment(at, "--at")}
+    return given({"delay": duration(delay, "--delay"), "deliver_at": moment(at, "--at")})
 
 
 def to_fields(
@@ -170,17 +188,14 @@ def to_fields(
         if timeout is not None or max_attempts is not None or backoff:
             raise typer.BadParameter("the others need --to", param_hint="--to")
         return {}
-    retry: dict[str, Any] = {}
-    if max_attempts is not None:
-        retry["max_attempts"] = max_attempts
-    if backoff:
-        retry["backoff"] = [duration(wait, "--to-backoff") for wait in backoff]
-    fields: dict[str, Any] = {"url": url}
-    if secret is not None:
-        fields["secret"] = secret
-    if timeout is not None:
-        fields["timeout"] = duration(timeout, "--to-timeout")
-    return {"to": fields | ({"retry": retry} if retry else {})}
+    waits = [duration(wait, "--to-backoff") for wait in backoff] if backoff else None
+    fields = {
+        "url": url,
+        "secret": secret,
+        "timeout": duration(timeout, "--to-timeout"),
+        "retry": given({"max_attempts": max_attempts, "backoff": waits}) or None,
+    }
+    return {"to": given(fields)}
 
 
 def option_fields(
@@ -192,33 +207,36 @@ def option_fields(
     group: str | None,
 ) -> dict[str, Any]:
     """What else is wanted of a message, as it stands in a request."""
-    fields: dict[str, Any] = {}
-    if ttl is not None:
-        fields["ttl"] = duration(ttl, "--ttl")
-    if jitter is not None:
-        fields["jitter"] = duration(jitter, "--jitter")
-    if priority is not None:
-        fields["priority"] = priority
-    if on_delivered is not None:
-        fields["on_delivered"] = {"subject": on_delivered}
-    if on_dead is not None:
-        fields["on_dead"] = {"subject": on_dead}
-    if group is not None:
-        fields["group"] = group
-    return fields
+    return given(
+        {
+            "ttl": duration(ttl, "--ttl"),
+            "jitter": duration(jitter, "--jitter"),
+            "priority": priority,
+            "on_delivered": None if on_delivered is None else {"subject": on_delivered},
+            "on_dead": None if on_dead is None else {"subject": on_dead},
+            "group": group,
+        }
+    )
 
 
-def duration(value: str, option: str) -> int | str:
-    """A duration as it goes to the server."""
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What is there of a document, where None stands for what is not."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def duration(value: str | None, option: str) -> int | str | None:
+    """A duration as it goes to the server, where there is one."""
     return _read(value, option, parse_duration_ms)
 
 
-def moment(value: str, option: str) -> int | str:
-    """A time as it goes to the server."""
+def moment(value: str | None, option: str) -> int | str | None:
+    """A time as it goes to the server, where there is one."""
     return _read(value, option, parse_time_ms)
 
 
-def _read(value: str, option: str, parse: Callable[[int | str], int]) -> int | str:
+def _read(value: str | None, option: str, parse: Callable[[int | str], int]) -> int | str | None:
+    if value is None:
+        return None
     read = number_or_text(value)
     try:
         parse(read)

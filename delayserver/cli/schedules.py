@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from delayserver.cli import named
 from delayserver.cli.options import (
     BodyArgument,
     HeaderOption,
     duration,
+    given,
     header_fields,
     moment,
     with_body,
@@ -63,11 +65,17 @@ def register(app: typer.Typer) -> None:
     server_command(
         group, "preview", "schedules preview --cron '30 2 * * *' --timezone Europe/Berlin"
     )(preview)
-    server_command(group, "show", "schedules show daily")(show)
-    server_command(group, "pause", "schedules pause daily")(pause)
-    server_command(group, "resume", "schedules resume daily")(resume)
     server_command(group, "trigger", "schedules trigger daily")(trigger)
-    server_command(group, "delete", "schedules delete daily")(delete)
+    named.register(
+        group,
+        "schedules",
+        "daily",
+        ScheduleArgument,
+        show="Show one schedule, when it runs next, and what it has done.",
+        pause="Publish nothing until it is resumed.",
+        resume="Publish again; what was missed is made up for as its --catch-up says.",
+        delete="End a schedule. What it has published stays.",
+    )
 
 
 def schedules(
@@ -117,9 +125,8 @@ def put(
     document = _document(subject, cron, every, timezone, start, end, max_runs)
     if headers:
         document["headers"] = header_fields(headers)
-    if jitter is not None:
-        document["jitter"] = duration(jitter, "--jitter")
-    document |= _given({"catch_up": catch_up, "overlap": overlap})
+    jitter_field = duration(jitter, "--jitter")
+    document |= given({"jitter": jitter_field, "catch_up": catch_up, "overlap": overlap})
     session.show(session.call("PUT", path("schedules", name), content=with_body(document, body)))
 
 
@@ -154,44 +161,19 @@ def _document(
 ) -> dict[str, Any]:
     if (cron is None) == (every is None):
         raise typer.BadParameter("give either --cron or --every")
-    return _given(
+    return given(
         {
             "subject": subject,
             "cron": cron,
-            "every": None if every is None else duration(every, "--every"),
+            "every": duration(every, "--every"),
             "timezone": timezone,
-            "start_at": None if start is None else moment(start, "--start"),
-            "end_at": None if end is None else moment(end, "--end"),
+            "start_at": moment(start, "--start"),
+            "end_at": moment(end, "--end"),
             "max_runs": max_runs,
         }
     )
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def show(session: Session, *, name: ScheduleArgument) -> None:
-    """Show one schedule, when it runs next, and what it has done."""
-    session.show(session.call("GET", path("schedules", name)))
-
-
-def pause(session: Session, *, name: ScheduleArgument) -> None:
-    """Publish nothing until it is resumed."""
-    session.show(session.call("POST", path("schedules", name, "pause")))
-
-
-def resume(session: Session, *, name: ScheduleArgument) -> None:
-    """Publish again; what was missed is made up for as its --catch-up says."""
-    session.show(session.call("POST", path("schedules", name, "resume")))
-
-
 def trigger(session: Session, *, name: ScheduleArgument) -> None:
     """Run a schedule now, besides its planned times."""
     session.show(session.call("POST", path("schedules", name, "trigger")))
-
-
-def delete(session: Session, *, name: ScheduleArgument) -> None:
-    """End a schedule. What it has published stays."""
-    session.call("DELETE", path("schedules", name))
-    session.show({"deleted": name}, lambda: f"{name} is deleted")

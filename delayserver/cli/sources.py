@@ -7,6 +7,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from delayserver.cli import named
+from delayserver.cli.options import (
+    KafkaMechanismOption,
+    KafkaTlsOption,
+    KafkaUserOption,
+    given,
+)
 from delayserver.cli.output import help_text, rows
 from delayserver.cli.session import Session, path, server_command
 
@@ -27,10 +34,16 @@ def register(app: typer.Typer) -> None:
         "sources put orders order.unpaid 127.0.0.1:9092 orders",
         "sources put bills bill.due kafka1:9092,kafka2:9092 bills --due-header due --on-error stop",
     )(put)
-    server_command(group, "show", "sources show orders")(show)
-    server_command(group, "pause", "sources pause orders")(pause)
-    server_command(group, "resume", "sources resume orders")(resume)
-    server_command(group, "delete", "sources delete orders")(delete)
+    named.register(
+        group,
+        "sources",
+        "orders",
+        SourceArgument,
+        show="Show one source, how far it is, and what it could not publish last.",
+        pause="Take nothing until it is resumed.",
+        resume="Go on where it is; one that an error has stopped tries that record again.",
+        delete="End a source. What it has published stays.",
+    )
 
 
 def sources(
@@ -70,10 +83,7 @@ def put(
         Literal["skip", "stop"] | None,
         typer.Option(help="With a record that cannot be published; without it that is left out."),
     ] = None,
-    username: Annotated[
-        str | None,
-        typer.Option("--kafka-user", metavar="NAME", help="Whom the brokers let in (SASL)."),
-    ] = None,
+    kafka_user: KafkaUserOption = None,
     password: Annotated[
         str | None,
         typer.Option(
@@ -83,13 +93,8 @@ def put(
             show_default=False,
         ),
     ] = None,
-    mechanism: Annotated[
-        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None,
-        typer.Option("--kafka-mechanism", help="How the user logs in; PLAIN without it."),
-    ] = None,
-    tls: Annotated[
-        bool, typer.Option("--kafka-tls", help="Encrypted, to brokers that the system trusts.")
-    ] = False,
+    kafka_mechanism: KafkaMechanismOption = None,
+    kafka_tls: KafkaTlsOption = False,
 ) -> None:
     """Make a source, or change it; what is not given has its default then."""
     document: dict[str, Any] = {
@@ -100,32 +105,10 @@ def put(
         "due_header": due_header,
         "group": group,
         "on_error": on_error,
-        "username": username,
+        "username": kafka_user,
         # The variable may be there for the brokers of others.
-        "password": password if username is not None else None,
-        "mechanism": mechanism,
-        "tls": tls or None,
+        "password": None if kafka_user is None else password,
+        "mechanism": kafka_mechanism,
+        "tls": kafka_tls or None,
     }
-    given = {field: value for field, value in document.items() if value is not None}
-    session.show(session.call("PUT", path("sources", name), given))
-
-
-def show(session: Session, *, name: SourceArgument) -> None:
-    """Show one source, how far it is, and what it could not publish last."""
-    session.show(session.call("GET", path("sources", name)))
-
-
-def pause(session: Session, *, name: SourceArgument) -> None:
-    """Take nothing until it is resumed."""
-    session.show(session.call("POST", path("sources", name, "pause")))
-
-
-def resume(session: Session, *, name: SourceArgument) -> None:
-    """Go on where it is; one that an error has stopped tries that record again."""
-    session.show(session.call("POST", path("sources", name, "resume")))
-
-
-def delete(session: Session, *, name: SourceArgument) -> None:
-    """End a source. What it has published stays."""
-    session.call("DELETE", path("sources", name))
-    session.show({"deleted": name}, lambda: f"{name} is deleted")
+    session.show(session.call("PUT", path("sources", name), given(document)))

@@ -8,7 +8,16 @@ from urllib.parse import quote
 
 import typer
 
-from delayserver.cli.options import NameArgument, duration, header_fields
+from delayserver.cli import named
+from delayserver.cli.options import (
+    KafkaMechanismOption,
+    KafkaTlsOption,
+    KafkaUserOption,
+    NameArgument,
+    duration,
+    given,
+    header_fields,
+)
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
 
@@ -37,25 +46,6 @@ KafkaOption = Annotated[
         show_default=False,
     ),
 ]
-KafkaUserOption = Annotated[
-    str | None,
-    typer.Option(
-        "--kafka-user",
-        metavar="NAME",
-        help="Kafka: whom the brokers let in (SASL); with --broker-password.",
-        show_default=False,
-    ),
-]
-KafkaMechanismOption = Annotated[
-    str | None,
-    typer.Option(
-        "--kafka-mechanism",
-        metavar="PLAIN|SCRAM-SHA-256|SCRAM-SHA-512",
-        help="Kafka: how that user logs in; PLAIN if nothing is said.",
-        show_default=False,
-    ),
-]
-KafkaTlsOption = Annotated[bool, typer.Option("--kafka-tls", help="Kafka: encrypted.")]
 RedisOption = Annotated[
     str | None,
     typer.Option(
@@ -274,10 +264,18 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="subscriptions")
     server_command(group, None, "subscriptions", "subscriptions pause shop")(subscriptions)
     server_command(group, "list", "subscriptions list --json")(subscriptions)
-    server_command(group, "show", "subscriptions show shop")(show)
-    server_command(group, "pause", "subscriptions pause shop")(pause)
-    server_command(group, "resume", "subscriptions resume shop")(resume)
-    server_command(group, "delete", "subscriptions delete shop")(delete)
+    named.register(
+        group,
+        "subscriptions",
+        "shop",
+        NameArgument,
+        show="Show one subscription, and how much waits for it.",
+        pause="Deliver nothing to a subscription until it is resumed; what falls due waits.",
+        resume="Deliver again to a subscription that was paused.",
+        delete="""Delete a subscription.
+
+        What only it was to get waits for the next one that matches.""",
+    )
 
 
 def subscribe(
@@ -345,32 +343,30 @@ def subscribe(
         "secrets": _secrets(secret, previous_secret),
         "headers": header_fields(header) if header else None,
         "method": method,
-        "disable_after": (
-            None if disable_after is None else duration(disable_after, "--disable-after")
-        ),
-        "timeout": None if timeout is None else duration(timeout, "--timeout"),
+        "disable_after": duration(disable_after, "--disable-after"),
+        "timeout": duration(timeout, "--timeout"),
         "max_in_flight": max_in_flight,
-        "retry": _given(retry) or None,
+        "retry": given(retry) or None,
         "rate": _group({"per_second": rate, "burst": burst}, "per_second", "--rate"),
         "batch": _group(
-            {"max": batch, "linger": None if linger is None else duration(linger, "--linger")},
+            {"max": batch, "linger": duration(linger, "--linger")},
             "max",
             "--batch",
         ),
         "catch_up": _catch_up(catch_up),
-        "lease": None if lease is None else duration(lease, "--lease"),
+        "lease": duration(lease, "--lease"),
     }
-    session.show(session.call("PUT", path("subscriptions", name), _given(document)))
+    session.show(session.call("PUT", path("subscriptions", name), given(document)))
 
 
 def _type(receivers: dict[str, str | None], password: str | None) -> dict[str, str]:
     """The type of subscription, and where its messages go; `receivers`: what each option says."""
-    given = _given(receivers)
-    if not given:
+    chosen = given(receivers)
+    if not chosen:
         return {"type": "pull"}
-    kind, receiver = next(iter(given.items()))
-    if len(given) > 1:
-        both = " and ".join(f"--{name}" for name in given)
+    kind, receiver = next(iter(chosen.items()))
+    if len(chosen) > 1:
+        both = " and ".join(f"--{name}" for name in chosen)
         raise typer.BadParameter(f"give one of {both}", param_hint=f"--{kind}")
     if kind == "kafka":
         bootstrap, slash, topic = receiver.partition("/")
@@ -400,10 +396,10 @@ def _secrets(secret: str | None, previous: list[str] | None) -> list[str] | None
 
 
 def _group(fields: dict[str, Any], needed: str, option: str) -> dict[str, Any] | None:
-    given = _given(fields)
-    if given and needed not in given:
+    chosen = given(fields)
+    if chosen and needed not in chosen:
         raise typer.BadParameter(f"the others need {option}", param_hint=option)
-    return given or None
+    return chosen or None
 
 
 def _catch_up(text: str | None) -> object:
@@ -412,10 +408,6 @@ def _catch_up(text: str | None) -> object:
         return text
     name, _, length = text.partition("=")
     return {name.replace("-", "_"): duration(length, "--catch-up")}
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def subscriptions(session: Session) -> None:
@@ -427,26 +419,3 @@ def subscriptions(session: Session) -> None:
     )
     empty = "There are no subscriptions; make one with `delayserver subscribe`."
     session.show(answer, lambda: rows(answer["subscriptions"], columns, empty=empty))
-
-
-def show(session: Session, *, name: NameArgument) -> None:
-    """Show one subscription, and how much waits for it."""
-    session.show(session.call("GET", path("subscriptions", name)))
-
-
-def pause(session: Session, *, name: NameArgument) -> None:
-    """Deliver nothing to a subscription until it is resumed; what falls due waits."""
-    session.show(session.call("POST", path("subscriptions", name, "pause")))
-
-
-def resume(session: Session, *, name: NameArgument) -> None:
-    """Deliver again to a subscription that was paused."""
-    session.show(session.call("POST", path("subscriptions", name, "resume")))
-
-
-def delete(session: Session, *, name: NameArgument) -> None:
-    """Delete a subscription.
-
-    What only it was to get waits for the next one that matches."""
-    session.call("DELETE", path("subscriptions", name))
-    session.show({"deleted": name}, lambda: f"{name} is deleted")

@@ -18,6 +18,7 @@ In reading order:
     calling     calls of any client: loops, forks, retries
     owners      which shard is asked at which address
     producer    publish, cancel, move, replace, look up; events and heartbeats
+    definitions what the clients of subscriptions, schedules and sources share
     subscriptions   webhooks and pulls, and their dead letters
     cutting     answers of which one bad message costs only itself
     consumer    pull, handle, acknowledge

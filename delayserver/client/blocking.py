@@ -9,44 +9,27 @@ Cost: a task and two hand-overs between threads per call. Threads: safe.
 
 import asyncio
 import functools
+import inspect
 import signal
-import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from delayserver.client.calling import EXIT_S, RETRY, URL_DEFAULT, RetryingClient
-from delayserver.client.cluster_map import OwnerHosts
-from delayserver.client.consumer import (
-    CONCURRENCY,
-    GRACE_S,
-    LEASE_MS,
-    RECONNECT,
-    WAIT_MS,
-    Around,
-    AsyncConsumer,
-    H,
-    backoff_ms,
-)
+from delayserver.client.calling import EXIT_S, RetryingClient
+from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
 from delayserver.client.errors import ClosedError
 from delayserver.client.loop_thread import LoopThread
-from delayserver.client.nodes import Connect
-from delayserver.client.producer import (
-    IN_FLIGHT_MAX,
-    PENDING_MAX,
-    PENDING_MAX_BYTES,
-    AsyncProducer,
-)
-from delayserver.client.retries import RetryPolicy, Time
+from delayserver.client.producer import AsyncProducer
 from delayserver.client.schedules import AsyncSchedules
 from delayserver.client.sources import AsyncSources
 from delayserver.client.subscriptions import AsyncSubscriptions
-from delayserver.client.transport import TIMEOUT_S, Transport
 from delayserver.client.values import DeadLetter, Delay, DeliverAt, Schedule, Source, Stored
 
 T = TypeVar("T")
 V = TypeVar("V")
 C = TypeVar("C", bound=RetryingClient)
+K = TypeVar("K")
+B = TypeVar("B")
 P = ParamSpec("P")
 
 
@@ -60,6 +43,22 @@ def _waiting(
         return blocking._thread.call(method(blocking._client, *arguments, **options))
 
     return call
+
+
+def _with_options_of(
+    kind: Callable[P, K],
+) -> Callable[[Callable[[B, K], None]], Callable[Concatenate[B, P], None]]:
+    """An `__init__` with the options of that class, and what it says of them; the one that is
+    decorated gets what was made with them."""
+
+    def decorate(take: Callable[[B, K], None]) -> Callable[Concatenate[B, P], None]:
+        @functools.wraps(inspect.getattr_static(kind, "__init__"))
+        def init(self: B, /, *arguments: P.args, **options: P.kwargs) -> None:
+            take(self, kind(*arguments, **options))
+
+        return init
+
+    return decorate
 
 
 class Blocking(Generic[C]):
@@ -101,54 +100,12 @@ class Producer(Blocking[AsyncProducer]):
         with Producer("http://127.0.0.1:8080") as producer:
             published = producer.publish("order.unpaid", {"order": 1001}, delay="30m")
 
-    - `retry`: how long to ask again while the server is away; a minute by default.
-    - `timeout_s`: how long one request may take; with retries never longer than they may. Each call
-      takes a `timeout_s`, too, for all of its requests: UnansweredError when that is over.
-    - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
-    - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
-      while there is no room. `in_flight_max`: batches that may be under way at once.
-    - `owner_hosts`: where a server has several shards, they are asked at their own addresses. Those
-      are used that are on the same host as `url`; of any, with "any": then the token goes wherever
-      the server says. With "none" everything goes to `url`.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests.
-
     Its thread begins with the first call, and ends with `close`, or when it is dropped. It may be
     made before a fork: the child gets a thread, connections and generated keys of its own."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        generate_keys: bool = True,
-        pending_max: int = PENDING_MAX,
-        pending_max_bytes: int = PENDING_MAX_BYTES,
-        in_flight_max: int = IN_FLIGHT_MAX,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        producer = AsyncProducer(
-            url,
-            token=token,
-            retry=retry,
-            timeout_s=timeout_s,
-            generate_keys=generate_keys,
-            pending_max=pending_max,
-            pending_max_bytes=pending_max_bytes,
-            in_flight_max=in_flight_max,
-            owner_hosts=owner_hosts,
-            tls=tls,
-            transport=transport,
-            connect=connect,
-            time=time,
-        )
-        super().__init__(producer)
+    @_with_options_of(AsyncProducer)
+    def __init__(self, client: AsyncProducer) -> None:
+        super().__init__(client)
 
     publish = _waiting(AsyncProducer.publish)
     """Publish a message; when this returns, it is durable.
@@ -242,42 +199,11 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
         with Subscriptions("http://127.0.0.1:8080") as subscriptions:
             subscriptions.put_webhook("shop", "order.*", "http://127.0.0.1:9000/unpaid")
 
-    - `retry`: how long to ask again while the server is away; a minute by default.
-    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
-      requests: UnansweredError when that is over.
-    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
-      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
-      the server says. With "none" only `url` is.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests.
-
     Durations are timedeltas, text such as "15s", or whole milliseconds."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        subscriptions = AsyncSubscriptions(
-            url,
-            token=token,
-            retry=retry,
-            timeout_s=timeout_s,
-            owner_hosts=owner_hosts,
-            tls=tls,
-            transport=transport,
-            connect=connect,
-            time=time,
-        )
-        super().__init__(subscriptions)
+    @_with_options_of(AsyncSubscriptions)
+    def __init__(self, client: AsyncSubscriptions) -> None:
+        super().__init__(client)
 
     put_webhook = _waiting(AsyncSubscriptions.put_webhook)
     """Have the messages of a subject POSTed to a URL. What is not given has the default of the
@@ -380,43 +306,12 @@ class Schedules(Blocking[AsyncSchedules]):
         with Schedules("http://127.0.0.1:8080") as schedules:
             schedules.put("daily", "report.daily", {"shop": 7}, cron="0 9 * * MON-FRI")
 
-    - `retry`: how long to ask again while the server is away; a minute by default.
-    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
-      requests: UnansweredError when that is over.
-    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
-      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
-      the server says. With "none" only `url` is.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests.
-
     Durations are timedeltas, text such as "15s", or whole milliseconds; times are datetimes that
     know their zone, text in RFC 3339, or milliseconds since the epoch."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        schedules = AsyncSchedules(
-            url,
-            token=token,
-            retry=retry,
-            timeout_s=timeout_s,
-            owner_hosts=owner_hosts,
-            tls=tls,
-            transport=transport,
-            connect=connect,
-            time=time,
-        )
-        super().__init__(schedules)
+    @_with_options_of(AsyncSchedules)
+    def __init__(self, client: AsyncSchedules) -> None:
+        super().__init__(client)
 
     put = _waiting(AsyncSchedules.put)
     """Make a schedule, or change it: what is not given has its default then.
@@ -466,40 +361,11 @@ class Sources(Blocking[AsyncSources]):
         with Sources("http://127.0.0.1:8080") as sources:
             sources.put("orders", "order.unpaid", "127.0.0.1:9092", "orders")
 
-    - `retry`: how long to ask again while the server is away; a minute by default.
-    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
-      requests: UnansweredError when that is over.
-    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
-      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
-      the server says. With "none" only `url` is.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests."""
+    What a source has published stays, whatever becomes of it."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        sources = AsyncSources(
-            url,
-            token=token,
-            retry=retry,
-            timeout_s=timeout_s,
-            owner_hosts=owner_hosts,
-            tls=tls,
-            transport=transport,
-            connect=connect,
-            time=time,
-        )
-        super().__init__(sources)
+    @_with_options_of(AsyncSources)
+    def __init__(self, client: AsyncSources) -> None:
+        super().__init__(client)
 
     put = _waiting(AsyncSources.put)
     """Publish what stands in a topic of Kafka, or change that: what is not given has its default
@@ -546,52 +412,12 @@ class Consumer:
 
         consumer.run()
 
-    Handlers run in threads.
+    Handlers run in threads, and what is `around` them in the same:
+    `around=fresh_connections` with `@contextmanager def fresh_connections(message)`."""
 
-    - `concurrency`: handlers that run at once, for each subscription.
-    - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
-      (from 1); by default a second, doubled each time, at most ten minutes.
-    - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as "20s",
-      or whole milliseconds.
-    - `reconnect`: the waits while the server is away, which last as long as it does.
-    - `around`: a context manager for each message, which its handler runs inside of, in the same
-      thread: `around=fresh_connections` with `@contextmanager def fresh_connections(message)`.
-    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
-      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
-      the server says. With "none" only `url` is.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests."""
-
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        concurrency: int = CONCURRENCY,
-        retry_delay_ms: Callable[[int], int] = backoff_ms,
-        wait: Delay = WAIT_MS,
-        reconnect: RetryPolicy = RECONNECT,
-        around: Around | None = None,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        self._consumer = AsyncConsumer(
-            url,
-            token=token,
-            concurrency=concurrency,
-            retry_delay_ms=retry_delay_ms,
-            wait=wait,
-            reconnect=reconnect,
-            around=around,
-            owner_hosts=owner_hosts,
-            tls=tls,
-            transport=transport,
-            connect=connect,
-            time=time,
-        )
+    @_with_options_of(AsyncConsumer)
+    def __init__(self, consumer: AsyncConsumer) -> None:
+        self._consumer = consumer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = False
         self._lock = threading.Lock()

@@ -9,10 +9,11 @@ Cost: none beyond that of the request. Threads: belongs to one event loop at a t
 import asyncio
 import os
 import ssl
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 from weakref import WeakSet
 
 from delayserver.client.errors import ClientError, ClosedError, OtherLoopError, UnansweredError
@@ -27,6 +28,7 @@ from delayserver.client.transport import (
 )
 from delayserver.client.writing import encode
 
+T = TypeVar("T")
 URL_DEFAULT = "http://127.0.0.1:8080"
 RETRY = RetryPolicy()
 EXIT_S = 5.0
@@ -114,6 +116,24 @@ class RetryingClient:
         headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
         request = partial(self._way_to(shard), method, path, body, headers=headers)
         return await self._made(self._answered(request, repeatable=repeatable), timeout_s)
+
+    async def _pages(
+        self,
+        path: str,
+        query: dict[str, str],
+        read: Callable[[bytes], tuple[Sequence[T], str | None]],
+    ) -> AsyncIterator[T]:
+        """What a path lists, with a request for each page; `read`: what stands in an answer, and
+        the cursor of the next one. Raises as `_call`."""
+        cursor: str | None = None
+        while True:
+            with_cursor = query if cursor is None else {**query, "cursor": cursor}
+            answer = await self._call("GET", f"{path}?{urlencode(with_cursor)}")
+            found, cursor = read(answer.body)
+            for one in found:
+                yield one
+            if cursor is None:
+                return
 
     async def _replace(
         self, path: str, document: object, timeout_s: float | None, *, shard: int | None

@@ -164,18 +164,7 @@ class AsyncConsumer:
 
         await consumer.run()
 
-    - `concurrency`: handlers that run at once, for each subscription.
-    - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
-      (from 1); by default a second, doubled each time, at most ten minutes.
-    - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as "20s",
-      or whole milliseconds.
-    - `reconnect`: the waits while the server is away, which last as long as it does.
-    - `around`: a context manager for each message, which its handler runs inside of.
-    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
-      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
-      the server says. With "none" only `url` is.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests."""
+    Handlers are coroutine functions, or plain ones, which run in threads."""
 
     def __init__(
         self,
@@ -193,6 +182,18 @@ class AsyncConsumer:
         connect: Connect | None = None,
         time: Time | None = None,
     ) -> None:
+        """- `concurrency`: handlers that run at once, for each subscription.
+        - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
+          (from 1); by default a second, doubled each time, at most ten minutes.
+        - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as
+          "20s", or whole milliseconds.
+        - `reconnect`: the waits while the server is away, which last as long as it does.
+        - `around`: a context manager for each message, which its handler runs inside of.
+        - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached.
+          Those are asked that are on the same host as `url`; on any, with "any": then the token
+          goes wherever the server says. With "none" only `url` is.
+        - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+          tests."""
         make = partial(HttpTransport, token=token, tls=tls)
         self._transport = followed(transport, connect, make, url, owner_hosts)
         self._time = time or Time()

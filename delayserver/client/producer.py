@@ -54,7 +54,6 @@ from delayserver.client.owners import Owners
 from delayserver.client.retries import RetryPolicy, Time, within
 from delayserver.client.transport import (
     TIMEOUT_S,
-    HttpAnswer,
     HttpTransport,
     Request,
     Transport,
@@ -111,18 +110,6 @@ class AsyncProducer(RetryingClient):
         async with AsyncProducer("http://127.0.0.1:8080") as producer:
             published = await producer.publish("order.unpaid", {"order": 1001}, delay="30m")
 
-    - `retry`: how long to ask again while the server is away; a minute by default.
-    - `timeout_s`: how long one request may take; with retries never longer than they may. Each call
-      takes a `timeout_s`, too, for all of its requests: UnansweredError when that is over.
-    - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
-    - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish` waits
-      while there is no room. `in_flight_max`: batches that may be under way at once.
-    - `owner_hosts`: where a server has several shards, they are asked at their own addresses. Those
-      are used that are on the same host as `url`; of any, with "any": then the token goes wherever
-      the server says. With "none" everything goes to `url`.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests.
-
     It may be made anywhere, and used by one event loop after the other, and on both sides of a
     fork; each begins anew, with connections and generated keys of its own. In two loops that run at
     the same time it is refused: OtherLoopError."""
@@ -144,6 +131,17 @@ class AsyncProducer(RetryingClient):
         connect: Connect | None = None,
         time: Time | None = None,
     ) -> None:
+        """- `retry`: how long to ask again while the server is away; a minute by default.
+        - `timeout_s`: how long one request may take; with retries never longer than they may. Each
+          call takes a `timeout_s`, too, for all of its requests: UnansweredError when that is over.
+        - `generate_keys`: without keys of its own, a message is not sent again after a lost answer.
+        - `pending_max`, `pending_max_bytes`: what may be published and not answered; `publish`
+          waits while there is no room. `in_flight_max`: batches that may be under way at once.
+        - `owner_hosts`: where a server has several shards, they are asked at their own addresses.
+          Those are used that are on the same host as `url`; of any, with "any": then the token goes
+          wherever the server says. With "none" everything goes to `url`.
+        - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
+          tests."""
         super().__init__(
             url,
             token=token,
@@ -444,9 +442,7 @@ class AsyncProducer(RetryingClient):
         path = message_path(message_id, subject, key)
         shard = self._shard_of(message_id, subject, key)
         answer = await self._call("GET", path, shard=shard, timeout_s=timeout_s)
-        return msgspec.structs.replace(
-            decoded_message(answer.body, Stored), version=_version(answer)
-        )
+        return msgspec.structs.replace(decoded_message(answer.body, Stored), version=answer.version)
 
     async def attempts(self, message_id: str, *, timeout_s: float | None = None) -> Attempts:
         """How each attempt to deliver a message went. Raises NotFoundError."""
@@ -474,7 +470,7 @@ class AsyncProducer(RetryingClient):
         answer = await self._call("POST", path, shard=shard, repeatable=False, timeout_s=timeout_s)
         return decoded(answer.body, Replayed)
 
-    async def pending(
+    def pending(
         self,
         subject: str,
         *,
@@ -490,15 +486,7 @@ class AsyncProducer(RetryingClient):
             query["from"] = str(time(since))
         if until is not None:
             query["to"] = str(time(until))
-        while True:
-            path = f"{path_of('subjects', subject, 'messages')}?{urlencode(query)}"
-            answer = await self._call("GET", path)
-            found = decoded_page(answer.body, _Page, "messages", Stored)
-            for message in found.messages:
-                yield message
-            if found.cursor is None:
-                return
-            query["cursor"] = found.cursor
+        return self._pages(path_of("subjects", subject, "messages"), query, _read_page)
 
     async def move(
         self,
@@ -519,7 +507,7 @@ class AsyncProducer(RetryingClient):
         answer = await self._call(
             "PATCH", path, document, shard=shard, if_match=if_match, timeout_s=timeout_s
         )
-        return msgspec.structs.replace(decoded(answer.body, Moved), version=_version(answer))
+        return msgspec.structs.replace(decoded(answer.body, Moved), version=answer.version)
 
     async def replace(
         self,
@@ -618,8 +606,9 @@ class AsyncProducer(RetryingClient):
         return path_of("heartbeats", key), self._owners.of_heartbeat(key)
 
 
-def _version(answer: HttpAnswer) -> str:
-    return answer.headers.get("etag", "").strip('"')
+def _read_page(body: bytes) -> tuple[list[Stored], str | None]:
+    page = decoded_page(body, _Page, "messages", Stored)
+    return page.messages, page.cursor
 
 
 _inherited: list[Owners] = []

@@ -3,40 +3,18 @@
 Cost: one request per call. Threads: belongs to the event loop.
 """
 
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 
-from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
-from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.cutting import decoded_message, decoded_page
-from delayserver.client.following import followed
-from delayserver.client.nodes import Connect
-from delayserver.client.retries import RetryPolicy, Time
-from delayserver.client.transport import (
-    TIMEOUT_S,
-    HttpAnswer,
-    HttpTransport,
-    Transport,
-    decoded,
-    path_of,
-)
-from delayserver.client.values import (
-    CatchUp,
-    Delay,
-    DeliverAt,
-    Overlap,
-    Published,
-    Schedule,
-    duration,
-    time,
-)
-from delayserver.client.writing import fields, new_message
+from delayserver.client.definitions import DefinitionsClient
+from delayserver.client.transport import HttpAnswer, decoded, path_of
+from delayserver.client.values import CatchUp, Delay, DeliverAt, Overlap, Published, Schedule
+from delayserver.client.writing import duration_or_none, fields, given, new_message, time_or_none
 
 
 class _List(msgspec.Struct):
@@ -48,40 +26,16 @@ class _Planned(msgspec.Struct):
     next_at: tuple[datetime, ...]
 
 
-class AsyncSchedules(RetryingClient):
+class AsyncSchedules(DefinitionsClient[Schedule]):
     """The schedules of a server, for asyncio.
 
         async with AsyncSchedules("http://127.0.0.1:8080") as schedules:
             await schedules.put("daily", "report.daily", {"shop": 7}, cron="0 9 * * MON-FRI")
 
-    - `retry`: how long to ask again while the server is away; a minute by default.
-    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
-      requests: UnansweredError when that is over.
-    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
-      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
-      the server says. With "none" only `url` is.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests.
-
     Durations are timedeltas, text such as "15s", or whole milliseconds; times are datetimes that
     know their zone, text in RFC 3339, or milliseconds since the epoch."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        make = partial(HttpTransport, token=token, tls=tls)
-        asked = followed(transport, connect, make, url, owner_hosts)
-        super().__init__(url, retry=retry, timeout_s=timeout_s, transport=asked, time=time)
+    _kind = "schedules"
 
     async def put(
         self,
@@ -113,24 +67,14 @@ class AsyncSchedules(RetryingClient):
         - `if_match`: only if that is its version (`Schedule.version`).
 
         Raises InvalidError, NotAllowedError, ChangedError with `if_match`."""
-        document = _document(
-            subject,
-            body,
-            cron,
-            every,
-            timezone,
-            headers,
-            jitter,
-            catch_up,
-            overlap,
-            start_at,
-            end_at,
-            max_runs,
-        )
-        answer = await self._call(
-            "PUT", path_of("schedules", name), document, if_match=if_match, timeout_s=timeout_s
-        )
-        return _schedule(answer)
+        document = {
+            **fields(new_message(subject, body, headers=headers)),
+            **_times(subject, cron, every, timezone, start_at, end_at, max_runs),
+            "jitter": duration_or_none(jitter),
+            "catch_up": catch_up,
+            "overlap": overlap,
+        }
+        return await self._put(name, document, timeout_s, if_match)
 
     async def preview(
         self,
@@ -147,55 +91,33 @@ class AsyncSchedules(RetryingClient):
     ) -> tuple[datetime, ...]:
         """The next `count` times (at most 100) of a schedule that is not made. `subject`: one that
         the token may publish to. Raises InvalidError, NotAllowedError."""
-        document = _document(
-            subject,
-            None,
-            cron,
-            every,
-            timezone,
-            None,
-            None,
-            None,
-            None,
-            start_at,
-            end_at,
-            max_runs,
-        )
+        document = given(_times(subject, cron, every, timezone, start_at, end_at, max_runs))
         path = f"{path_of('schedules', 'preview')}?{urlencode({'count': count})}"
         answer = await self._call("POST", path, document, timeout_s=timeout_s)
         return decoded(answer.body, _Planned).next_at
 
     async def get(self, name: str, *, timeout_s: float | None = None) -> Schedule:
         """A schedule, when it runs next, and what it has done. Raises NotFoundError."""
-        answer = await self._call("GET", path_of("schedules", name), timeout_s=timeout_s)
-        return _schedule(answer)
+        return await self._get(name, timeout_s)
 
-    async def list(self, *, page: int = 100) -> AsyncIterator[Schedule]:
+    def list(self, *, page: int = 100) -> AsyncIterator[Schedule]:
         """All that the token may publish or consume, in the order of their names.
 
         One request for each `page` of them, at most 100."""
-        query = {"limit": str(page)}
-        while True:
-            answer = await self._call("GET", f"{path_of('schedules')}?{urlencode(query)}")
-            found = decoded_page(answer.body, _List, "schedules", Schedule)
-            for schedule in found.schedules:
-                yield schedule
-            if found.cursor is None:
-                return
-            query["cursor"] = found.cursor
+        return self._pages(path_of("schedules"), {"limit": str(page)}, _read_page)
 
     async def pause(
         self, name: str, *, if_match: str | None = None, timeout_s: float | None = None
     ) -> Schedule:
         """Publish nothing until it is resumed. Raises NotFoundError, ChangedError."""
-        return await self._post(name, "pause", if_match, timeout_s)
+        return await self._post(name, "pause", timeout_s, if_match)
 
     async def resume(
         self, name: str, *, if_match: str | None = None, timeout_s: float | None = None
     ) -> Schedule:
         """Publish again; `catch_up` says what becomes of what it has missed. Raises
         NotFoundError, ChangedError."""
-        return await self._post(name, "resume", if_match, timeout_s)
+        return await self._post(name, "resume", timeout_s, if_match)
 
     async def trigger(self, name: str, *, timeout_s: float | None = None) -> Published:
         """Run it now, besides its planned times; the message. Raises NotFoundError.
@@ -210,49 +132,33 @@ class AsyncSchedules(RetryingClient):
     ) -> None:
         """End a schedule: when this returns, it never runs again. What it has published stays.
         Raises NotFoundError, ChangedError."""
-        path = path_of("schedules", name)
-        if if_match is None:
-            await self._delete(path, timeout_s)
-        else:
-            await self._call("DELETE", path, if_match=if_match, timeout_s=timeout_s)
+        await self._end(name, timeout_s, if_match)
 
-    async def _post(
-        self, name: str, what: str, if_match: str | None, timeout_s: float | None
-    ) -> Schedule:
-        path = path_of("schedules", name, what)
-        return _schedule(await self._call("POST", path, if_match=if_match, timeout_s=timeout_s))
+    def _read(self, answer: HttpAnswer) -> Schedule:
+        schedule = decoded_message(answer.body, Schedule)
+        return msgspec.structs.replace(schedule, version=answer.version)
 
 
-def _schedule(answer: HttpAnswer) -> Schedule:
-    version = answer.headers.get("etag", "").strip('"')
-    return msgspec.structs.replace(decoded_message(answer.body, Schedule), version=version)
+def _read_page(body: bytes) -> tuple[list[Schedule], str | None]:
+    page = decoded_page(body, _List, "schedules", Schedule)
+    return page.schedules, page.cursor
 
 
-def _document(
+def _times(
     subject: str,
-    body: Any,
     cron: str | None,
     every: Delay | None,
     timezone: str | None,
-    headers: Mapping[str, str] | None,
-    jitter: Delay | None,
-    catch_up: CatchUp | None,
-    overlap: Overlap | None,
     start_at: DeliverAt | None,
     end_at: DeliverAt | None,
     max_runs: int | None,
 ) -> dict[str, Any]:
-    document = {
-        **fields(new_message(subject, body, headers=headers)),
+    return {
         "subject": subject,
         "cron": cron,
-        "every": None if every is None else duration(every),
+        "every": duration_or_none(every),
         "timezone": timezone,
-        "jitter": None if jitter is None else duration(jitter),
-        "catch_up": catch_up,
-        "overlap": overlap,
-        "start_at": None if start_at is None else time(start_at),
-        "end_at": None if end_at is None else time(end_at),
+        "start_at": time_or_none(start_at),
+        "end_at": time_or_none(end_at),
         "max_runs": max_runs,
     }
-    return {name: value for name, value in document.items() if value is not None}

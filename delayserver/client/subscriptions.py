@@ -6,28 +6,16 @@ consumer does not have, and for looking after what was given up.
 Cost: one request per call. Threads: belongs to the event loop.
 """
 
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
-from urllib.parse import urlencode
 
 import msgspec
 
-from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
-from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.cutting import decoded_page
-from delayserver.client.following import followed
-from delayserver.client.nodes import Connect
-from delayserver.client.retries import RetryPolicy, Time
-from delayserver.client.transport import (
-    TIMEOUT_S,
-    HttpTransport,
-    Transport,
-    decoded,
-    path_of,
-)
-from delayserver.client.values import DeadLetter, Delay, Subscription, duration
+from delayserver.client.definitions import DefinitionsClient
+from delayserver.client.transport import HttpAnswer, decoded, path_of
+from delayserver.client.values import DeadLetter, Delay, Subscription
+from delayserver.client.writing import duration_or_none, given, retry_of
 
 
 class _List(msgspec.Struct):
@@ -43,39 +31,15 @@ class _Redriven(msgspec.Struct):
     redriven: int
 
 
-class AsyncSubscriptions(RetryingClient):
+class AsyncSubscriptions(DefinitionsClient[Subscription]):
     """The subscriptions of a server, for asyncio.
 
         async with AsyncSubscriptions("http://127.0.0.1:8080") as subscriptions:
             await subscriptions.put_webhook("shop", "order.*", "http://127.0.0.1:9000/unpaid")
 
-    - `retry`: how long to ask again while the server is away; a minute by default.
-    - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of its
-      requests: UnansweredError when that is over.
-    - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached. Those
-      are asked that are on the same host as `url`; on any, with "any": then the token goes wherever
-      the server says. With "none" only `url` is.
-    - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-      tests.
-
     Durations are timedeltas, text such as "15s", or whole milliseconds."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        make = partial(HttpTransport, token=token, tls=tls)
-        asked = followed(transport, connect, make, url, owner_hosts)
-        super().__init__(url, retry=retry, timeout_s=timeout_s, transport=asked, time=time)
+    _kind = "subscriptions"
 
     async def put_webhook(
         self,
@@ -116,15 +80,15 @@ class AsyncSubscriptions(RetryingClient):
         - `disable_after`: after so long of nothing but failures the server pauses it.
 
         Raises InvalidError, ConflictError (it is a pull subscription), NotAllowedError."""
-        batch = {"max": batch_max, "linger": _duration(batch_linger)}
+        batch = {"max": batch_max, "linger": duration_or_none(batch_linger)}
         document = {
             "url": url,
             "secret": secret,
             "secrets": secrets,
             "headers": None if headers is None else dict(headers),
             "method": method,
-            "disable_after": _duration(disable_after),
-            "batch": _given(batch) or None,
+            "disable_after": duration_or_none(disable_after),
+            "batch": given(batch) or None,
             **_pushed(timeout, max_in_flight, per_second, burst),
             **_common("webhook", subject, max_attempts, backoff, spread, drop_older_than),
         }
@@ -145,7 +109,7 @@ class AsyncSubscriptions(RetryingClient):
         """Have the messages of a subject wait for consumers. `lease`: the time to acknowledge one,
         unless a consumer asks for another. The rest is as for `put_webhook`."""
         document = {
-            "lease": _duration(lease),
+            "lease": duration_or_none(lease),
             **_common("pull", subject, max_attempts, backoff, spread, drop_older_than),
         }
         return await self._put(name, document, timeout_s)
@@ -304,8 +268,7 @@ class AsyncSubscriptions(RetryingClient):
 
     async def get(self, name: str, *, timeout_s: float | None = None) -> Subscription:
         """A subscription. Raises NotFoundError."""
-        answer = await self._call("GET", path_of("subscriptions", name), timeout_s=timeout_s)
-        return decoded(answer.body, Subscription)
+        return await self._get(name, timeout_s)
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[Subscription, ...]:
         """All that the token may consume, oldest first."""
@@ -323,24 +286,16 @@ class AsyncSubscriptions(RetryingClient):
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
         """Delete a subscription; what only it was to get waits for the next one that matches.
         Raises NotFoundError."""
-        await self._delete(path_of("subscriptions", name), timeout_s)
+        await self._end(name, timeout_s)
 
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 
-    async def dead_letters(self, name: str, *, page: int = 100) -> AsyncIterator[DeadLetter]:
+    def dead_letters(self, name: str, *, page: int = 100) -> AsyncIterator[DeadLetter]:
         """Messages that were given up, in the order of their last attempts. Raises NotFoundError.
 
         One request for each `page` of them."""
-        query = {"limit": str(page)}
-        while True:
-            path = f"{path_of('subscriptions', name, 'dead-letters')}?{urlencode(query)}"
-            answer = await self._call("GET", path)
-            found = decoded_page(answer.body, _Letters, "dead_letters", DeadLetter)
-            for letter in found.dead_letters:
-                yield letter
-            if found.cursor is None:
-                return
-            query["cursor"] = found.cursor
+        path = path_of("subscriptions", name, "dead-letters")
+        return self._pages(path, {"limit": str(page)}, _read_letters)
 
     async def redrive(
         self, name: str, ids: Sequence[str] | None = None, *, timeout_s: float | None = None
@@ -358,19 +313,13 @@ class AsyncSubscriptions(RetryingClient):
         path = path_of("subscriptions", name, "dead-letters", message_id)
         await self._delete(path, timeout_s)
 
-    # ── requests ───────────────────────────────────────────────────────────────────────────────
-
-    async def _put(
-        self, name: str, document: dict[str, Any], timeout_s: float | None
-    ) -> Subscription:
-        path = path_of("subscriptions", name)
-        answer = await self._call("PUT", path, _given(document), timeout_s=timeout_s)
+    def _read(self, answer: HttpAnswer) -> Subscription:
         return decoded(answer.body, Subscription)
 
-    async def _post(self, name: str, what: str, timeout_s: float | None) -> Subscription:
-        path = path_of("subscriptions", name, what)
-        answer = await self._call("POST", path, timeout_s=timeout_s)
-        return decoded(answer.body, Subscription)
+
+def _read_letters(body: bytes) -> tuple[list[DeadLetter], str | None]:
+    page = decoded_page(body, _Letters, "dead_letters", DeadLetter)
+    return page.dead_letters, page.cursor
 
 
 def _common(
@@ -381,14 +330,15 @@ def _common(
     spread: Delay | None,
     drop_older_than: Delay | None,
 ) -> dict[str, Any]:
-    waits = None if backoff is None else [duration(wait) for wait in backoff]
-    retry = {"max_attempts": max_attempts, "backoff": waits}
-    catch_up = {"spread": _duration(spread), "drop_older_than": _duration(drop_older_than)}
+    catch_up = {
+        "spread": duration_or_none(spread),
+        "drop_older_than": duration_or_none(drop_older_than),
+    }
     return {
         "subject": subject,
         "type": kind,
-        "retry": _given(retry) or None,
-        "catch_up": _given(catch_up) or None,
+        "retry": retry_of(max_attempts, backoff),
+        "catch_up": given(catch_up) or None,
     }
 
 
@@ -399,15 +349,7 @@ def _pushed(
     burst: int | None,
 ) -> dict[str, Any]:
     return {
-        "timeout": _duration(timeout),
+        "timeout": duration_or_none(timeout),
         "max_in_flight": max_in_flight,
-        "rate": _given({"per_second": per_second, "burst": burst}) or None,
+        "rate": given({"per_second": per_second, "burst": burst}) or None,
     }
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _duration(value: Delay | None) -> int | str | None:
-    return None if value is None else duration(value)

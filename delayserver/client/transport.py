@@ -76,6 +76,11 @@ class HttpAnswer:
     def is_success(self) -> bool:
         return 200 <= self.status < 300
 
+    @property
+    def version(self) -> str:
+        """Of what it shows, for `if_match`; empty: it says none."""
+        return self.headers.get("etag", "").strip('"')
+
     def error(self) -> ClientError:
         """What an answer that is no success means."""
         problem = self.problem

@@ -106,30 +106,40 @@ def new_message(
 def _destination(to: To | str) -> dict[str, Any]:
     if isinstance(to, str):
         return {"url": to}
-    retry: dict[str, Any] = {}
-    if to.max_attempts is not None:
-        retry["max_attempts"] = to.max_attempts
-    if to.backoff is not None:
-        retry["backoff"] = [duration(wait) for wait in to.backoff]
-    timeout = None if to.timeout is None else duration(to.timeout)
-    given = {"url": to.url, "secret": to.secret, "timeout": timeout, "retry": retry or None}
-    return {name: value for name, value in given.items() if value is not None}
+    retry = retry_of(to.max_attempts, to.backoff)
+    timeout = duration_or_none(to.timeout)
+    return given({"url": to.url, "secret": to.secret, "timeout": timeout, "retry": retry})
+
+
+def retry_of(max_attempts: int | None, backoff: Sequence[Delay] | None) -> dict[str, Any] | None:
+    """How often, and the waits in between, as a part of a document."""
+    waits = None if backoff is None else [duration(wait) for wait in backoff]
+    return given({"max_attempts": max_attempts, "backoff": waits}) or None
 
 
 def fields(message: MessageToSend) -> dict[str, Any]:
     """What a call has whose path names the subject."""
-    found = msgspec.structs.asdict(message).items()
-    return {name: value for name, value in found if value is not None and name != "subject"}
+    return given(msgspec.structs.asdict(message) | {"subject": None})
+
+
+def given(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What is there of a document, where None stands for what is not."""
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def due(delay: Delay | None, deliver_at: DeliverAt | None) -> dict[str, Any]:
     """The due time of a message, as a part of a document. Raises ValueError."""
-    found: dict[str, Any] = {}
-    if delay is not None:
-        found["delay"] = duration(delay)
-    if deliver_at is not None:
-        found["deliver_at"] = time(deliver_at)
-    return found
+    return given({"delay": duration_or_none(delay), "deliver_at": time_or_none(deliver_at)})
+
+
+def duration_or_none(value: Delay | None) -> int | str | None:
+    """A duration as the API takes it, where there is one."""
+    return None if value is None else duration(value)
+
+
+def time_or_none(value: DeliverAt | None) -> int | str | None:
+    """A time as the API takes it, where there is one. Raises ValueError."""
+    return None if value is None else time(value)
 
 
 # ── JSON ───────────────────────────────────────────────────────────────────────────────────────

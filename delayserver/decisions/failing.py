@@ -5,6 +5,10 @@ when it fails is in memory, and in its definition too once it has lasted a tenth
 restart does not begin the count anew, and a receiver that fails by turns costs no record. Days are
 counted by the clock, since they go on while no process runs.
 
+Where there are other shards, that definition is one for all of them, and whatever arrives in any
+of them takes back what it says. Each sees its own attempts alone, perhaps two in three days: so it
+pauses nothing before the others have heard since when it fails, and could object.
+
 Cost: a look at a field for each answer of a subscription that does not ask for it. Threads: belongs
 to the event loop.
 """
@@ -31,24 +35,36 @@ class Failing:
 
     def __init__(self) -> None:
         self._since_ms: dict[int, int] = {}
+        self._arrived_ms: dict[int, int] = {}
+        """Of those that ask for it: when an attempt arrived here last."""
+        self.is_alone = True
+        """There is no other shard with attempts of the same subscriptions."""
 
     def failed(self, subscription: Subscription, now_ms: int) -> Consequence:
         """An attempt has failed."""
         limit_ms = subscription.disable_after_ms
         if not limit_ms:
             return Consequence.NOTHING
-        recorded_ms = subscription.failing_since_ms
-        lasted_ms = now_ms - self._since_ms.setdefault(subscription.id, recorded_ms or now_ms)
-        if lasted_ms >= limit_ms:
+        recorded_ms = 0 if self.objects(subscription) else subscription.failing_since_ms
+        since_ms = recorded_ms or self._since_ms.get(subscription.id, now_ms)
+        self._since_ms[subscription.id] = since_ms
+        lasted_ms = now_ms - since_ms
+        if lasted_ms >= limit_ms and (recorded_ms or self.is_alone):
             return Consequence.PAUSE
         if not recorded_ms and lasted_ms * _RECORD_PART >= limit_ms:
             return Consequence.RECORD
         return Consequence.NOTHING
 
-    def arrived(self, subscription: Subscription) -> Consequence:
+    def arrived(self, subscription: Subscription, now_ms: int) -> Consequence:
         """An attempt has not failed."""
         self.forget(subscription.id)
+        self._arrived_ms[subscription.id] = now_ms
         return Consequence.RECORD if subscription.failing_since_ms else Consequence.NOTHING
+
+    def objects(self, subscription: Subscription) -> bool:
+        """Whether an attempt has arrived here since it fails, as its definition says."""
+        since_ms = subscription.failing_since_ms
+        return 0 < since_ms <= self._arrived_ms.get(subscription.id, 0)
 
     def since_ms(self, subscription_id: int) -> int:
         """Since when it fails; 0: it does not."""
@@ -57,3 +73,8 @@ class Failing:
     def forget(self, subscription_id: int) -> None:
         """It begins anew."""
         self._since_ms.pop(subscription_id, None)
+
+    def remove(self, subscription_id: int) -> None:
+        """It is deleted."""
+        self.forget(subscription_id)
+        self._arrived_ms.pop(subscription_id, None)

@@ -10,21 +10,24 @@ in between has the delivery repeated, as it may be anyway, and the key is there 
 Cost: 20 µs for a message; nothing where none is asked for. Threads: belongs to the event loop.
 """
 
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.decisions.publishing import Publishing
-from delayserver.records.message import DueDelivery, Payload, encode_payload
+from delayserver.records.message import (
+    OUTCOME_HEADER,
+    OUTCOME_ID_HEADER,
+    OUTCOME_SUBSCRIPTION_HEADER,
+    DueDelivery,
+    Payload,
+    encode_payload,
+)
 from delayserver.records.sharding import outcome_key
 from delayserver.records.subscriptions import Registry
 from delayserver.times import format_time
-
-OUTCOME_HEADER: Final = "delay-outcome"
-ID_HEADER: Final = "delay-outcome-id"
-SUBSCRIPTION_HEADER: Final = "delay-outcome-subscription"
 
 OutcomeName = Literal["delivered", "dead"]
 
@@ -107,7 +110,11 @@ class OutcomeMessages:
             *(message_id, delivery.subject, key, name),
             *(outcome, attempts, reason, format_time(now_ms)),
         )
-        headers = {OUTCOME_HEADER: outcome, ID_HEADER: message_id, SUBSCRIPTION_HEADER: name}
+        headers = {
+            OUTCOME_HEADER: outcome,
+            OUTCOME_ID_HEADER: message_id,
+            OUTCOME_SUBSCRIPTION_HEADER: name,
+        }
         own_key = outcome_key(message_id, name, outcome)
         payload = Payload(_encode(body), key=own_key, headers=headers)
         return OutcomeToTell(subject, payload, encode_payload(payload))

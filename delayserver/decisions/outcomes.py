@@ -489,7 +489,7 @@ class Outcomes:
     def _on_result(self, subscription: Subscription, result: Result, now_ms: int) -> None:
         """A subscription wants to be paused when it has had nothing but failures for long."""
         if isinstance(result, Confirmed):
-            self._subscribing.on_arrived(subscription)
+            self._subscribing.on_arrived(subscription, now_ms)
         elif isinstance(result, Failed) and self._subscribing.fails_for_long(subscription, now_ms):
             self._pause(subscription.id, FAILURES)
 

@@ -21,30 +21,32 @@ reads all states, 100,000 in 0.2 s. Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.defining import Defining, DefinitionKind
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages, Versions
-from delayserver.decisions.named import GONE, NamedDefinitions, NamedEntry
 from delayserver.decisions.publishing import Accepted, Publishing
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.errors import (
-    DiskReserveError,
-    NotFoundError,
-    OverloadedError,
-    PreconditionError,
-    StoppingError,
+from delayserver.errors import DiskReserveError, OverloadedError, StoppingError
+from delayserver.records.message import (
+    PLANNED_HEADER,
+    SCHEDULE_HEADER,
+    Payload,
+    ScheduledRun,
+    State,
+    decode_payload,
+    encode_payload,
 )
-from delayserver.records.message import Payload, ScheduledRun, State, decode_payload, encode_payload
+from delayserver.records.named import Known
 from delayserver.records.schedules import (
     ENDED_MS,
     CatchUp,
+    KnownSchedule,
     Overlap,
     Schedule,
     ScheduleChange,
@@ -59,7 +61,6 @@ from delayserver.records.schedules import (
 from delayserver.timers.due_table import NEVER_MS, DueTable
 from delayserver.times import format_time
 from storage.catalog import Catalog, Table
-from storage.frame import seal
 from storage.rows import RecordKind
 
 MISSED_MS: Final = 10_000
@@ -68,8 +69,6 @@ RETRY_MS: Final = 1000
 """What could not be recorded (the disk is full) is tried again after this."""
 STEPS_MAX: Final = 100
 """Planned times that are looked at in one turn of the event loop: some 10 ms."""
-NAME_HEADER: Final = "delay-schedule"
-PLANNED_HEADER: Final = "delay-planned"
 
 
 class WantedSchedule(msgspec.Struct, frozen=True):
@@ -108,20 +107,20 @@ class WantedSchedule(msgspec.Struct, frozen=True):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class KnownSchedule:
-    """A schedule, and how far it is."""
+SCHEDULE: Final = DefinitionKind(
+    "schedule",
+    RecordKind.SCHEDULE,
+    Table.SCHEDULES,
+    Table.SCHEDULE_STATES,
+    pack_schedule,
+    unpack_schedule,
+    ScheduleState.pack,
+    unpack_state,
+    lambda *change: pack_schedule_change(ScheduleChange(*change)),
+)
 
-    schedule: Schedule
-    state: ScheduleState
 
-    @property
-    def version(self) -> str:
-        """Changes whenever somebody changes, pauses or resumes it; not with its runs."""
-        return str(self.state.version)
-
-
-class Scheduling:
+class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
     """All schedules."""
 
     def __init__(
@@ -137,16 +136,12 @@ class Scheduling:
         random: Callable[[], float],
     ) -> None:
         """`random`: numbers from 0 to before 1, for the jitter."""
-        self._schedules_max = settings.schedules_max
-        self._catalog = catalog
-        self._sequencer = sequencer
-        self._groups = groups
+        super().__init__(SCHEDULE, catalog, sequencer, groups, settings.schedules_max)
         self._messages = messages
         self._publishing = publishing
         self._stopwatch = stopwatch
         self._random = random
         self._table = DueTable()
-        self._named = NamedDefinitions(catalog, Table.SCHEDULES, Table.SCHEDULE_STATES)
         self._held_until_ms = stopwatch()
         """Nothing is run before the stopwatch shows this."""
         self._is_started = False
@@ -166,111 +161,47 @@ class Scheduling:
         dues_ms[are_paused | (dues_ms == ENDED_MS)] = NEVER_MS
         self._table.load([key.decode() for key, _ in pairs], dues_ms)
 
-    def prune(self, through_seq: int) -> None:
-        """The catalog holds everything up to `through_seq`."""
-        self._named.prune(through_seq)
-
     # ── what clients do ────────────────────────────────────────────────────────────────────────
 
-    def put(
-        self,
-        wanted: WantedSchedule,
-        now_ms: int,
-        *,
-        expected: Versions = None,
-        only_new: bool = False,
-    ) -> tuple[KnownSchedule, bool, Group | None]:
-        """Make a schedule, or change it. What it is then, whether it is new, and the group after
-        which that may be told.
-
-        One that is changed keeps its counts, and goes on in its step unless it is to run at other
-        times. Raises PreconditionError, InputError, OverloadedError, DiskReserveError,
-        StoppingError."""
-        before = self._find(wanted.name)
-        self._check(before, wanted.name, expected, only_new=only_new)
-        if before is None and len(self._table) >= self._schedules_max:
-            raise OverloadedError(
-                f"there are {len(self._table)} schedules, the limit (schedules_max)", 60_000
-            )
+    def _define(
+        self, wanted: WantedSchedule, before: KnownSchedule | None, now_ms: int
+    ) -> KnownSchedule:
+        """One that is changed keeps its counts, and goes on in its step unless it is to run at
+        other times."""
         sealed = encode_payload(wanted.payload)
         subject_id = self._publishing.admit(wanted.subject, len(sealed))
         seq = self._sequencer.next_seq
         if before is None:
             schedule = wanted.made(subject_id, sealed, now_ms)
             state = ScheduleState(seq, seq, now_ms, schedule.following_ms(now_ms))
-        else:
-            is_in_step = before.schedule.every_ms == wanted.every_ms
-            base_ms = before.schedule.base_ms if is_in_step else now_ms
-            schedule = wanted.made(subject_id, sealed, base_ms)
-            if schedule == before.schedule:
-                return before, False, self._groups.group_of(before.state.seq)
-            state = msgspec.structs.replace(
-                before.state,
-                seq=seq,
-                version=seq,
-                changed_ms=now_ms,
-                next_ms=_next_of_changed(before, schedule, now_ms),
-            )
-        self._record(KnownSchedule(schedule, state), is_new_definition=True)
-        self._table.put(wanted.name, _due_ms(state))
-        self._groups.wake()
-        return KnownSchedule(schedule, state), before is None, self._sequencer.group
+            return Known(schedule, state)
+        is_in_step = before.definition.every_ms == wanted.every_ms
+        base_ms = before.definition.base_ms if is_in_step else now_ms
+        schedule = wanted.made(subject_id, sealed, base_ms)
+        state = msgspec.structs.replace(
+            before.state,
+            seq=seq,
+            version=seq,
+            changed_ms=now_ms,
+            next_ms=_next_of_changed(before, schedule, now_ms),
+        )
+        return Known(schedule, state)
 
-    def get(self, name: str) -> KnownSchedule:
-        """A schedule by name. Raises NotFoundError, OverloadedError."""
-        self._groups.check_office()
-        found = self._find(name)
-        if found is None:
-            raise NotFoundError(f"there is no schedule {name!r}")
-        return found
-
-    def page(self, after: str, most: int) -> tuple[list[KnownSchedule], str | None]:
-        """Schedules in the order of their names, the first ones behind that name; and the name to
-        go on behind (None: these were the last). Raises OverloadedError."""
-        self._groups.check_office()
-        found, following = self._named.page(after, most)
-        return [_known(one) for one in found], following
-
-    def delete(self, name: str, *, expected: Versions = None) -> Group:
-        """End a schedule: once the group is durable it never runs. What it has published stays.
-
-        Raises NotFoundError, PreconditionError, OverloadedError, StoppingError."""
-        self._groups.admit(0)
-        self._check(self.get(name), name, expected)
-        change = pack_schedule_change(ScheduleChange(name))
-        seq = self._sequencer.append(RecordKind.SCHEDULE, payload=seal(change))
-        self._show(seq, name, GONE, GONE)
-        self._table.remove(name)
-        self._groups.wake()
-        return self._sequencer.group
+    def find(self, name: str) -> KnownSchedule | None:
+        """What is under a name, if there is one."""
+        # Somebody may change one before time has passed for the first time: it has a row by then.
+        self.start()
+        return super().find(name)
 
     def pause(self, name: str, *, expected: Versions = None) -> tuple[KnownSchedule, Group | None]:
         """Run it no more until it is resumed. Raises as `delete`."""
-        return self._change(name, expected, is_paused=True)
+        return self._change(name, expected, {"is_paused": True})
 
     def resume(
         self, name: str, now_ms: int, *, expected: Versions = None
     ) -> tuple[KnownSchedule, Group | None]:
         """Run it again; what passed meanwhile was missed. Raises as `delete`."""
-        return self._change(name, expected, is_paused=False, resumed_ms=now_ms)
-
-    def _change(
-        self, name: str, expected: Versions, *, is_paused: bool, **changes: int
-    ) -> tuple[KnownSchedule, Group | None]:
-        self._groups.admit(0)
-        known = self.get(name)
-        self._check(known, name, expected)
-        if known.state.is_paused == is_paused:
-            return known, self._groups.group_of(known.state.seq)
-        seq = self._sequencer.next_seq
-        state = msgspec.structs.replace(
-            known.state, seq=seq, version=seq, is_paused=is_paused, **changes
-        )
-        changed = KnownSchedule(known.schedule, state)
-        self._record(changed)
-        self._table.put(name, _due_ms(state))
-        self._groups.wake()
-        return changed, self._sequencer.group
+        return self._change(name, expected, {"is_paused": False}, resumed_ms=now_ms)
 
     def trigger(self, name: str, now_ms: int) -> tuple[Accepted, str]:
         """Run it now, whatever its definition and its state say: a person's decision. It counts as
@@ -279,9 +210,9 @@ class Scheduling:
         Raises NotFoundError, OverloadedError, DiskReserveError, StoppingError."""
         known = self.get(name)
         self._admit()
-        self._groups.admit(len(known.schedule.payload))
+        self._groups.admit(len(known.definition.payload))
         planned_ms = now_ms
-        while self._is_taken(known.schedule, planned_ms):
+        while self._is_taken(known.definition, planned_ms):
             planned_ms += 1
         accepted, state = self._run(known, planned_ms, known.state.next_ms, due_ms=now_ms)
         self._table.put(name, _due_ms(state))
@@ -320,21 +251,21 @@ class Scheduling:
         """Run the schedule of a row, which is due, once, or leave out what is to be left out.
         Returns how many planned times were looked at."""
         name = self._table.name(row)
-        known = self._find(name)
+        known = self.find(name)
         assert known is not None, name
-        schedule, state = known.schedule, known.state
+        schedule, state = known.definition, known.state
         missed_before_ms = max(now_ms - MISSED_MS, state.resumed_ms)
         is_overlapping = schedule.overlap == Overlap.SKIP and self._is_under_way(state)
         planned_ms, skipped = state.next_ms, 0
         while True:
-            following_ms = self._following_ms(schedule, planned_ms, now_ms)
+            following_ms = schedule.following_ms(planned_ms)
             is_newest = following_ms == ENDED_MS or following_ms > now_ms
             is_left_out = planned_ms < missed_before_ms and (
                 schedule.catch_up == CatchUp.NONE
                 or (schedule.catch_up == CatchUp.LAST and not is_newest)
             )
             if not (is_left_out or is_overlapping):
-                late = KnownSchedule(schedule, _skipping(state, skipped))
+                late = Known(schedule, _skipping(state, skipped))
                 jitter_ms = int(self._random() * (schedule.jitter_ms + 1))
                 due_ms = max(now_ms, planned_ms + jitter_ms)
                 _, state = self._run(late, planned_ms, following_ms, due_ms=due_ms)
@@ -345,17 +276,12 @@ class Scheduling:
                 state = msgspec.structs.replace(
                     _skipping(state, skipped), seq=seq, next_ms=following_ms
                 )
-                self._record(KnownSchedule(schedule, state))
+                self._record(Known(schedule, state))
                 break
             planned_ms = following_ms
         self._table.set(row, _due_ms(state))
         self.skipped_total += skipped
         return skipped + 1
-
-    def _following_ms(self, schedule: Schedule, planned_ms: int, now_ms: int) -> int:
-        """The planned time behind one. `now_ms` has no part in it, else what is late would shift or
-        skip what comes."""
-        return schedule.following_ms(planned_ms)
 
     def _is_under_way(self, state: ScheduleState) -> bool:
         """Whether the message of the last run is not settled."""
@@ -374,7 +300,7 @@ class Scheduling:
     ) -> tuple[Accepted, ScheduleState]:
         """Put the record of a run into the open group: the message, and the state behind it, which
         are returned."""
-        schedule, state = known.schedule, known.state
+        schedule, state = known.definition, known.state
         seq, runs = self._sequencer.next_seq, state.runs + 1
         is_over = schedule.runs_max is not None and runs >= schedule.runs_max
         state = msgspec.structs.replace(
@@ -388,7 +314,7 @@ class Scheduling:
         )
         payload = decode_payload(schedule.payload, "catalog", 0, seq)
         planned = format_time(planned_ms)
-        headers = {NAME_HEADER: schedule.name, PLANNED_HEADER: planned}
+        headers = {SCHEDULE_HEADER: schedule.name, PLANNED_HEADER: planned}
         message = msgspec.structs.replace(
             payload,
             key=run_key(schedule.name, planned_ms),
@@ -409,62 +335,15 @@ class Scheduling:
         key_hash = self._messages.key_hash(schedule.subject_id, key)
         return self._sequencer.key(key_hash) is not None
 
-    # ── records and overlays ───────────────────────────────────────────────────────────────────
-
-    def _record(self, known: KnownSchedule, *, is_new_definition: bool = False) -> None:
-        """Put the record of a change that publishes nothing into the open group."""
-        schedule, state = known.schedule, known.state
-        packed = pack_schedule(schedule) if is_new_definition else None
-        change = ScheduleChange(schedule.name, packed, state.pack())
-        payload = seal(pack_schedule_change(change))
-        self._groups.make_room(len(payload))
-        seq = self._sequencer.append(RecordKind.SCHEDULE, payload=payload)
-        assert seq == state.seq
-        self._show(seq, schedule.name, packed, state.pack())
-
-    def _show(self, seq: int, name: str, schedule: bytes | None, state: bytes) -> None:
-        """Record `seq` of the open group has brought a schedule this far. `schedule`: its new
-        definition, if that is new."""
-        undo = self._sequencer.group.undo
-        undo.append(partial(self._look_again, name))  # called last: behind those of the overlays
-        undo += self._named.put(seq, name, schedule, state)
-
-    def _look_again(self, name: str) -> None:
-        """What was decided last about a schedule could not be written: it is as it was."""
-        self._held_until_ms = self._stopwatch() + RETRY_MS
-        known = self._find(name)
+    def _stands(self, name: str, known: KnownSchedule | None) -> None:
         if known is None:
             self._table.remove(name)
         else:
             self._table.put(name, _due_ms(known.state))
 
-    def _find(self, name: str) -> KnownSchedule | None:
-        # Somebody may change one before time has passed for the first time: it has a row by then.
-        self.start()
-        found = self._named.find(name)
-        return None if found is None else _known(found)
-
-    def _check(
-        self,
-        known: KnownSchedule | None,
-        name: str,
-        expected: Versions,
-        *,
-        only_new: bool = False,
-    ) -> None:
-        if only_new and known is not None:
-            raise PreconditionError(f"there is a schedule {name!r}", known.version)
-        if expected is not None and (known is None or known.version not in expected):
-            raise PreconditionError(
-                "the schedule has changed since; look it up, and decide again"
-                if known is not None
-                else f"there is no schedule {name!r}",
-                known.version if known is not None else "",
-            )
-
-
-def _known(found: NamedEntry) -> KnownSchedule:
-    return KnownSchedule(unpack_schedule(found.definition), unpack_state(found.state))
+    def _look_again(self, name: str) -> None:
+        self._held_until_ms = self._stopwatch() + RETRY_MS
+        super()._look_again(name)
 
 
 def run_key(name: str, planned_ms: int) -> str:
@@ -488,7 +367,7 @@ def _next_of_changed(before: KnownSchedule, schedule: Schedule, now_ms: int) -> 
     if is_over:
         return ENDED_MS
     names = ("cron", "every_ms", "timezone", "base_ms", "start_ms", "end_ms")
-    is_as_before = all(getattr(schedule, one) == getattr(before.schedule, one) for one in names)
+    is_as_before = all(getattr(schedule, one) == getattr(before.definition, one) for one in names)
     if is_as_before and before.state.next_ms != ENDED_MS:
         return before.state.next_ms
     return schedule.following_ms(now_ms)

@@ -21,23 +21,24 @@ loop.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from delayserver.config import Settings
+from delayserver.decisions.defining import Defining, DefinitionKind
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Versions
-from delayserver.decisions.named import GONE, NamedDefinitions, NamedEntry
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.errors import InputError, NotFoundError, OverloadedError, PreconditionError
+from delayserver.errors import InputError
 from delayserver.records.message import Content, Payload, check_headers, check_key
+from delayserver.records.named import Known
 from delayserver.records.nesting import check_nesting
 from delayserver.records.sources import (
+    KnownSource,
     OnError,
     Source,
     SourceChange,
@@ -53,7 +54,6 @@ from delayserver.records.sources import (
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
 from storage.catalog import Catalog, Table
-from storage.frame import seal
 from storage.rows import RecordKind
 
 HEADERS_MAX: Final = 100
@@ -76,19 +76,20 @@ class WantedSource(msgspec.Struct, frozen=True):
     on_error: OnError = OnError.SKIP
 
 
-class KnownSource(NamedTuple):
-    """A source, and how far it is."""
+SOURCE: Final = DefinitionKind(
+    "source",
+    RecordKind.SOURCE,
+    Table.SOURCES,
+    Table.SOURCE_STATES,
+    pack_source,
+    unpack_source,
+    pack_source_state,
+    unpack_source_state,
+    lambda *change: pack_source_change(SourceChange(*change)),
+)
 
-    source: Source
-    state: SourceState
 
-    @property
-    def version(self) -> str:
-        """Changes whenever somebody changes, pauses or resumes it; not with what it takes."""
-        return str(self.state.version)
-
-
-class Sourcing:
+class Sourcing(Defining[WantedSource, Source, SourceState]):
     """All sources."""
 
     def __init__(
@@ -99,11 +100,9 @@ class Sourcing:
         groups: Groups,
         publishing: Publishing,
     ) -> None:
+        super().__init__(SOURCE, catalog, sequencer, groups, settings.sources_max)
         self._settings = settings
-        self._sequencer = sequencer
-        self._groups = groups
         self._publishing = publishing
-        self._named = NamedDefinitions(catalog, Table.SOURCES, Table.SOURCE_STATES)
         self.on_changed: Callable[[str], None] = lambda name: None
         """Told of a source whose version has changed, or that has ended."""
         self.taken_total = 0
@@ -114,36 +113,15 @@ class Sourcing:
 
     def all(self) -> list[KnownSource]:
         """In the order of their names."""
-        found, _ = self._named.page("", _ALL)
-        return [_known(one) for one in found]
-
-    def prune(self, through_seq: int) -> None:
-        """The catalog holds everything up to `through_seq`."""
-        self._named.prune(through_seq)
+        return self._page("", _ALL)[0]
 
     # ── what clients do ────────────────────────────────────────────────────────────────────────
 
-    def put(
-        self,
-        wanted: WantedSource,
-        now_ms: int,
-        *,
-        expected: Versions = None,
-        only_new: bool = False,
-    ) -> tuple[KnownSource, bool, Group | None]:
-        """Make a source, or change it. What it is then, whether it is new, and the group after
-        which that may be told.
-
-        One that is changed goes on where it is, unless it is to read another topic. Raises
-        PreconditionError, OverloadedError, DiskReserveError, StoppingError."""
-        before = self.find(wanted.name)
-        self._check(before, wanted.name, expected, only_new=only_new)
-        if before is None and len(self) >= self._settings.sources_max:
-            raise OverloadedError(f"there are {len(self)} sources, the limit (sources_max)", 60_000)
-        subject_id = self._publishing.admit(wanted.subject, 0)
+    def _define(self, wanted: WantedSource, before: KnownSource | None, now_ms: int) -> KnownSource:
+        """One that is changed goes on where it is, unless it is to read another topic."""
         source = Source(
             wanted.name,
-            subject_id,
+            self._publishing.admit(wanted.subject, 0),
             wanted.topic,
             wanted.due_header,
             wanted.group,
@@ -151,82 +129,33 @@ class Sourcing:
         )
         seq = self._sequencer.next_seq
         if before is None:
-            state = SourceState(seq, seq, now_ms)
-        elif source == before.source:
-            return before, False, self._groups.group_of(before.state.seq)
-        else:
-            is_other_topic = source.topic.topic != before.source.topic.topic
-            changes = {"seq": seq, "version": seq, "changed_ms": now_ms}
-            state = msgspec.structs.replace(before.state, **changes)
-            if is_other_topic:
-                state = msgspec.structs.replace(state, positions={})
-        known = KnownSource(source, state)
-        self._groups.make_room(_room_bytes(known))
-        self._record(known, is_new_definition=True)
-        self._changed(source.name)
-        return known, before is None, self._sequencer.group
-
-    def get(self, name: str) -> KnownSource:
-        """A source by name. Raises NotFoundError, OverloadedError."""
-        self._groups.check_office()
-        found = self.find(name)
-        if found is None:
-            raise NotFoundError(f"there is no source {name!r}")
-        return found
-
-    def page(self, after: str, most: int) -> tuple[list[KnownSource], str | None]:
-        """Sources in the order of their names, the first ones behind that name; and the name to go
-        on behind (None: these were the last). Raises OverloadedError."""
-        self._groups.check_office()
-        found, following = self._named.page(after, most)
-        return [_known(one) for one in found], following
-
-    def delete(self, name: str, *, expected: Versions = None) -> Group:
-        """End a source: from now on it takes nothing. What it has published stays.
-
-        Raises NotFoundError, PreconditionError, OverloadedError, StoppingError."""
-        self._groups.admit(0)
-        self._check(self.get(name), name, expected)
-        change = pack_source_change(SourceChange(name))
-        seq = self._sequencer.append(RecordKind.SOURCE, payload=seal(change))
-        self._show(seq, name, GONE, GONE)
-        self._changed(name)
-        return self._sequencer.group
+            return Known(source, SourceState(seq, seq, now_ms))
+        is_other_topic = source.topic.topic != before.definition.topic.topic
+        state = msgspec.structs.replace(
+            before.state,
+            seq=seq,
+            version=seq,
+            changed_ms=now_ms,
+            positions={} if is_other_topic else before.state.positions,
+        )
+        return Known(source, state)
 
     def pause(
         self, name: str, now_ms: int, *, expected: Versions = None
     ) -> tuple[KnownSource, Group | None]:
         """Take nothing until it is resumed. Raises as `delete`."""
-        return self._change(name, now_ms, expected, is_paused=True)
+        wanted = {"is_paused": True, "is_stopped": False}
+        return self._change(name, expected, wanted, changed_ms=now_ms)
 
     def resume(
         self, name: str, now_ms: int, *, expected: Versions = None
     ) -> tuple[KnownSource, Group | None]:
         """Go on where it is. Raises as `delete`."""
-        return self._change(name, now_ms, expected, is_paused=False)
+        wanted = {"is_paused": False, "is_stopped": False}
+        return self._change(name, expected, wanted, changed_ms=now_ms)
 
-    def _change(
-        self, name: str, now_ms: int, expected: Versions, *, is_paused: bool
-    ) -> tuple[KnownSource, Group | None]:
-        self._groups.admit(0)
-        known = self.get(name)
-        self._check(known, name, expected)
-        if known.state.is_paused == is_paused and not known.state.is_stopped:
-            return known, self._groups.group_of(known.state.seq)
-        seq = self._sequencer.next_seq
-        state = msgspec.structs.replace(
-            known.state,
-            seq=seq,
-            version=seq,
-            changed_ms=now_ms,
-            is_paused=is_paused,
-            is_stopped=False,
-        )
-        changed = KnownSource(known.source, state)
-        self._groups.make_room(_room_bytes(changed))
-        self._record(changed)
-        self._changed(name)
-        return changed, self._sequencer.group
+    def _stands(self, name: str, known: KnownSource | None) -> None:
+        self.on_changed(name)
 
     # ── what its reader does ───────────────────────────────────────────────────────────────────
 
@@ -271,7 +200,7 @@ class Sourcing:
             is_stopped=is_stopped,
         )
         # Nothing may come between the first message and the record: they are one frame.
-        room_bytes = _room_bytes(KnownSource(source, state))
+        room_bytes = _room_bytes(Known(source, state))
         self._publishing.publish_taken(source.subject_id, messages, room_bytes)
         group = self._sequencer.group
         seq = self._sequencer.next_seq
@@ -281,14 +210,13 @@ class Sourcing:
             version=seq if is_stopped else state.version,
             changed_ms=now_ms if is_stopped else state.changed_ms,
         )
-        self._record(KnownSource(source, state))
+        self._record(Known(source, state), has_room=True)
         assert self._sequencer.group is group
         self.taken_total += len(messages)
         self.skipped_total += skipped
+        self._groups.wake()
         if is_stopped:
-            self._changed(name)
-        else:
-            self._groups.wake()
+            self.on_changed(name)
         return group
 
     def _message(self, source: Source, record: SourceRecord, now_ms: int) -> NewMessage:
@@ -316,64 +244,10 @@ class Sourcing:
             raise InputError(f"{header} is further away than {longest} (delay_max_ms)")
         return max(now_ms, due_ms)
 
-    # ── records and overlays ───────────────────────────────────────────────────────────────────
-
-    def _record(self, known: KnownSource, *, is_new_definition: bool = False) -> None:
-        """Put the record of a change into the open group."""
-        source, state = known
-        packed = pack_source(source) if is_new_definition else None
-        packed_state = pack_source_state(state)
-        payload = seal(pack_source_change(SourceChange(source.name, packed, packed_state)))
-        seq = self._sequencer.append(RecordKind.SOURCE, payload=payload)
-        assert seq == state.seq
-        self._show(seq, source.name, packed, packed_state)
-
-    def _show(self, seq: int, name: str, source: bytes | None, state: bytes) -> None:
-        """Record `seq` of the open group has brought a source this far. `source`: its new
-        definition, if that is new."""
-        undo = self._sequencer.group.undo
-        undo.append(partial(self._tell, name))  # called last: behind those of the overlays
-        undo += self._named.put(seq, name, source, state)
-
-    def _changed(self, name: str) -> None:
-        self._groups.wake()
-        self.on_changed(name)
-
-    def _tell(self, name: str) -> None:
-        """What was decided last about a source could not be written: it is as it was."""
-        self.on_changed(name)
-
-    def find(self, name: str) -> KnownSource | None:
-        """A source by name, if there is one."""
-        found = self._named.find(name)
-        return None if found is None else _known(found)
-
-    def _check(
-        self,
-        known: KnownSource | None,
-        name: str,
-        expected: Versions,
-        *,
-        only_new: bool = False,
-    ) -> None:
-        if only_new and known is not None:
-            raise PreconditionError(f"there is a source {name!r}", known.version)
-        if expected is not None and (known is None or known.version not in expected):
-            raise PreconditionError(
-                "the source has changed since; look it up, and decide again"
-                if known is not None
-                else f"there is no source {name!r}",
-                known.version if known is not None else "",
-            )
-
-
-def _known(found: NamedEntry) -> KnownSource:
-    return KnownSource(unpack_source(found.definition), unpack_source_state(found.state))
-
 
 def _room_bytes(known: KnownSource) -> int:
     """No less than the payload of a record with all of it has."""
-    return len(pack_source(known.source)) + len(pack_source_state(known.state)) + 512
+    return len(pack_source(known.definition)) + len(pack_source_state(known.state)) + 512
 
 
 # ── records of topics ────────────────────────────────────────────────────────────────────────────

@@ -51,7 +51,9 @@ class Subscribing:
         self._horizon = Horizon()
         self.decided = registry.snapshot()
         """Subscriptions as they are once everything that was decided is durable."""
-        self._failing = Failing()
+        self.failing = Failing()
+        self.on_failing: Callable[[int, int], object] = self.note_failing
+        """Has it recorded since when a subscription fails, by its id; 0: it does not."""
         self.on_paused: Callable[[int], None] = lambda subscription_id: None
         """Told of a subscription that the server pauses by itself, when that is decided."""
         self.on_defined: Callable[[Subscription], None] = lambda subscription: None
@@ -70,24 +72,29 @@ class Subscribing:
         due."""
         self._horizon.roll_back(self._sequencer.next_seq - 1)
 
-    def put_subscription(self, subscription: Subscription) -> Group:
+    def put_subscription(self, subscription: Subscription, *, is_told: bool = False) -> Group:
         """Add, change or (with `deleted`) remove a subscription; it counts once the group that is
-        returned is durable. Raises OverloadedError, StoppingError."""
+        returned is durable. `is_told`: another shard has decided that, and since when it fails.
+
+        Raises OverloadedError, StoppingError."""
         self._groups.admit(0)
         known = self.decided.by_id(subscription.id)
         if known is None:
             # What has fallen due is for others.
             self._horizon.advance(self._sequencer.next_seq - 1, subscription.created_ms)
             horizon, since_ms = self._horizon.marks, 0
-            failing_ms = 0
+            failing_ms = subscription.failing_since_ms if is_told else 0
         else:
             horizon, since_ms = known.horizon, known.subject_since_ms
             if known.subject != subscription.subject:
                 since_ms = self._horizon.before_ms
-            failing_ms = known.failing_since_ms
-            if known.url != subscription.url or (known.paused and not subscription.paused):
-                self._failing.forget(known.id)
+            failing_ms = (subscription if is_told else known).failing_since_ms
+            is_resumed = known.paused and not subscription.paused
+            if known.url != subscription.url or is_resumed:
                 failing_ms = 0
+                self.failing.forget(known.id)
+            elif known.failing_since_ms and not failing_ms:
+                self.failing.forget(known.id)
         return self._record(
             msgspec.structs.replace(
                 subscription,
@@ -138,33 +145,41 @@ class Subscribing:
 
     def fails_for_long(self, subscription: Subscription, now_ms: int) -> bool:
         """An attempt has failed: is the subscription to be paused for that?"""
-        consequence = self._failing.failed(subscription, now_ms)
+        consequence = self.failing.failed(subscription, now_ms)
         if consequence is Consequence.RECORD:
-            self._record_failing(subscription.id)
+            self.on_failing(subscription.id, self.failing.since_ms(subscription.id))
         return consequence is Consequence.PAUSE
 
-    def on_arrived(self, subscription: Subscription) -> None:
+    def on_arrived(self, subscription: Subscription, now_ms: int) -> None:
         """An attempt has arrived."""
-        if self._failing.arrived(subscription) is Consequence.RECORD:
-            self._record_failing(subscription.id)
+        if self.failing.arrived(subscription, now_ms) is Consequence.RECORD:
+            self.on_failing(subscription.id, 0)
 
-    def _record_failing(self, subscription_id: int) -> None:
+    def note_failing(self, subscription_id: int, since_ms: int) -> Group | None:
+        """Record since when a subscription fails; of two such times the earlier counts. 0: it does
+        not.
+
+        None: it is not recorded, since it is known, or not now: the next attempt comes to the
+        same."""
         decided = self.decided.by_id(subscription_id)
-        since_ms = self._failing.since_ms(subscription_id)
-        if decided is None or decided.failing_since_ms == since_ms:
-            return
+        if decided is None:
+            return None
+        known_ms = decided.failing_since_ms
+        if known_ms == since_ms or 0 < known_ms < since_ms:
+            return None
         try:
             self._groups.admit(0)
         except (OverloadedError, StoppingError):
-            return  # The next attempt comes to the same.
-        self._record(msgspec.structs.replace(decided, failing_since_ms=since_ms))
+            return None
+        if not since_ms:
+            self.failing.forget(subscription_id)
+        return self._record(msgspec.structs.replace(decided, failing_since_ms=since_ms))
 
     def differing(self, wanted: Iterable[Subscription], *, are_all: bool) -> Iterator[Subscription]:
         """What has to be put so that definitions are as another shard has them, what is deleted
         first. `are_all`: what is not among `wanted` is deleted.
 
-        What had fallen due is of each shard (`Horizon`), and since when it fails; neither is a
-        difference."""
+        What had fallen due is of each shard (`Horizon`), and no difference."""
         wanted = list(wanted)
         if are_all:
             ids = {one.id for one in wanted}
@@ -176,10 +191,7 @@ class Subscribing:
                 if not one.deleted:
                     yield one
             elif known != msgspec.structs.replace(
-                one,
-                horizon=known.horizon,
-                subject_since_ms=known.subject_since_ms,
-                failing_since_ms=known.failing_since_ms,
+                one, horizon=known.horizon, subject_since_ms=known.subject_since_ms
             ):
                 yield one
 
@@ -187,6 +199,10 @@ class Subscribing:
         self._registry.put(subscription)
         self._dispatcher.on_subscription(subscription, self._dispatcher.now_ms)
         self.on_defined(subscription)
+        if subscription.deleted:
+            self.failing.remove(subscription.id)
+        elif self.failing.objects(subscription):
+            self.on_failing(subscription.id, 0)
 
     def subscription(self, name: str) -> Subscription:
         """A subscription by name, as it is in force. Raises NotFoundError."""

@@ -31,7 +31,7 @@ from yarl import URL
 
 from delayserver.delivery.addresses import checked_address
 from delayserver.delivery.carried import filled, headers
-from delayserver.delivery.outlets import Outlet, OutletError, Report
+from delayserver.delivery.outlets import Outlet, OutletError, Report, target_of
 from delayserver.delivery.webhook import CONTENT_TYPES
 from delayserver.errors import InputError
 from delayserver.records.message import Content, DueDelivery
@@ -71,12 +71,6 @@ def properties(delivery: DueDelivery) -> Basic.Properties:
     )
 
 
-def _target(subscription: Subscription) -> AmqpTarget:
-    target = subscription.target
-    assert isinstance(target, AmqpTarget)
-    return target
-
-
 class AmqpOpener:
     """Makes connections to RabbitMQ."""
 
@@ -87,11 +81,11 @@ class AmqpOpener:
 
     def key(self, subscription: Subscription) -> Hashable:
         """See `OutletOpener`."""
-        return _target(subscription).url, subscription.timeout_ms
+        return target_of(subscription, AmqpTarget).url, subscription.timeout_ms
 
     async def open(self, subscription: Subscription) -> Outlet:
         """See `OutletOpener`."""
-        parts, virtual_host = split_amqp_url(_target(subscription).url)
+        parts, virtual_host = split_amqp_url(target_of(subscription, AmqpTarget).url)
         target = parts.target
         url = URL.build(
             scheme=target.scheme,
@@ -145,7 +139,7 @@ class _AmqpOutlet:
     async def _publish(
         self, subscription: Subscription, delivery: DueDelivery, report: Report
     ) -> None:
-        target, failure = _target(subscription), None
+        target, failure = target_of(subscription, AmqpTarget), None
         try:
             routing_key = filled(target.routing_key, delivery) or ""
             if len(routing_key.encode()) > ROUTING_KEY_BYTES_MAX:

@@ -33,12 +33,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from delayserver.delivery.carried import filled, headers
-from delayserver.delivery.outlets import OutletError, OutletSink, Report
+from delayserver.delivery.outlets import OutletError, OutletSink, Report, target_of
 from delayserver.delivery.sink import Failed, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.records.message import DueDelivery
@@ -58,6 +58,8 @@ _REFUSED: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 # ---- records ---------------------------------------------------------------------------------
 
@@ -75,8 +77,7 @@ def record_headers(delivery: DueDelivery) -> list[Header]:
 
 def topic_record(subscription: Subscription, delivery: DueDelivery) -> TopicRecord:
     """All of a record."""
-    target = subscription.target
-    assert isinstance(target, KafkaTarget)
+    target = target_of(subscription, KafkaTarget)
     key = record_key(target, delivery)
     return TopicRecord(target.topic, delivery.payload.body, key, record_headers(delivery))
 
@@ -109,6 +110,39 @@ def reason_of(error: KafkaError) -> str:
     return f"Kafka: {error.str()} ({error.name()})"
 
 
+class Refusals:
+    """Whether brokers do not let a client in (`error_cb`), and why. Questions to them do not tell
+    that: to whoever asks nobody seems to answer. Belongs to the thread that polls the client."""
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() in _REFUSED:
+            self._last = error
+
+    def __bool__(self) -> bool:
+        return self._last is not None
+
+    def reason(self, error: BaseException) -> str:
+        """Why a question has failed."""
+        if not isinstance(error, KafkaException):
+            return f"Kafka: {error}"
+        return reason_of(self._last or error.args[0])
+
+
+def asked(ask: Callable[[float], T], is_refused: Callable[[], bool]) -> T:
+    """Ask brokers, for so many seconds at a time, as long as they may let us in. Raises
+    KafkaException."""
+    for left in reversed(range(OPEN_TRIES)):
+        try:
+            return ask(OPEN_TRY_S)
+        except KafkaException:
+            if not left or is_refused():
+                raise
+    raise AssertionError
+
+
 # ---- outlets ---------------------------------------------------------------------------------
 
 
@@ -134,16 +168,9 @@ class ProducerOutlet:
         return self._is_ending
 
     def brokers(self, topic: str, is_refused: Callable[[], bool]) -> list[tuple[str, int]]:
-        """All that the cluster has. Asks one of them, as long as they may let us in; in any thread.
-        Raises KafkaException."""
-        for left in reversed(range(OPEN_TRIES)):
-            try:
-                found = self._producer.list_topics(topic, timeout=OPEN_TRY_S).brokers.values()
-                return [(broker.host, broker.port) for broker in found]
-            except KafkaException:
-                if not left or is_refused():
-                    raise
-        raise AssertionError
+        """All that the cluster has; in any thread. Raises KafkaException."""
+        found = asked(lambda wait_s: self._producer.list_topics(topic, timeout=wait_s), is_refused)
+        return [(broker.host, broker.port) for broker in found.brokers.values()]
 
     async def send(
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
@@ -249,21 +276,16 @@ class KafkaOpener:
 
     def key(self, subscription: Subscription) -> Hashable:
         """See `OutletOpener`."""
-        target = _target(subscription)
+        target = target_of(subscription, KafkaTarget)
         login = target.username, target.password, target.mechanism, target.tls
         return target.bootstrap, subscription.timeout_ms, login
 
     async def open(self, subscription: Subscription) -> ProducerOutlet:
         """See `OutletOpener`."""
-        target, loop = _target(subscription), asyncio.get_running_loop()
+        target, loop = target_of(subscription, KafkaTarget), asyncio.get_running_loop()
         settings = self._make_settings(target.bootstrap, subscription.timeout_ms)
-        refusals: list[KafkaError] = []
-
-        def on_error(error: KafkaError) -> None:
-            if error.code() in _REFUSED:
-                refusals.append(error)
-
-        more = {**login_settings(target), "error_cb": on_error}
+        refusals = Refusals()
+        more = {**login_settings(target), "error_cb": refusals}
         try:
             await asyncio.to_thread(check_brokers, self._policy, split_bootstrap(target.bootstrap))
             outlet = await asyncio.to_thread(ProducerOutlet, {**settings, **more}, loop)
@@ -277,8 +299,7 @@ class KafkaOpener:
                 await outlet.close()
                 raise
         except (KafkaException, OSError) as error:
-            # That no broker answers is all that a question tells where they let nobody in.
-            raise OutletError(reason_of(refusals[-1]) if refusals else _text(error)) from error
+            raise OutletError(refusals.reason(error)) from error
         return outlet
 
 
@@ -308,21 +329,9 @@ class KafkaSink(OutletSink):
             await self._in_transactions.close()
 
 
-def _target(subscription: Subscription) -> KafkaTarget:
-    target = subscription.target
-    assert isinstance(target, KafkaTarget)
-    return target
-
-
 def authority(host: str, port: int) -> str:
     """A broker as `split_broker` reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _text(error: KafkaException | OSError) -> str:
-    if isinstance(error, KafkaException):
-        return reason_of(error.args[0])
-    return f"Kafka: {error}"
 
 
 def make_kafka_sink(

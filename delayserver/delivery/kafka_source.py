@@ -18,6 +18,7 @@ Cost: 4 µs of the feed's thread for a record; some five threads for each source
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +35,14 @@ from delayserver.delivery.feeds import (
     FeedError,
     Handover,
 )
-from delayserver.delivery.kafka_sink import authority, check_brokers, login_settings, reason_of
+from delayserver.delivery.kafka_sink import (
+    Refusals,
+    asked,
+    authority,
+    check_brokers,
+    login_settings,
+    reason_of,
+)
 from delayserver.records.sources import Source, SourceRecord
 from delayserver.security.targets import TargetPolicy, split_bootstrap, split_broker
 from storage.replicated.kafka_settings import source_settings
@@ -58,6 +66,8 @@ _PASSING: Final = (
 T = TypeVar("T")
 
 log = structlog.get_logger()
+client_log = logging.getLogger(__name__)
+"""What the client says by itself."""
 
 
 class KafkaFeed:
@@ -81,6 +91,7 @@ class KafkaFeed:
         """What is to be shown; at first where it begins, since a crash may have kept that back."""
         self._is_ending = False
         self._make_consumer = make_consumer
+        self._refusals = Refusals()
         self._monotonic = monotonic
         self._thread = threading.Thread(
             target=self._run, name="delayserver-kafka-source", daemon=True
@@ -107,6 +118,8 @@ class KafkaFeed:
         settings = {
             **source_settings(target.bootstrap, self._source.group),
             **login_settings(target),
+            "error_cb": self._refusals,
+            "logger": client_log,
         }
         try:
             check_brokers(self._policy, split_bootstrap(target.bootstrap))
@@ -115,26 +128,38 @@ class KafkaFeed:
                 self._read(consumer)
             finally:
                 consumer.close()
-        except KafkaException as error:
-            self._handover.fail(FeedError(reason_of(error.args[0])))
         except FeedError as error:
             self._handover.fail(error)
-        except Exception as error:  # an address that is not allowed, a setting that is wrong
-            self._handover.fail(FeedError(f"Kafka: {error}"))
+        except Exception as error:  # also an address that is not allowed, a setting that is wrong
+            self._handover.fail(FeedError(self._refusals.reason(error)))
 
     def _read(self, consumer: Consumer) -> None:
-        partitions = self._partitions(consumer)
+
+        def is_in_vain() -> bool:
+            consumer.poll(0)  # nothing is assigned yet, so only what is wrong comes
+            return self._is_ending or bool(self._refusals)
+
+        def partitions_within(wait_s: float) -> list[int]:
+            try:
+                return self._partitions(consumer, wait_s)
+            except KafkaException as error:
+                if error.args[0].code() in _PASSING:
+                    raise
+                raise FeedError(reason_of(error.args[0])) from error
+
+        partitions = asked(partitions_within, is_in_vain)
         consumer.assign([self._place(consumer, partition) for partition in partitions])
         looked_s = self._monotonic()
         while not self._is_ending:
-            found = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
-            self._hand_over([record for record in map(self._record, found) if record is not None])
+            came = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
+            self._hand_over([record for record in map(self._record, came) if record is not None])
             self._show(consumer)
             if self._monotonic() - looked_s > REFRESH_S:
                 looked_s = self._monotonic()
                 # A broker that does not answer says nothing of partitions.
                 with suppress(KafkaException):
-                    new = [one for one in self._partitions(consumer) if one not in partitions]
+                    found = self._partitions(consumer, ASK_TRY_S)
+                    new = [one for one in found if one not in partitions]
                     consumer.incremental_assign([self._place(consumer, one) for one in new])
                     partitions += new
         self._show(consumer)
@@ -149,9 +174,9 @@ class KafkaFeed:
                     raise
         return ask()
 
-    def _partitions(self, consumer: Consumer) -> list[int]:
+    def _partitions(self, consumer: Consumer, wait_s: float) -> list[int]:
         """Those of the topic, whose brokers are allowed. Raises KafkaException, FeedError."""
-        found = self._ask(lambda: consumer.list_topics(self._topic, timeout=ASK_TRY_S))
+        found = consumer.list_topics(self._topic, timeout=wait_s)
         brokers = (authority(one.host, one.port) for one in found.brokers.values())
         check_brokers(self._policy, tuple(map(split_broker, brokers)))
         topic = found.topics[self._topic]

@@ -33,7 +33,7 @@ from nats.js import JetStreamContext
 
 from delayserver.delivery.addresses import checked_address
 from delayserver.delivery.carried import filled, headers
-from delayserver.delivery.outlets import Outlet, OutletError, Report
+from delayserver.delivery.outlets import Outlet, OutletError, Report, target_of
 from delayserver.delivery.webhook import KEY_SAFE
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
@@ -83,12 +83,6 @@ def nats_headers(delivery: DueDelivery) -> dict[str, str]:
     return {"Nats-Msg-Id": delivery.message_id, **kept}
 
 
-def _target(subscription: Subscription) -> NatsTarget:
-    target = subscription.target
-    assert isinstance(target, NatsTarget)
-    return target
-
-
 class NatsOpener:
     """Makes connections to NATS."""
 
@@ -99,11 +93,11 @@ class NatsOpener:
 
     def key(self, subscription: Subscription) -> Hashable:
         """See `OutletOpener`."""
-        return _target(subscription).url, subscription.timeout_ms
+        return target_of(subscription, NatsTarget).url, subscription.timeout_ms
 
     async def open(self, subscription: Subscription) -> Outlet:
         """See `OutletOpener`."""
-        parts = split_nats_url(_target(subscription).url)
+        parts = split_nats_url(target_of(subscription, NatsTarget).url)
         target = parts.target
         address = await checked_address(self._policy, target)
         client = Client()
@@ -170,7 +164,7 @@ class _NatsOutlet:
         for delivery in deliveries:
             failure = None
             try:
-                acknowledged = await self._publish(_target(subscription), delivery)
+                acknowledged = await self._publish(target_of(subscription, NatsTarget), delivery)
             except InputError as error:
                 failure = f"NATS: {error.detail}"
             except Exception as error:

@@ -23,14 +23,14 @@ import asyncio
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
 from delayserver.delivery.sink import Confirmed, Failed, Result, Told
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import Subscription, Target
 
 OUTLETS_MAX: Final = 64
 IDLE_S: Final = 300.0
@@ -39,6 +39,7 @@ SWEEP_S: Final = 30.0
 
 log = structlog.get_logger()
 
+T = TypeVar("T", bound=Target)
 Report = Callable[[DueDelivery, str | None], None]
 """On the event loop, once for each: None where the broker has it, else why it is not known to."""
 
@@ -78,6 +79,13 @@ class OutletOpener(Protocol):
         """A client that is connected. Raises InputError where the target is not allowed, and
         OutletError."""
         ...
+
+
+def target_of(subscription: Subscription, kind: type[T]) -> T:
+    """What a broker of that kind does with the messages of a subscription."""
+    target = subscription.target
+    assert isinstance(target, kind)
+    return target
 
 
 class NoClient:

@@ -33,7 +33,7 @@ from redis.typing import EncodableT, FieldT
 
 from delayserver.delivery.addresses import checked_address
 from delayserver.delivery.carried import headers
-from delayserver.delivery.outlets import Outlet, OutletError, Report
+from delayserver.delivery.outlets import Outlet, OutletError, Report, target_of
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RedisTarget, Subscription
@@ -67,12 +67,6 @@ def fields(delivery: DueDelivery) -> dict[FieldT, EncodableT]:
     return found
 
 
-def _target(subscription: Subscription) -> RedisTarget:
-    target = subscription.target
-    assert isinstance(target, RedisTarget)
-    return target
-
-
 class _NamedConnection(SSLConnection):
     """Connects to an address, and wants the certificate of a name."""
 
@@ -94,11 +88,11 @@ class RedisOpener:
 
     def key(self, subscription: Subscription) -> Hashable:
         """See `OutletOpener`."""
-        return _target(subscription).url, subscription.timeout_ms
+        return target_of(subscription, RedisTarget).url, subscription.timeout_ms
 
     async def open(self, subscription: Subscription) -> Outlet:
         """See `OutletOpener`."""
-        parts, database = split_redis_url(_target(subscription).url)
+        parts, database = split_redis_url(target_of(subscription, RedisTarget).url)
         target = parts.target
         settings: dict[str, Any] = {
             "host": await checked_address(self._policy, target),
@@ -204,7 +198,7 @@ class _RedisOutlet:
     async def _execute(self, batch: list[tuple[Subscription, DueDelivery, Report]]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
         for subscription, delivery, _ in batch:
-            target = _target(subscription)
+            target = target_of(subscription, RedisTarget)
             pipeline.xadd(
                 target.stream,
                 fields(delivery),

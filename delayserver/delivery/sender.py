@@ -48,7 +48,7 @@ from delayserver.delivery.webhook import (
 )
 from delayserver.errors import InputError
 from delayserver.http.connection import HttpConnection
-from delayserver.records.message import check_headers
+from delayserver.records.message import MADE_HEADERS, check_headers
 from delayserver.security.targets import Target, TargetPolicy, split_url
 from storage.errors import EXHAUSTED
 
@@ -338,7 +338,7 @@ class _Route:
 
 def _request_head(request: WebhookRequest, target: Target, path: str) -> bytes:
     # Headers were checked when they were published, yet a bulk load may have written them.
-    check_headers(request.headers)
+    check_headers(request.headers, MADE_HEADERS)
     lines = [
         f"{request.method} {path} HTTP/1.1",
         f"host: {target.authority}",

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from itertools import repeat
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +33,21 @@ from storage.rows import (
 KEY_MAX_BYTES = 256
 REPLAY_HEADER = "delay-replay"
 """`1` with what is delivered again because somebody asked."""
+SCHEDULE_HEADER: Final = "delay-schedule"
+PLANNED_HEADER: Final = "delay-planned"
+OUTCOME_HEADER: Final = "delay-outcome"
+OUTCOME_ID_HEADER: Final = "delay-outcome-id"
+OUTCOME_SUBSCRIPTION_HEADER: Final = "delay-outcome-subscription"
+MADE_HEADERS: Final = frozenset(
+    (
+        SCHEDULE_HEADER,
+        PLANNED_HEADER,
+        OUTCOME_HEADER,
+        OUTCOME_ID_HEADER,
+        OUTCOME_SUBSCRIPTION_HEADER,
+    )
+)
+"""What messages carry that the server makes: runs of schedules, and those that tell of outcomes."""
 
 
 def check_key(key: str, pointer: str = "/key") -> None:
@@ -340,12 +355,12 @@ def header_pointer(name: str) -> str:
     return "/headers/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def check_headers(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str], made: Collection[str] = ()) -> None:
     """Check a message's own headers. Raises InputError at `/headers` or `/headers/<name>`.
 
     A name is a token (RFC 9110), not one of those that the server or the connection sets, and
     different from the others in more than case; a value is visible ASCII or Latin-1, with spaces
-    and tabs inside."""
+    and tabs inside. `made`: names that are good besides, where the server may have set them."""
     size_bytes = 0
     seen: set[str] = set()
     for name, value in headers.items():
@@ -353,7 +368,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name):
             raise InputError("a header name is letters, digits and !#$%&'*+-.^_`|~", pointer)
-        if lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
+        if (lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES)) and lower not in made:
             raise InputError(f"the header {lower} is set by the server", pointer)
         if lower in seen:
             raise InputError(f"the header {lower} is there twice", pointer)
@@ -364,6 +379,6 @@ def check_headers(headers: Mapping[str, str]) -> None:
                 pointer,
             )
         seen.add(lower)
-        size_bytes += len(name) + len(value)
+        size_bytes += 0 if lower in made else len(name) + len(value)
     if size_bytes > HEADERS_BYTES_MAX:
         raise InputError(f"headers are at most {HEADERS_BYTES_MAX} bytes in all", "/headers")

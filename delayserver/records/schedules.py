@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.records.named import Known, NamedDefinition, NamedState
 from delayserver.records.recurrence import Cron, Every, Recurrence
 
 ENDED_MS: Final = 0
@@ -44,11 +45,9 @@ class Overlap(IntEnum):
     """It is left out."""
 
 
-class Schedule(msgspec.Struct, array_like=True, frozen=True):
+class Schedule(NamedDefinition, array_like=True, frozen=True):
     """A value of the table SCHEDULES (MessagePack)."""
 
-    name: str
-    subject_id: int
     payload: bytes
     """The sealed payload of each message, without key."""
     cron: str
@@ -88,15 +87,9 @@ def _recurrence(cron: str, timezone: str, every_ms: int, base_ms: int) -> Recurr
 _STATE: Final = struct.Struct(">QQqqqQqQQq?")
 
 
-class ScheduleState(msgspec.Struct, frozen=True, gc=False):
+class ScheduleState(NamedState, frozen=True, gc=False):
     """A value of the table SCHEDULE_STATES: numbers in this order, big-endian."""
 
-    seq: int
-    """The record that made it."""
-    version: int
-    """The record of the last change that somebody asked for."""
-    changed_ms: int
-    """When that was."""
     next_ms: int
     """The next planned time; ENDED_MS: there is none."""
     last_planned_ms: int = 0
@@ -134,6 +127,9 @@ def next_times(values: Iterable[bytes]) -> tuple[NDArray[np.int64], NDArray[np.b
     """The next planned time of each state, and whether it is paused. Shapes: (n,)."""
     rows = np.frombuffer(b"".join(values), _STATES)
     return rows["next_ms"].astype(np.int64), rows["is_paused"] != 0
+
+
+KnownSchedule = Known[Schedule, ScheduleState]
 
 
 class ScheduleChange(msgspec.Struct, array_like=True, frozen=True):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from delayserver.records.named import Known, NamedDefinition, NamedState
 from delayserver.records.subscriptions import KafkaTarget
 
 
@@ -36,11 +37,9 @@ class SourceRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-class Source(msgspec.Struct, array_like=True, frozen=True):
+class Source(NamedDefinition, array_like=True, frozen=True):
     """A value of the table SOURCES (MessagePack)."""
 
-    name: str
-    subject_id: int
     topic: KafkaTarget
     """Its brokers, its name, and whom they let in."""
     due_header: str
@@ -59,19 +58,13 @@ class UnpublishedRecord(msgspec.Struct, array_like=True, frozen=True):
     time_ms: int
 
 
-class SourceState(msgspec.Struct, array_like=True, frozen=True):
+class SourceState(NamedState, array_like=True, frozen=True):
     """A value of the table SOURCE_STATES (MessagePack)."""
 
-    seq: int
-    """The record that made it."""
-    version: int
-    """The record of the last change that somebody asked for, or that an error made."""
-    changed_ms: int
-    """When that was."""
     is_paused: bool = False
     is_stopped: bool = False
     """It is paused since it came upon a record that cannot be published."""
-    positions: dict[int, int] = {}
+    positions: dict[int, int] = msgspec.field(default_factory=dict)
     """By partition the offset that is taken next; where there is none: the first that there is."""
     taken: int = 0
     """Messages that were published."""
@@ -79,6 +72,9 @@ class SourceState(msgspec.Struct, array_like=True, frozen=True):
     """Records that were left out."""
     last_skipped: UnpublishedRecord | None = None
     """The last that could not be published."""
+
+
+KnownSource = Known[Source, SourceState]
 
 
 class SourceChange(msgspec.Struct, array_like=True, frozen=True):

@@ -165,8 +165,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     pause_reason: str = ""
     """Why the server has paused it: GONE, FAILURES; empty: somebody asked, or it is not paused."""
     failing_since_ms: int = 0
-    """Since when there were nothing but failures, if that has lasted; 0: it has not. Of this shard:
-    others have their own."""
+    """Since when there were nothing but failures, if that has lasted; 0: it has not."""
 
     @property
     def is_pushed(self) -> bool:

@@ -679,17 +679,17 @@ def _check_archived(key: bytes, value: bytes) -> None:
     unpack_archived(value)
 
 
-# ── SCHEDULES, SCHEDULE_STATES (values: `records.schedules`) ─────────────────────────────────────
+# ── SCHEDULES, SCHEDULE_STATES, SOURCES, SOURCE_STATES (values: `records.schedules`, `.sources`) ──
 
 
-def schedule_key(name: str) -> bytes:
-    """A key of the tables SCHEDULES and SCHEDULE_STATES."""
+def named_key(name: str) -> bytes:
+    """A key of these tables."""
     return name.encode()
 
 
 def _check_schedule(key: bytes, value: bytes) -> None:
     schedule = unpack_schedule(value)
-    _must(schedule_key(schedule.name) == key, "a schedule of another name")
+    _must(named_key(schedule.name) == key, "a schedule of another name")
     _must(bool(schedule.cron) != bool(schedule.every_ms), "a schedule with two ways to run")
     decode_payload(schedule.payload, CATALOG_DIRECTORY, 0, 0)
 
@@ -699,16 +699,8 @@ def _check_schedule_state(key: bytes, value: bytes) -> None:
     unpack_state(value)
 
 
-# ── SOURCES, SOURCE_STATES (values: `records.sources`) ───────────────────────────────────────────
-
-
-def source_key(name: str) -> bytes:
-    """A key of the tables SOURCES and SOURCE_STATES."""
-    return name.encode()
-
-
 def _check_source(key: bytes, value: bytes) -> None:
-    _must(source_key(unpack_source(value).name) == key, "a source of another name")
+    _must(named_key(unpack_source(value).name) == key, "a source of another name")
 
 
 def _check_source_state(key: bytes, value: bytes) -> None:

@@ -402,8 +402,7 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
     _check_subjects(catalog, report)
     _check_watches(catalog, report)
     _check_heartbeats(catalog, report)
-    _check_schedules(catalog, report)
-    _check_sources(catalog, report)
+    _check_named(catalog, report)
     _add_known_damage(catalog, report)
 
 
@@ -434,35 +433,29 @@ def _check_heartbeats(catalog: Catalog, report: Report) -> None:
     for key, value in catalog.scan(Table.HEARTBEATS):
         with contextlib.suppress(*UNREADABLE):  # reported above
             subject_id = unpack_heartbeat(value).subject_id
-            if subject_id and catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
-                name = key.decode()
-                report.add(CATALOG_DIRECTORY, f"heartbeat {name!r} has an unknown subject")
+            if subject_id:
+                _check_subject(catalog, subject_id, f"heartbeat {key.decode()!r}", report)
 
 
-def _check_schedules(catalog: Catalog, report: Report) -> None:
-    for key, value in catalog.scan(Table.SCHEDULES):
-        with contextlib.suppress(*UNREADABLE):  # reported above
-            subject_id = unpack_schedule(value).subject_id
-            if catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
-                report.add(CATALOG_DIRECTORY, f"schedule {key.decode()!r} has an unknown subject")
-            # A server that runs removes both in one commit.
-            is_half = catalog.get(Table.SCHEDULE_STATES, key) is None
-            if is_half and catalog.get(Table.SCHEDULES, key) is not None:
-                report.add(
-                    CATALOG_DIRECTORY, f"schedule {key.decode()!r} does not say when it runs"
-                )
+def _check_named(catalog: Catalog, report: Report) -> None:
+    """Schedules and sources: each has a subject and a state."""
+    for definitions, states, unpack, word, lack in (
+        (Table.SCHEDULES, Table.SCHEDULE_STATES, unpack_schedule, "schedule", "when it runs"),
+        (Table.SOURCES, Table.SOURCE_STATES, unpack_source, "source", "how far it is"),
+    ):
+        for key, value in catalog.scan(definitions):
+            with contextlib.suppress(*UNREADABLE):  # reported above
+                whose = f"{word} {key.decode()!r}"
+                _check_subject(catalog, unpack(value).subject_id, whose, report)
+                # A server that runs removes both in one commit.
+                is_half = catalog.get(states, key) is None
+                if is_half and catalog.get(definitions, key) is not None:
+                    report.add(CATALOG_DIRECTORY, f"{whose} does not say {lack}")
 
 
-def _check_sources(catalog: Catalog, report: Report) -> None:
-    for key, value in catalog.scan(Table.SOURCES):
-        with contextlib.suppress(*UNREADABLE):  # reported above
-            subject_id = unpack_source(value).subject_id
-            if catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
-                report.add(CATALOG_DIRECTORY, f"source {key.decode()!r} has an unknown subject")
-            # A server that runs removes both in one commit.
-            is_half = catalog.get(Table.SOURCE_STATES, key) is None
-            if is_half and catalog.get(Table.SOURCES, key) is not None:
-                report.add(CATALOG_DIRECTORY, f"source {key.decode()!r} does not say how far it is")
+def _check_subject(catalog: Catalog, subject_id: int, whose: str, report: Report) -> None:
+    if catalog.get(Table.SUBJECTS, number_key(subject_id)) is None:
+        report.add(CATALOG_DIRECTORY, f"{whose} has an unknown subject")
 
 
 def _add_known_damage(catalog: Catalog, report: Report) -> None:

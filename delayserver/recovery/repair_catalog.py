@@ -31,6 +31,7 @@ from delayserver.records.tables import (
     HourState,
     change_key,
     hour_key,
+    named_key,
     number_key,
     pack_change,
     pack_checkpoint,
@@ -38,7 +39,6 @@ from delayserver.records.tables import (
     pack_watch,
     parse_dead_letter_key,
     parse_number_key,
-    schedule_key,
     watch_key,
 )
 from delayserver.records.tracecontext import TRACE_NAMES
@@ -134,7 +134,7 @@ class Rebuilt:
     def _put_run(self, sealed: bytes) -> None:
         run = decode_payload(sealed, "schedule", 0, 0).run
         if run is not None:
-            key, state = schedule_key(run.schedule), unpack_state(run.state)
+            key, state = named_key(run.schedule), unpack_state(run.state)
             known = self._runs.get(key)
             if known is None or known.seq < state.seq:
                 self._runs[key] = state
@@ -179,21 +179,20 @@ class Rebuilt:
             run, known = self._runs.get(key), states.get(key)
             if run is not None and (known is None or unpack_state(known).seq < run.seq):
                 states[key] = run.pack()
-        lost = schedules.keys() ^ states.keys()
-        for key in lost:
-            schedules.pop(key, None)
-            states.pop(key, None)
-        return [f"the schedule {key.decode()!r}: put it again" for key in sorted(lost)]
+        return _without_halves("schedule", schedules, states)
 
 
 def mend_sources(defined: Tables) -> list[str]:
     """Take out the sources in `defined` of which a half is lost. Returns in words what is lost."""
-    sources, states = defined[Table.SOURCES], defined[Table.SOURCE_STATES]
-    lost = sources.keys() ^ states.keys()
+    return _without_halves("source", defined[Table.SOURCES], defined[Table.SOURCE_STATES])
+
+
+def _without_halves(word: str, definitions: Values, states: Values) -> list[str]:
+    lost = definitions.keys() ^ states.keys()
     for key in lost:
-        sources.pop(key, None)
+        definitions.pop(key, None)
         states.pop(key, None)
-    return [f"the source {key.decode()!r}: put it again" for key in sorted(lost)]
+    return [f"the {word} {key.decode()!r}: put it again" for key in sorted(lost)]
 
 
 def published_digest(sealed: bytes) -> int:

@@ -34,6 +34,7 @@ from delayserver.records.tables import (
     dead_letter_key,
     heartbeat_key,
     import_key,
+    named_key,
     number_key,
     pack_cancels,
     pack_change,
@@ -44,8 +45,6 @@ from delayserver.records.tables import (
     pack_watch,
     parse_number_key,
     read_keys_ahead,
-    schedule_key,
-    source_key,
     unpack_heartbeat,
     unpack_key_entry,
     watch_key,
@@ -167,21 +166,25 @@ class Effects:
     def _note_run(self, row: MessageRow, blob: bytes) -> None:
         run = _payload_of(row, blob).run
         assert run is not None
-        self.writes[Table.SCHEDULE_STATES].append((schedule_key(run.schedule), run.state))
+        self.writes[Table.SCHEDULE_STATES].append((named_key(run.schedule), run.state))
 
     def _note_schedule(self, payload: bytes) -> None:
         change = unpack_schedule_change(payload)
-        key, is_over = schedule_key(change.name), change.state is None
-        self.writes[Table.SCHEDULE_STATES].append((key, change.state))
-        if is_over or change.schedule is not None:
-            self.writes[Table.SCHEDULES].append((key, change.schedule))
+        tables = Table.SCHEDULES, Table.SCHEDULE_STATES
+        self._note_named(tables, change.name, change.schedule, change.state)
 
     def _note_source(self, payload: bytes) -> None:
         change = unpack_source_change(payload)
-        key, is_over = source_key(change.name), change.state is None
-        self.writes[Table.SOURCE_STATES].append((key, change.state))
-        if is_over or change.source is not None:
-            self.writes[Table.SOURCES].append((key, change.source))
+        tables = Table.SOURCES, Table.SOURCE_STATES
+        self._note_named(tables, change.name, change.source, change.state)
+
+    def _note_named(
+        self, tables: tuple[Table, Table], name: str, definition: bytes | None, state: bytes | None
+    ) -> None:
+        definitions, states = tables
+        self.writes[states].append((named_key(name), state))
+        if definition is not None or state is None:  # without a state it is over
+            self.writes[definitions].append((named_key(name), definition))
 
     def _note_effect(self, row: MessageRow, blob: bytes) -> None:
         subscription_id, target_seq = row.subscription_id, row.target_seq

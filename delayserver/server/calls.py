@@ -26,9 +26,6 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Versions
 from delayserver.decisions.outcomes import Replayable
-from delayserver.decisions.publishing import Accepted
-from delayserver.decisions.scheduling import KnownSchedule, WantedSchedule
-from delayserver.decisions.sourcing import KnownSource, WantedSource
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.permits import Permits
@@ -47,6 +44,7 @@ from delayserver.records.tables import (
 )
 from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.tokens import TokenTable
+from delayserver.server.futures import answering, durable, ending
 from delayserver.server.gauges import Gauges
 from delayserver.server.shard import Shard
 from delayserver.server.threads import CallRequest, CheckpointRequest, ConfirmRequest
@@ -114,6 +112,7 @@ class Calls:
         self.decide_when_free = groups.decide_when_free
         self.decide_this_turn = groups.decide_this_turn
         self.not_durable = groups.not_durable
+        self.durable = durable
 
         # Messages: decided at once, to be answered when the group is durable.
         publishing, messages, cancels = engine.publishing, engine.messages, engine.cancels
@@ -136,86 +135,25 @@ class Calls:
         self.give_back = engine.outcomes.give_back
         self.oldest_wait = engine.dispatcher.fetches.oldest
 
-        # Subscriptions, dead letters, heartbeats, imports: decided at once, too.
+        # Subscriptions, heartbeats, schedules, sources, imports: decided at once, too.
         self.registry = engine.registry
         self.definition = engine.registry.by_id
         self.subscription = engine.subscribing.subscription
         self.put_heartbeat = engine.heartbeats.put
         self.heartbeat = engine.heartbeats.get
         self.delete_heartbeat = engine.heartbeats.delete
-        self.schedule = engine.schedules.get
-        self.schedules_page = engine.schedules.page
-        self.source = engine.sources.get
-        self.sources_page = engine.sources.page
+        self.schedules = engine.schedules
+        self.sources = engine.sources
         self.source_errors: Mapping[str, str] = {}
         """By name, why a source cannot be read now."""
         self.begin_import = engine.imports.begin
         self.find_import = engine.imports.find
         self.import_state = engine.imports.state
 
-    async def put_schedule(
-        self, wanted: WantedSchedule, expected: Versions, *, only_new: bool
-    ) -> tuple[KnownSchedule, bool]:
-        """Make or change a schedule; durable on return. What it is then, and whether it is new.
-        Raises as `Scheduling.put`."""
-        put = self._engine.schedules.put
-        known, is_new, group = put(wanted, self.clock(), expected=expected, only_new=only_new)
-        await self._soon_durable(group)
-        return known, is_new
-
-    async def delete_schedule(self, name: str, expected: Versions) -> None:
-        """End a schedule; durable on return. Raises as `Scheduling.delete`."""
-        await self._soon_durable(self._engine.schedules.delete(name, expected=expected))
-
-    async def pause_schedule(self, name: str, expected: Versions) -> KnownSchedule:
-        """Run a schedule no more; durable on return. Raises as `Scheduling.pause`."""
-        known, group = self._engine.schedules.pause(name, expected=expected)
-        await self._soon_durable(group)
-        return known
-
-    async def resume_schedule(self, name: str, expected: Versions) -> KnownSchedule:
-        """Run a schedule again; durable on return. Raises as `Scheduling.resume`."""
-        known, group = self._engine.schedules.resume(name, self.clock(), expected=expected)
-        await self._soon_durable(group)
-        return known
-
-    async def trigger_schedule(self, name: str) -> tuple[Accepted, str]:
-        """Run a schedule now; durable on return. The message and its key. Raises as
-        `Scheduling.trigger`."""
-        accepted, key = self._engine.schedules.trigger(name, self.clock())
-        await self._soon_durable(accepted.group)
-        return accepted, key
-
-    async def put_source(
-        self, wanted: WantedSource, expected: Versions, *, only_new: bool
-    ) -> tuple[KnownSource, bool]:
-        """Make or change a source; durable on return. What it is then, and whether it is new.
-        Raises as `Sourcing.put`."""
-        put = self._engine.sources.put
-        known, is_new, group = put(wanted, self.clock(), expected=expected, only_new=only_new)
-        await self.durable(group)
-        return known, is_new
-
-    async def delete_source(self, name: str, expected: Versions) -> None:
-        """End a source; durable on return. Raises as `Sourcing.delete`."""
-        await self.durable(self._engine.sources.delete(name, expected=expected))
-
-    async def pause_source(self, name: str, expected: Versions) -> KnownSource:
-        """Take nothing from a source; durable on return. Raises as `Sourcing.pause`."""
-        known, group = self._engine.sources.pause(name, self.clock(), expected=expected)
-        await self.durable(group)
-        return known
-
-    async def resume_source(self, name: str, expected: Versions) -> KnownSource:
-        """Go on with a source; durable on return. Raises as `Sourcing.resume`."""
-        known, group = self._engine.sources.resume(name, self.clock(), expected=expected)
-        await self.durable(group)
-        return known
-
-    async def _soon_durable(self, group: Group | None) -> None:
-        """Something may be due earlier than anything was before."""
+    def soon_durable(self, group: Group | None) -> "asyncio.Future[None]":
+        """As `durable`, where something may be due earlier than anything was before."""
         self._shard.tick_soon()
-        await self.durable(group)
+        return durable(group)
 
     def encode_ids(self, dues_ms: np.ndarray, seqs: np.ndarray) -> Sequence[str]:
         """The ids of messages, from columns of int64 and uint64."""
@@ -268,26 +206,9 @@ class Calls:
         Raises what kept its group from being durable."""
         future: asyncio.Future[Level] = asyncio.get_running_loop().create_future()
 
-        def answer(reached: Level, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(reached)
-            else:
-                future.set_exception(error)
-
-        self._engine.produces.wait(group, seq, level, timeout_ms, answer)
+        self._engine.produces.wait(group, seq, level, timeout_ms, answering(future))
         self._shard.tick_soon()
         return await future
-
-    def durable(self, group: Group | None) -> asyncio.Future[None]:
-        """Done when the group is durable; raises what kept it from being so."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if group is None:
-            future.set_result(None)
-        else:
-            group.when_durable(_ending(future))
-        return future
 
     async def subject_of(self, seq: int, due_ms: int) -> str:
         """The subject of a message. Raises NotFoundError, DamageError."""
@@ -313,16 +234,7 @@ class Calls:
     def read(self, function: Callable[[Reader], T]) -> "asyncio.Future[T]":
         """Run something in the reader thread."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def done(result: object, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        self._shard.reading.put(CallRequest(function, done))
+        self._shard.reading.put(CallRequest(function, answering(future)))
         return future
 
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
@@ -509,13 +421,30 @@ class Calls:
         of them may be in force."""
         async with self._subscription_lock:
             for changed in self._engine.subscribing.differing(subscriptions, are_all=are_all):
-                self._engine.subscribing.put_subscription(changed)
+                self._engine.subscribing.put_subscription(changed, is_told=True)
             await self.all_durable()
 
     def when_paused(self, paused: Callable[[int], None]) -> None:
         """Have `paused` called with the id of a subscription that is recorded as paused, since its
         receiver said that it is gone, or has failed for long."""
         self._engine.subscribing.on_paused = paused
+
+    def when_failing(self, failing: Callable[[int, int], None]) -> None:
+        """There are other shards: have `failing` called with the id of a subscription and since
+        when it fails (0: it does not), instead of recording that in this shard."""
+        self._engine.subscribing.failing.is_alone = False
+        self._engine.subscribing.on_failing = failing
+
+    async def note_failing(self, subscription_id: int, since_ms: int) -> Subscription | None:
+        """Record since when a subscription fails (0: it does not); as it is then, durable. None:
+        nothing is recorded.
+
+        Raises what keeps it from being durable."""
+        group = self._engine.subscribing.note_failing(subscription_id, since_ms)
+        if group is None:
+            return None
+        await self.durable(group)
+        return self._engine.registry.by_id(subscription_id)
 
     async def all_durable(self) -> None:
         """Done when everything that was decided so far is durable; raises what kept it from it."""
@@ -569,6 +498,26 @@ class Calls:
                 await self.all_durable()
                 from_seq = letters[-1][0] + 1
         return count
+
+    def receiver(self, name: str, found: Replayable) -> Subscription:
+        """The subscription of that name, which gets such messages; `_to` is that of a message which
+        says itself where it goes, and no other. Raises NotFoundError, ConflictError."""
+        direct = self.registry.by_id(found.payload.direct_id)
+        if name == DIRECT_NAME and direct is not None:
+            return direct
+        if name == DIRECT_NAME:
+            raise ConflictError(
+                f"the message does not say where it goes (`to`): {name} never has it"
+            )
+        wanted = self.subscription(name)
+        if direct is not None:
+            raise ConflictError(f"the message says where it goes (`to`): {name} never has it")
+        subject = self.subject_names[found.subject_id]
+        if not wanted.matches(subject):
+            raise ConflictError(
+                f"{name} gets {wanted.subject}, and the message is of the subject {subject}"
+            )
+        return wanted
 
     async def replay(
         self, found: Replayable, subscription_ids: Sequence[int]
@@ -634,7 +583,7 @@ class Calls:
     async def settled(self) -> None:
         """Done when every delivery that ended so far is recorded."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._shard.when_settled(lambda: None if future.done() else future.set_result(None))
+        self._shard.when_settled(ending(future))
         await future
 
     def check_imports(self) -> None:
@@ -651,17 +600,7 @@ class Calls:
         Besides: NotFoundError, StagingError, ConflictError, TooLargeError."""
         self.check_imports()
         future: asyncio.Future[Import] = asyncio.get_running_loop().create_future()
-
-        def done(found: Import | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if found is not None:
-                future.set_result(found)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
-        self._engine.imports.adopt(path, done)
+        self._engine.imports.adopt(path, answering(future))
         return await future
 
     async def retired_hours(self) -> list[RetiredHour]:
@@ -675,28 +614,12 @@ class Calls:
         Raises NotFoundError, ConflictError, OverloadedError, StoppingError."""
         self._engine.groups.admit(0)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._shard.replayer.put(ConfirmRequest(hour, archived, _ending(future)))
+        self._shard.replayer.put(ConfirmRequest(hour, archived, ending(future)))
         await future
 
     async def checkpoint(self) -> None:
         """File everything that was accepted so far, so that the catalog shows it."""
         await self.all_durable()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._shard.replayer.put(
-            CheckpointRequest(lambda: None if future.done() else future.set_result(None))
-        )
+        self._shard.replayer.put(CheckpointRequest(ending(future)))
         await future
-
-
-def _ending(future: "asyncio.Future[None]") -> Callable[[Exception | None], None]:
-    """A callback that ends the future, unless nobody waits for it any more."""
-
-    def done(error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    return done

@@ -20,10 +20,11 @@ from typing import Final
 
 import structlog
 
-from delayserver.decisions.group import Group
-from delayserver.decisions.sourcing import KnownSource, Sourcing
+from delayserver.decisions.sourcing import Sourcing
 from delayserver.delivery.feeds import Batch, Feed, FeedError, FeedOpener
 from delayserver.errors import DiskReserveError, OverloadedError, StoppingError
+from delayserver.records.sources import KnownSource
+from delayserver.server.futures import durable
 from storage.errors import StorageError
 
 RETRY_S: Final = 1.0
@@ -63,7 +64,7 @@ class SourceRunner:
         """Begin with those that there are."""
         self._sources.on_changed = self._look_at
         for known in self._sources.all():
-            self._look_at(known.source.name)
+            self._look_at(known.definition.name)
 
     async def stop(self) -> None:
         """Take nothing any more."""
@@ -76,7 +77,7 @@ class SourceRunner:
     def failing(self) -> int:
         """How many cannot be read now, or stand before a record that cannot be published."""
         known = self._sources.all()
-        return sum(one.state.is_stopped or one.source.name in self.errors for one in known)
+        return sum(one.state.is_stopped or one.definition.name in self.errors for one in known)
 
     def _look_at(self, name: str) -> None:
         known = self._sources.find(name)
@@ -136,7 +137,7 @@ class SourceRunner:
                     "this server has no client for kafka: install it with pip install "
                     "'delayserver[kafka]'"
                 ) from error
-        return await self._opener.open(known.source, known.state.positions)
+        return await self._opener.open(known.definition, known.state.positions)
 
     async def _publish(self, name: str, version: int, batch: Batch, feed: Feed) -> None:
         """Done when it is durable. Raises StorageError where it could not be written."""
@@ -150,7 +151,7 @@ class SourceRunner:
                 await self._sleep(RETRY_S)
         if group is None:
             return
-        await _durable(group)
+        await durable(group)
         known = self._sources.find(name)
         if known is not None:
             feed.took(known.state.positions)
@@ -168,19 +169,3 @@ class _Opened:
 
     async def __aexit__(self, *_: object) -> None:
         await self._feed.close()
-
-
-async def _durable(group: Group) -> None:
-    """Raises what kept it from being so."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def told(error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    group.when_durable(told)
-    await future

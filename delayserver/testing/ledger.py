@@ -14,11 +14,10 @@ from typing import NoReturn
 
 import msgspec
 
-from delayserver.decisions.outcome_messages import OUTCOME_HEADER
 from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.records.direct import DIRECT_NAME, is_direct
-from delayserver.records.message import DueDelivery, State, decode_payload
+from delayserver.records.message import OUTCOME_HEADER, DueDelivery, State, decode_payload
 from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import (

@@ -10,8 +10,7 @@ Cost: about 50 µs per run. Threads: none.
 
 from collections import Counter
 
-from delayserver.decisions.scheduling import NAME_HEADER, PLANNED_HEADER
-from delayserver.records.message import Payload
+from delayserver.records.message import PLANNED_HEADER, SCHEDULE_HEADER, Payload
 from delayserver.records.schedules import (
     ENDED_MS,
     CatchUp,
@@ -40,7 +39,7 @@ class ScheduleRecords:
 
     def published(self, payload: Payload, due_ms: int) -> None:
         """A message is durable. Raises Violation where it is a run that was made."""
-        name = (payload.headers or {}).get(NAME_HEADER)
+        name = (payload.headers or {}).get(SCHEDULE_HEADER)
         if name is None:
             return
         planned_ms = parse_time_ms((payload.headers or {})[PLANNED_HEADER])

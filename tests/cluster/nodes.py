@@ -1,6 +1,7 @@
 """Nodes of a cluster as real processes on the loopback, on real brokers."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -116,10 +117,10 @@ class NodeProcess(ServerProcess):
 
 def until(is_so: Any, what: str) -> float:
     """Wait until a call of it returns something true; how long that took, in seconds. What it is
-    refused does not count."""
+    refused, or told in part by a process that ends, does not count."""
     began_s = time.monotonic()
     while True:
-        with contextlib.suppress(urllib.error.HTTPError, OSError):
+        with contextlib.suppress(urllib.error.HTTPError, http.client.HTTPException, OSError):
             if is_so():
                 return time.monotonic() - began_s
         assert time.monotonic() - began_s < PATIENCE_S, f"not in time: {what}"

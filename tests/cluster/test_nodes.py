@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from delayserver.api.process import EXIT_FENCED
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.cluster.nodes import NodeProcess, delayserver, new_cluster, running, until
+from tests.every_option import GROUPS, MEMBERS, EveryOption
+from tests.integration.api_support import Receiver
 
 SHARDS = 2
 
@@ -22,7 +25,16 @@ def url(brokers: Brokers) -> ClusterUrl:
     return new_cluster(brokers, SHARDS)
 
 
-def test_owners_come_and_go(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -> None:
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+def test_owners_come_and_go(
+    brokers: Brokers, url: ClusterUrl, tmp_path: Path, receiver: Receiver
+) -> None:
     """One life of a cluster: its parts start slowly, so it is one test."""
     nodes = [NodeProcess(f"n{number}", url, tmp_path) for number in (1, 2, 3)]
     with running(*nodes):
@@ -55,9 +67,11 @@ def test_owners_come_and_go(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -
         metrics = nodes[0].text("/metrics")
         assert "delayserver_office_epoch" in metrics or "delayserver_standby_lag_records" in metrics
 
-        # ── an owner is killed ──
+        # ── an owner is killed, in the middle of messages with all options ──
         owner = next(node for node in nodes if node.name == nodes[0].owners()[0])
         others = [node for node in nodes if node is not owner]
+        every = EveryOption(others[0].call, receiver)
+        every.until_members(GROUPS * MEMBERS // 4)
         owner.kill()
         took_s = until(lambda: others[0].publish(f"after {time.time()}"), "an answer of the next")
         print(f"the next answer came after {took_s:.2f} s")
@@ -67,6 +81,7 @@ def test_owners_come_and_go(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -
             assert set(states) == {"scheduled"}
             assert node.call("GET", f"/v1/messages/{ids[0]}")["state"] == "delivered"
             assert node.call("GET", f"/v1/messages/{cancelled}")["state"] == "cancelled"
+        every.check(others[0].call, kills=1)
         pull = {"max": 100, "wait": "1s"}
         assert not others[0].call("POST", "/v1/subscriptions/late/pull", pull)["messages"]
 

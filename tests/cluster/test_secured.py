@@ -3,12 +3,15 @@ more."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import trustme
+from confluent_kafka import Consumer
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -27,9 +30,18 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
+from delayserver.delivery.feeds import Batch, FeedError
+from delayserver.delivery.kafka_sink import KafkaOpener
+from delayserver.delivery.kafka_source import KafkaFeed
+from delayserver.delivery.sink import Result
+from delayserver.records.sources import Source
+from delayserver.records.subscriptions import KafkaTarget
+from storage.replicated.kafka_settings import sink_settings
 from tests.cluster.brokers import Brokers
 from tests.cluster.nodes import NodeProcess, delayserver, running, until
 from tests.cluster.topics import Reader
+from tests.sinks import tls
+from tests.unit.fakes import subscription
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +105,11 @@ class Secured:
         bootstrap = {"bootstrap.servers": ",".join(self.brokers.addresses)}
         return AdminClient({**self.login("admin", "a"), **bootstrap})
 
+    def make_topic(self, name: str) -> str:
+        """A topic of one partition; its name."""
+        self.admin.create_topics([NewTopic(name, 1, 1)])[name].result()
+        return name
+
     def grant(self, name: str, topic: str) -> None:
         """Let the nodes of a cluster of that name do what they have to, and deliver to a topic."""
         patterns = [
@@ -111,9 +128,9 @@ class Secured:
             asked.result(30)
 
 
-@pytest.fixture
-def secured(tmp_path: Path) -> Iterator[Secured]:
-    made = Secured(tmp_path)
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    made = Secured(tmp_path_factory.mktemp("secured"))
     with made.brokers.running():
         yield made
 
@@ -146,8 +163,7 @@ def test_a_cluster_on_brokers_that_want_tls_and_a_password(
     assert "authorization failed" in refused(*create).lower()
 
     # ── what docs/cluster.md has given is enough ──
-    topic = f"due-of-{url.name}"
-    secured.admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    topic = secured.make_topic(f"due-of-{url.name}")
     secured.grant(url.name, topic)
     delayserver("cluster", *create)
     node = NodeProcess("n1", url, tmp_path)
@@ -175,3 +191,55 @@ def test_a_cluster_on_brokers_that_want_tls_and_a_password(
     reader = Reader(brokers, topic, secured.login("admin", "a"))
     assert [one.id for one in reader.read(1)] == [published]
     reader.close()
+
+
+def test_sinks_and_sources_want_a_certificate_that_they_trust(secured: Secured) -> None:
+    """As the system's certificates are trusted, which a test cannot add to."""
+    brokers, trusted = secured.brokers, {"ssl.ca.location": str(secured.authority)}
+    (bootstrap,) = brokers.addresses
+    target = KafkaTarget(
+        bootstrap, secured.make_topic("over-tls"), username="admin", password="a", tls=True
+    )
+
+    # ── a sink ──
+    def trusting(bootstrap: str, timeout_ms: int) -> dict[str, Any]:
+        return {**sink_settings(bootstrap, timeout_ms), **trusted}
+
+    def sent(opener: KafkaOpener, **changes: str) -> Result:
+        to = msgspec.structs.replace(target, **changes)
+        return tls.deliver(opener, subscription(type="kafka", timeout_ms=10_000, target=to))
+
+    assert tls.is_confirmed(sent(KafkaOpener(tls.POLICY, trusting)))
+    assert tls.is_refused(sent(KafkaOpener(tls.POLICY)))
+    # The certificate is for the address.
+    port = bootstrap.rpartition(":")[2]
+    elsewhere = f"localhost:{port}"
+    assert tls.is_refused(sent(KafkaOpener(tls.POLICY, trusting), bootstrap=elsewhere))
+
+    # ── a source ──
+    def read(password: str = "a", **more: str) -> Batch:
+        async def main() -> Batch:
+            to = msgspec.structs.replace(target, password=password)
+            source = Source("in", 1, to, "due", "group-over-tls")
+            loop = asyncio.get_running_loop()
+            feed = KafkaFeed(
+                source,
+                {},
+                tls.POLICY,
+                loop,
+                lambda settings: Consumer({**settings, **more}),
+            )
+            try:
+                async with asyncio.timeout(60):
+                    return await feed.read()
+            finally:
+                await feed.close()
+
+        return asyncio.run(main())
+
+    (record,) = read(**trusted)
+    assert dict(record.headers)["delay-attempt"] == b"1"
+    with pytest.raises(FeedError, match="certificate"):
+        read()
+    with pytest.raises(FeedError, match="uthentication"):
+        read("x", **trusted)

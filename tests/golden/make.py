@@ -152,14 +152,14 @@ def build() -> dict[str, bytes]:
 def message_rows(group: list[tuple[object, ...]]) -> tuple[Rows, bytes]:
     """The records of a group and their payloads."""
     rows = np.zeros(len(group), MESSAGE_DTYPE)
-    _fill(rows, group, ("payload_offset", "payload_length", "payload_crc", "flags"))
+    fill(rows, group, ("payload_offset", "payload_length", "payload_crc", "flags"))
     return rows, _place(rows, np.ones(len(rows), bool))
 
 
 def schedule_rows() -> tuple[Rows, bytes]:
     """The rows of the hour and their payloads."""
     rows = np.zeros(len(ENTRIES), SCHEDULE_DTYPE)
-    _fill(rows, ENTRIES, ("payload_offset", "payload_length", "payload_crc"))
+    fill(rows, ENTRIES, ("payload_offset", "payload_length", "payload_crc"))
     return rows, _place(rows, rows["flags"] == 0)
 
 
@@ -175,7 +175,8 @@ def dispatch_rows() -> Rows:
     return np.array(DELIVERIES, DISPATCH_DTYPE)
 
 
-def _fill(rows: Rows, values: list[tuple[object, ...]], left_out: tuple[str, ...]) -> None:
+def fill(rows: Rows, values: list[tuple[object, ...]], left_out: tuple[str, ...]) -> None:
+    """Set all columns but those, in their order."""
     names = [name for name in rows.dtype.names or () if name not in left_out]
     for row, row_values in zip(rows, values, strict=True):
         for name, value in zip(names, row_values, strict=True):

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from delayserver.records.message import (
-    MessageOptions,
-    Origin,
-    Payload,
-    decode_payload,
-    encode_payload,
-    row_flags,
-)
+from delayserver.records.message import Origin, Payload, decode_payload
 from storage.buckets import bucket_path
 from storage.check import check_directory
 from storage.definitions_log import (
@@ -205,12 +198,3 @@ def test_the_directory_is_clean(files: SimulatedFiles, version: int) -> None:
     scheduled = 9 if version < 3 else 18
     defined = sum(map(len, DEFINITIONS.values())) if version > 1 else 0
     assert [counts.rows for counts in report.logs.values()] == [10, scheduled, 2, defined]
-
-
-def test_the_bytes_of_a_message_with_options() -> None:
-    """Neither released nor in the files yet: what the code writes now."""
-    payload = Payload(b"{}", key="k", options=MessageOptions(60_000, since_ms=5, priority=9))
-    sealed = bytes.fromhex("03b48d4f98c4027b7d00a16bc0c0c0c093cdea600509")
-    assert encode_payload(payload) == sealed
-    assert decode_payload(sealed, "file", 0, 1) == payload
-    assert row_flags(payload) == 0x98

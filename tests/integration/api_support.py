@@ -276,6 +276,10 @@ class Receiver:
         """The next delivery that a hook gets."""
         return self._hooks[httpx.URL(url).path].received.get(timeout=timeout_s)
 
+    def all(self, url: str) -> list[Received]:
+        """What has come and was not looked at, which stays so."""
+        return list(self._hooks[httpx.URL(url).path].received.queue)
+
     def most_busy(self, url: str) -> int:
         """How many deliveries a hook had at work at once, at most."""
         return self._hooks[httpx.URL(url).path].most_busy

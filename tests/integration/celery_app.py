@@ -3,13 +3,18 @@
 Where it connects to stands in its environment. Each run of a task is a line of a file: what ran how
 often is counted there, whatever becomes of brokers and workers."""
 
+import faulthandler
 import os
+import signal
 import time
 from collections.abc import Mapping
 
 from celery import Celery
 
 from delayserver.integrations.celery import DelayedTasks
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""Has a process say where its threads are, whatever they wait for."""
 
 
 def make_app(settings: Mapping[str, str]) -> Celery:
@@ -74,4 +79,5 @@ def make_app(settings: Mapping[str, str]) -> Celery:
 
 
 if "TEST_BROKER" in os.environ:
+    faulthandler.register(DUMP_SIGNAL)
     app = make_app(os.environ)

@@ -9,18 +9,24 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import kombu
+import pytest
 
 from delayserver.cli.demo.process import free_port
 from tests.cluster.brokers import free_port as free_ports
 from tests.integration.api_support import ApiServer, unique, wait_until
-from tests.integration.celery_app import make_app
+from tests.integration.celery_app import DUMP_SIGNAL, make_app
 
 DUE_S = 1.2
 """Just more than the threshold of the app."""
+STOP_S = 60.0
+"""Celery forgets a task that it has handed to a process and not heard of when it is told to stop.
+That process then waits 30 s for somebody to read what came of the task, before it ends (billiard,
+`Worker._ensure_messages_consumed`)."""
 
 
 class Process:
@@ -54,9 +60,27 @@ class Process:
         self._process.send_signal(number)
 
     def stop(self) -> int:
-        """End it in order; the status."""
+        """End it in order; the status. What does not end says where it stands."""
         self.send(signal.SIGTERM)
-        return self._process.wait(30)
+        try:
+            return self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it goes on after SIGTERM:\n{self._stacks()}", pytrace=False)
+
+    def _stacks(self) -> str:
+        """What it has said, and where the threads stand, those of what it has forked, too."""
+        for pid in (self.pid, *_children(self.pid)):
+            self._dump(pid)
+        return self.log
+
+    def _dump(self, pid: int) -> None:
+        with self.log_path.open("a") as log:
+            log.write(f"\n── process {pid} ──\n")
+        length = len(self.log)
+        # One that has ended meanwhile says nothing.
+        with suppress(ProcessLookupError, AssertionError):
+            os.kill(pid, DUMP_SIGNAL)
+            wait_until(lambda: "(most recent call first)" in self.log[length:], 2)
 
     def kill(self) -> None:
         """End it, and the processes that it has forked, with SIGKILL; nothing if it has ended."""

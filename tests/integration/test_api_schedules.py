@@ -60,6 +60,17 @@ def test_a_schedule_publishes_messages_with_its_name_and_their_planned_time(api,
     assert by_key["id"] == first["id"]
 
 
+def test_a_run_goes_to_a_webhook_too(api, name, subject, receiver):
+    url = receiver.hook()
+    api.subscribe(unique("hook"), subject, url=url)
+    put(api, name, subject, body=1, cron="@yearly")
+    run = api.ask("POST", f"/v1/schedules/{name}/trigger", 201)
+    headers = receiver.next(url).headers
+    assert headers["webhook-id"] == run["id"]
+    assert headers["delay-schedule"] == name
+    assert f"{name}@{headers['delay-planned']}" == run["key"]
+
+
 def test_what_was_put_is_shown_as_it_was_put(api, name, subject):
     wanted = {
         "body": {"a": [1]},

@@ -1,5 +1,7 @@
 """Messages that say themselves where they go (`to`), over real HTTP."""
 
+from functools import partial
+
 import msgspec
 import pytest
 from standardwebhooks import Webhook
@@ -116,9 +118,25 @@ def test_it_is_moved_cancelled_replaced_and_listed_as_any(api, receiver, subject
     api.ask("PATCH", f"/v1/messages/{moved['id']}", json={"delay": 0})
     assert receiver.next(url).headers["webhook-id"] == moved["id"]
     wait_until(lambda: state(api, moved) == "delivered")
-    api.ask("POST", f"/v1/messages/{moved['id']}/replay")
-    again = receiver.next(url)
-    assert (again.headers["webhook-id"], again.headers["delay-replay"]) == (moved["id"], "1")
+    for query in ("", "?subscription=_to"):
+        replayed = api.ask("POST", f"/v1/messages/{moved['id']}/replay{query}")
+        assert replayed["subscriptions"] == ["_to"]
+        again = receiver.next(url)
+        assert (again.headers["webhook-id"], again.headers["delay-replay"]) == (moved["id"], "1")
+        wait_until(lambda: state(api, moved) == "delivered")
+
+
+def test_no_replay_takes_it_to_a_subscription_and_none_takes_another_to_it(api, receiver, subject):
+    name = api.subscribe(unique("pull"), subject).rpartition("/")[2]
+    url = receiver.hook()
+    direct = api.publish(subject, to={"url": url})
+    plain = api.publish(subject)
+    receiver.next(url)
+    assert api.pull_all(f"/v1/subscriptions/{name}", 1)[0]["id"] == plain["id"]
+    for message, other in ((direct, name), (plain, "_to")):
+        wait_until(partial(lambda one: state(api, one) == "delivered", message))
+        path = f"/v1/messages/{message['id']}/replay?subscription={other}"
+        assert f"{other} never has it" in api.ask("POST", path, 409)["detail"]
 
 
 def test_one_that_is_being_retried_can_be_cancelled(api, receiver, subject):

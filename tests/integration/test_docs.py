@@ -15,12 +15,18 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from delayserver.api.rest.models import PublishModel
 from delayserver.cli import make_app
 from delayserver.cli.demo.process import free_port
 from tests.integration.api_support import ApiServer, wait_until
 
 ROOT = Path(__file__).parents[2]
-SERVER_PORT, RECEIVER_PORT, LEASE = "127.0.0.1:8080", "9000", "bebe260c-1-0"
+SERVER_PORT, RECEIVER_PORT = "127.0.0.1:8080", "9000"
+NAMES = ("id", "lease")
+"""Fields whose values are other ones in each run, and stand in later commands."""
+NO_OPTIONS = {"subject", "key", "body", "body_base64", "delay", "deliver_at", "headers"}
+NO_OPTIONS |= {"watch", "on_event"}
+"""Of a message: what has its place in the tour."""
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 
 
@@ -83,20 +89,44 @@ def command_line(words: list[str], **variables: str) -> str:
     return done.output
 
 
+def renamed(shown: Any, answer: Any) -> Iterator[tuple[str, str]]:
+    """The ids and leases of an answer as a document shows it, and those that came here instead."""
+    if isinstance(shown, dict):
+        for name, value in shown.items():
+            if name in NAMES:
+                yield value, answer[name]
+            else:
+                yield from renamed(value, answer[name])
+    elif isinstance(shown, list):
+        for one, other in zip(shown, answer, strict=False):
+            yield from renamed(one, other)
+
+
+def settled(url: str) -> None:
+    """A reader of the document has seen what a message is asked about: wait until it is there."""
+    message = url[: url.rindex("/")]
+    wait_until(lambda: json.loads(run(["curl", "-s", message]))["state"] == "delivered")
+
+
 def follow(text: str, here: Callable[[str], str]) -> dict[str, Any]:
     """Run every `curl` of a document; the answers by command. Each is as the document shows it."""
-    lease = LEASE
+    names: dict[str, str] = {}
     answers = {}
     for example in examples(text):
         if example.words[0] != "curl":
             continue
-        words = shlex.split(here(example.command).replace("\\\n", " ").replace(LEASE, lease))
+        command = here(example.command)
+        for shown, name in names.items():
+            command = command.replace(shown, name)
+        words = shlex.split(command.replace("\\\n", " "))
+        if words[-1].endswith(("/attempts", "/replay")):
+            settled(words[-1])
         answer = json.loads(run(words))
         assert "title" not in answer, (example.command, answer)
         if example.shown:
-            assert list(answer) == list(json.loads(example.shown)), (example, answer)
-        for message in answer.get("messages", ()):
-            lease = message.get("lease", lease)
+            document = json.loads(example.shown)
+            assert list(answer) == list(document), (example, answer)
+            names |= dict(renamed(document, answer))
         answers[example.command] = answer
     return answers
 
@@ -149,6 +179,15 @@ def test_the_tour(api, here, tmp_path):
         text = f'received {refund["id"]} {{"envelope": 88, "cents": 500}}'
         wait_until(lambda: text in Path(log.name).read_text())
         assert wait_until(lambda: api.look_up(refund["id"])["state"] == "delivered")
+        (shown,) = (json.loads(one) for one in blocks(tour, "json") if '"attempts"' in one)
+        (attempt,) = answer_to(answers, "/attempts")["attempts"]
+        assert list(attempt) == list(shown["attempts"][0])
+        assert answer_to(answers, "/replay")["id"] == refund["id"]
+        assert wait_until(lambda: Path(log.name).read_text().count(text) == 2)
+        crm = answer_to(answers, "/subscriptions/crm")
+        assert (crm["method"], crm["headers"]) == ("PUT", {"authorization": "***"})
+        poll = answer_to(answers, "/schedules/poll/resume")
+        assert (poll["overlap"], poll["paused"], poll["runs"]) == ("skip", False, 1)
     finally:
         receiver.kill()
         receiver.wait()
@@ -179,6 +218,31 @@ def test_the_client_library(here, tmp_path):
     assert shown[5:] == ["0 0 {} None", "['orders']", "0 messages wait"]
 
 
+@needs_curl
+def test_the_options_of_a_message(api, here):
+    """Each is accepted as it stands there, and what tells of an outcome is as it is shown."""
+    page = document("docs/http.md")
+    for name in ("invoice.due", "invoice.sent"):
+        api.subscribe(name, name)
+    answers = follow(page, here)
+    due = answer_to(answers, "invoice.due")
+    api.pull_all("/v1/subscriptions/invoice.due", 1)
+    (told,) = api.pull_all("/v1/subscriptions/invoice.sent", 1)
+    (shown,) = (json.loads(block) for block in blocks(page, "json"))
+    assert list(told["body"]) == list(shown) and told["body"]["id"] == due["id"]
+    options = PublishModel.model_fields.keys() - NO_OPTIONS
+    headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    assert {name for one in headings for name in one.split(" and ")} == options
+    missing = set(options)
+    for command, answer in answers.items():
+        given = {name for name in options if f'"{name}":' in command}
+        if given:
+            shown = {"expires_at" if name == "ttl" else name for name in given - {"jitter"}}
+            assert shown <= api.look_up(answer["id"]).keys(), command
+            missing -= given
+    assert missing == set()
+
+
 def test_a_table(here, tmp_path):
     (tmp_path / "table.py").write_text(here(program(document("docs/http.md"), "new_stream")))
     assert run([sys.executable, str(tmp_path / "table.py")]).startswith("{'count': 2, 'dup")
@@ -189,6 +253,36 @@ def test_the_tokens(tmp_path, monkeypatch):
     shown = [command_line(one.words) for one in examples(document("docs/access.md"))]
     assert len(shown) == 4
     assert "shop" in shown[2] and "worker" in shown[2]
+
+
+def test_brokers(make_api):
+    """Their subscriptions are accepted as they stand there, and made by the commands beside them;
+    what comes of messages is for tests/sinks."""
+    page = document("docs/sinks.md")
+    hosts = sorted(set(re.findall(r"[a-z]+\.example\b|\bbroker\d\b", page)))
+    api = make_api(webhook_targets=",".join(hosts))
+    api.start()
+    documents = [json.loads(block) for block in blocks(page, "json")]
+    subscriptions = [one for one in documents if "due_header" not in one]
+    (source,) = (one for one in documents if "due_header" in one)
+    types = ["kafka", "redis", "nats", "amqp"]
+    assert [one["type"] for one in subscriptions] == types
+    for one in subscriptions:
+        api.ask("PUT", f"/v1/subscriptions/{one['type']}", 201, json=one)
+    made = api.ask("PUT", "/v1/sources/orders", 201, json=source)
+    assert {name: made[name] for name in source} == source
+    shown = re.findall(r"`(delayserver subscribe [^`]+)`", page) + blocks(page, "sh")
+    commands = [shlex.split(one) for one in shown]
+    assert len(commands) == len(types) + 1
+    for words in commands:
+        variables = {"DELAYSERVER_URL": api.process.url}
+        if any("delays@" in word for word in words):
+            variables["DELAYSERVER_BROKER_PASSWORD"] = "secret"
+        command_line(words, **variables)
+        if words[1] == "subscribe":
+            due = api.ask("GET", f"/v1/subscriptions/{words[2]}")
+            assert due["type"] == types.pop(0)
+            api.ask("DELETE", f"/v1/subscriptions/{words[2]}", 204)
 
 
 @needs_curl

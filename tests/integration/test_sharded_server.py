@@ -8,12 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from delayserver.cli.demo.process import ServerFailed, damage_in, free_port
 from delayserver.cli.demo.sharded import ShardedServer
 from storage.shards import shard_directory
+from tests.every_option import EveryOption
+from tests.integration.api_support import Receiver
 
 COUNT = 2
 
@@ -35,6 +39,23 @@ def is_alive(pid: int) -> bool:
         return False
     # One that has ended may wait for whoever adopted it.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_no_option_of_a_message_is_lost_with_a_shard(
+    server: ShardedServer, receiver: Receiver
+) -> None:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+
+        def ask(method: str, path: str, document: Any = None) -> Any:
+            return client.request(method, path, json=document).raise_for_status().json()
+
+        life = EveryOption(ask, receiver)
+        for shard in range(COUNT):
+            life.until_members(8 + 16 * shard)
+            server.kill_shards([server.shards()[shard]])
+        server.wait_started()
+        server.wait_ready()
+        life.check(ask, kills=COUNT)
 
 
 def test_only_children_are_killed(server: ShardedServer) -> None:

@@ -19,6 +19,7 @@ import uvloop
 from delayserver.delivery import sender as sender_module
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
+from delayserver.records.message import MADE_HEADERS
 from delayserver.security.signing import WebhookSecret, verify
 from delayserver.security.targets import TargetPolicy
 
@@ -176,6 +177,15 @@ def test_a_webhook_arrives_as_it_was_published(run):
     assert received.headers["delay-due"] == "2026-11-20T16:30:00.000Z"
     assert received.body == b'{"order": 1001}'
     assert verify(received.headers, received.body, [SECRET], NOW_S) == "m1"
+
+
+def test_what_the_server_says_of_messages_that_it_makes_arrives(run):
+    """No publisher may give a message headers of these names."""
+    made = dict.fromkeys(sorted(MADE_HEADERS), "nightly")
+    response, receiver = exchange(run, OK, headers={**made, "x-shop": "7"})
+    assert response == WebhookResponse(200)
+    (received,) = receiver.received
+    assert {name: received.headers[name] for name in made} == made
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 3_000_000])
@@ -663,6 +673,8 @@ def test_a_name_server_that_never_answers_costs_the_timeout(run):
         ({"url": "http://user@127.0.0.1/"}, "webhook URL"),
         ({"headers": {"x": "a\r\nb: c"}}, "line breaks"),
         ({"headers": {"content-length": "0"}}, "set by the server"),
+        ({"headers": {"delay-attempt": "7"}}, "set by the server"),
+        ({"headers": {"delay-schedule": "a\r\nb: c"}}, "line breaks"),
         ({"content_type": "a/b\r\nx: y"}, "line break"),
         ({"message_id": "a\nb"}, "line break"),
         ({"subject": "订单"}, "Latin-1"),

@@ -145,6 +145,7 @@ def test_the_directory_has_everything() -> None:
     assert receiver.receipts == EXPECTED.receipts and not is_named
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.unchecked("every store has a flipped bit")
 @pytest.mark.parametrize("path", CONTENTS)
 def test_every_byte(path: str) -> None:

@@ -432,11 +432,13 @@ def a_run_is_recorded_and_not_made(patch: Patch) -> None:
 @canary(Violation)
 def the_next_run_is_counted_from_now(patch: Patch) -> None:
     """I3: what is late skips what comes."""
+    original = Scheduling._run
 
-    def following_ms(self: Any, schedule: Any, planned_ms: int, now_ms: int) -> int:
-        return int(schedule.following_ms(max(planned_ms, now_ms)))
+    def run(self: Any, known: Any, planned_ms: int, following_ms: int, *, due_ms: int) -> Any:
+        following_ms = known.definition.following_ms(max(planned_ms, due_ms))
+        return original(self, known, planned_ms, following_ms, due_ms=due_ms)
 
-    patch.setattr(Scheduling, "_following_ms", following_ms)
+    patch.setattr(Scheduling, "_run", run)
 
 
 def in_another_group(publishing: Any) -> None:

@@ -74,6 +74,7 @@ def try_offsets(path: Path, offsets: list[int]) -> Counter[str]:
     return ends
 
 
+@pytest.mark.timeout(600)
 def test_every_byte(in_memory: Path) -> None:
     path = in_memory / "catalog"
     fill(path)

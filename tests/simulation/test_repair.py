@@ -48,9 +48,12 @@ from tests.simulation.on_disk import (
 )
 
 DATA_FILE = "catalog/data.mdb"
+SLOW = pytest.mark.timeout(600)
+"""Hundreds of stores: some seconds, and minutes of a machine that does ten other things."""
 EVERY_LOG_BYTE = 13
+EVERY_KEYS_BYTE = 47
 EVERY_CATALOG_BYTE = 97
-"""Strides; both are prime, so that each run of bytes is met at other places."""
+"""Strides; all are prime, so that each run of bytes is met at other places."""
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +123,16 @@ def test_the_directory_has_everything(directory: Path, expected: set[Receipt]) -
     assert len(expected) == 19 and not {body for _, body in expected} & CANCELLED
 
 
-def offsets(path: Path, *, is_catalog: bool) -> list[int]:
+def offsets(path: Path, log: str) -> list[int]:
     data = path.read_bytes()
-    if not is_catalog:
-        return list(range(0, len(data.rstrip(b"\0")), EVERY_LOG_BYTE))
+    if log != "catalog":
+        every = EVERY_KEYS_BYTE if log == "keys" else EVERY_LOG_BYTE
+        return list(range(0, len(data.rstrip(b"\0")), every))
     used = [at for at in range(len(data)) if any(data[at // 64 * 64 : at // 64 * 64 + 64])]
     return used[::EVERY_CATALOG_BYTE]
 
 
+@SLOW
 @pytest.mark.parametrize(
     "log", ["messages", "schedule", "dispatch", "definitions", "catalog", "keys"]
 )
@@ -138,7 +143,7 @@ def test_any_flipped_bit(
     for path in files(directory):
         if not path.startswith(log):
             continue
-        for offset in offsets(directory / path, is_catalog=log == "catalog"):
+        for offset in offsets(directory / path, log):
             damaged = copy(directory, in_memory / "x")
             flip(damaged, path, offset)
             report = mend(damaged)
@@ -180,6 +185,7 @@ def every_kind_of_damage(damaged: Path) -> None:
         file.write(b"\xff" * 64)
 
 
+@SLOW
 def test_killed_at_every_call(directory: Path, in_memory: Path) -> None:
     """A repair that is killed is run again, and comes to the same end."""
     whole = copy(directory, in_memory / "whole")
@@ -329,7 +335,7 @@ def test_the_definitions_log_and_the_catalog_are_damaged(
     assert any(log in loss for loss in report.losses)
     assert any("subscription 2: make it again" in loss for loss in report.losses)
     kept = definitions(damaged)
-    whole = {TABLE_NUMBERS[one] for one in (Table.HEARTBEATS, Table.SCHEDULES)}
+    whole = {TABLE_NUMBERS[one] for one in (Table.HEARTBEATS, Table.SCHEDULES, Table.SOURCES)}
     assert {place for place in known if place[0] in whole} <= {*kept}
     assert received(damaged) == set()
     life = Life(damaged, END_MS)

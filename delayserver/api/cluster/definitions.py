@@ -2,6 +2,7 @@
 
     PUT … ──▶ shard 0: all are there? ──▶ decided, durable ──▶ durable in the others ──▶ answered
     410   ──▶ any shard: paused at once ──▶ shard 0 ──▶ all
+    fails ──▶ any shard, since when; or it does not any more ──▶ shard 0 ──▶ all
 
 Shard 0 is the home: it decides, and each definition stands in the log of each shard, so that a
 shard recovers from its own files, and delivers while the home is away. What is said over a link
@@ -18,6 +19,7 @@ of some 300 bytes a subscription. Threads: belongs to the event loop.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -44,6 +46,7 @@ log = structlog.get_logger()
 class _Paths(StrEnum):
     DEFINE = "/internal/definitions"
     PAUSE = "/internal/pause"
+    FAILING = "/internal/failing"
 
 
 class _Definitions(msgspec.Struct, array_like=True):
@@ -99,6 +102,10 @@ class Definitions:
         if self._is_home:
             calls.spreading = self
         calls.when_paused(self._on_paused)
+        self._failing: dict[int, int] = {}
+        """What the home is being told of subscriptions: since when they fail."""
+        if self._others:
+            calls.when_failing(self._on_failing)
 
     def begin(self) -> None:
         """From now on others may come."""
@@ -237,9 +244,41 @@ class Definitions:
                     await self._calls.change_subscription(
                         subscription.name, paused=True, pause_reason=reason or GONE
                     )
+            case _Paths.FAILING:
+                await self._note_failing(*map(int, call.body.split()))
             case _:
                 return None
         return _DONE
+
+    # ── failing, as a shard sees it ────────────────────────────────────────────────────────────
+
+    def _on_failing(self, subscription_id: int, since_ms: int) -> None:
+        """Here a subscription has failed for some time, or what others say of it is not so."""
+        if self._is_home:
+            self._start(self._note_failing(subscription_id, since_ms))
+            return
+        is_being_told = subscription_id in self._failing
+        self._failing[subscription_id] = since_ms
+        if not is_being_told:
+            self._start(self._tell_failing(subscription_id))
+
+    async def _tell_failing(self, subscription_id: int) -> None:
+        """Until the home has heard the last that there is to say."""
+        while True:
+            since_ms = self._failing[subscription_id]
+            call = PeerCall("POST", _Paths.FAILING, body=b"%d %d" % (subscription_id, since_ms))
+            if (await self._peers.ask(HOME, call)).status != _DONE.status:
+                await asyncio.sleep(RETRY_S)
+            elif self._failing[subscription_id] == since_ms:
+                del self._failing[subscription_id]
+                return
+
+    async def _note_failing(self, subscription_id: int, since_ms: int) -> None:
+        """At the home. What cannot be recorded now comes again with the next attempt."""
+        with suppress(DelayServerError, StorageError):
+            changed = await self._calls.note_failing(subscription_id, since_ms)
+            if changed is not None:
+                self._put(changed)
 
     # ── paused by a shard ──────────────────────────────────────────────────────────────────────
 

@@ -6,6 +6,7 @@ authorize     whether the caller has the scope that the call needs
 messages      publish, look up, move, cancel; the list of what waits
 subscriptions who gets the messages; pull; dead letters
 timers        heartbeats and events
+named         what schedules and sources have in common: conditions, pages, who may change them
 schedules     what is published again and again
 sources       topics that messages are taken from
 bulk          imports and archives

@@ -42,8 +42,6 @@ STORED: Responses = {500: PROBLEM}
 """What is read from the disk may turn out to be damaged."""
 LOGGED: Responses = {507: PROBLEM}
 """What is recorded may find the disk full."""
-DEFINED: Responses = {412: PROBLEM, **MISSING, **LOGGED}
-"""Of a change of what has a name, a definition and a version."""
 
 
 class _KeyConvertor(Convertor[str]):
@@ -62,10 +60,12 @@ register_url_convertor("key", _KeyConvertor())
 
 SubjectPath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
 NamePath = Annotated[str, Path(pattern=f"^{SUBJECT_PATTERN}$")]
+OWNER_PATTERN = f"^({SUBJECT_PATTERN}|{DIRECT_NAME})$"
+"""A subscription, or all messages that say where they go."""
 OwnerPath = Annotated[
     str,
     Path(
-        pattern=f"^({SUBJECT_PATTERN}|{DIRECT_NAME})$",
+        pattern=OWNER_PATTERN,
         description=f"a subscription; {DIRECT_NAME}: messages that say where they go (`to`)",
     ),
 ]

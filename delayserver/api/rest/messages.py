@@ -36,6 +36,7 @@ from delayserver.api.rest.common import (
     INVALID,
     LOGGED,
     MISSING,
+    OWNER_PATTERN,
     PAGE_MAX,
     PROBLEM,
     PUBLISH,
@@ -50,11 +51,11 @@ from delayserver.api.rest.common import (
     shard_page,
 )
 from delayserver.api.rest.openapi import answer, batch_body, json_body
-from delayserver.errors import ConflictError, InputError
+from delayserver.errors import InputError
 from delayserver.queries.look_up import MessageView
+from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.message import State, check_key
 from delayserver.records.message_id import MessageId
-from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.tracecontext import trace_of
 from delayserver.schedule.pending import Position
 from delayserver.security.tokens import Action
@@ -169,8 +170,9 @@ async def replay_message(
     subscription: Annotated[
         str | None,
         Query(
-            pattern=f"^{SUBJECT_PATTERN}$",
-            description="to this one alone, whose subject has to match; else to all that had it",
+            pattern=OWNER_PATTERN,
+            description="to this one alone, whose subject has to match; else to all that had it. "
+            f"{DIRECT_NAME}: where the message says that it goes (`to`)",
         ),
     ] = None,
 ) -> Response:
@@ -180,13 +182,7 @@ async def replay_message(
     found = calls.message_id(message_id)
     replayable, subscription_ids = await parts.attempts.replayable(found.seq, found.due_ms)
     if subscription is not None:
-        wanted, subject = calls.subscription(subscription), calls.subject_names
-        if not wanted.matches(subject[replayable.subject_id]):
-            raise ConflictError(
-                f"{subscription} gets {wanted.subject}, and the message is of the subject "
-                f"{subject[replayable.subject_id]}"
-            )
-        subscription_ids = [wanted.id]
+        subscription_ids = [calls.receiver(subscription, replayable).id]
     receivers = await calls.replay(replayable, subscription_ids)
     names = [one.name for one in receivers]
     return json_answer(ReplayedDocument(message_id, State.DELIVERING, names))

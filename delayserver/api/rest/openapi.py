@@ -333,6 +333,11 @@ _WEBHOOK_HEADERS: Final = {
     "delay-due": "when the message was due: RFC 3339",
     "delay-attempt": "which attempt it is, from 1",
     "delay-replay": "1, if somebody had the message delivered again",
+    "delay-schedule": "of a run of a schedule: the name of the schedule",
+    "delay-planned": "of a run of a schedule: the planned time, RFC 3339",
+    "delay-outcome": "of a message that tells an outcome: delivered or dead",
+    "delay-outcome-id": "of a message that tells an outcome: the id of the message it is about",
+    "delay-outcome-subscription": "of a message that tells an outcome: of which subscription",
 }
 
 

@@ -4,12 +4,12 @@ Cost: about 200 µs per call, most of it for the next planned times; a page of 1
 Threads: belongs to the event loop.
 """
 
-from contextlib import suppress
+from functools import partial
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
-from delayserver.api.conditions import entity_tag, expected_versions, wants_new
+from delayserver.api.conditions import entity_tag
 from delayserver.api.documents import (
     NAMED_PAGE_MAX,
     PlannedDocument,
@@ -21,11 +21,9 @@ from delayserver.api.documents import (
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
-    DEFINED,
     INVALID,
     LOGGED,
     MISSING,
-    PROBLEM,
     IfMatch,
     IfNoneMatch,
     NamePath,
@@ -33,19 +31,33 @@ from delayserver.api.rest.common import (
     PartsOf,
     json_answer,
 )
+from delayserver.api.rest.named import (
+    CHANGED,
+    CursorQuery,
+    LimitQuery,
+    NamedRoutes,
+    put_answers,
+    subject_of,
+)
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.api.schedule_intake import read_schedule
-from delayserver.decisions.scheduling import KnownSchedule, preview
-from delayserver.errors import NotFoundError
-from delayserver.records.schedules import upcoming
-from delayserver.records.subjects import SUBJECT_PATTERN
-from delayserver.security.tokens import Action, Caller
+from delayserver.decisions.scheduling import WantedSchedule, preview
+from delayserver.records.schedules import KnownSchedule, Schedule, ScheduleState, upcoming
+from delayserver.security.tokens import Action
 from delayserver.times import format_time
 
 NEXT_MAX: Final = 5
 """Planned times that an answer shows."""
 PREVIEW_MAX: Final = 100
 
+Schedules = NamedRoutes[WantedSchedule, Schedule, ScheduleState, ScheduleDocument]
+
+
+async def _schedules(parts: PartsOf, caller: CallerOf) -> Schedules:
+    return NamedRoutes(parts, caller, parts.calls.schedules, _document)
+
+
+SchedulesOf = Annotated[Schedules, Depends(_schedules)]
 
 router = APIRouter()
 
@@ -74,44 +86,23 @@ async def preview_schedule(
     "/v1/schedules", tags=["schedules"], responses=INVALID | {200: answer(ScheduleListDocument)}
 )
 async def list_schedules(
-    caller: CallerOf,
-    parts: PartsOf,
-    limit: Annotated[int, Query(ge=1, le=NAMED_PAGE_MAX)] = NAMED_PAGE_MAX,
-    cursor: Annotated[str | None, Query(pattern=f"^{SUBJECT_PATTERN}$")] = None,
+    schedules: SchedulesOf, limit: LimitQuery = NAMED_PAGE_MAX, cursor: CursorQuery = None
 ) -> Response:
     """Schedules in the order of their names, those that the token may publish or consume."""
-    found, following = parts.calls.schedules_page(cursor or "", limit)
-    documents: list[ScheduleDocument] = []
-    total_bytes = 0
-    for number, known in enumerate(found):
-        if not _may_see(parts, caller, known):
-            continue
-        total_bytes += len(known.schedule.payload)
-        if documents and total_bytes > parts.calls.settings.answer_max_bytes:
-            following = found[number - 1].schedule.name
-            break
-        documents.append(_document(parts, known))
-    return json_answer(ScheduleListDocument(documents, following))
+    return json_answer(ScheduleListDocument(*schedules.page(cursor, limit)))
 
 
 @router.put(
     "/v1/schedules/{name}",
     tags=["schedules"],
     status_code=201,
-    responses={
-        201: answer(ScheduleDocument),
-        200: answer(ScheduleDocument, "It was there, and is as the request says now"),
-        412: PROBLEM,
-        **INVALID,
-        **LOGGED,
-    },
+    responses=put_answers(ScheduleDocument),
     openapi_extra=json_body(models.ScheduleModel),
 )
 async def put_schedule(
     name: NamePath,
     request: Request,
-    caller: CallerOf,
-    parts: PartsOf,
+    schedules: SchedulesOf,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
@@ -119,14 +110,9 @@ async def put_schedule(
 
     One that is there is changed: it keeps its counts, and its next run unless it is to run at other
     times."""
-    expected, only_new = expected_versions(if_match), wants_new(if_none_match)
-    now_ms = parts.calls.clock()
-    wanted = read_schedule(parts.intake, name, await request.body(), now_ms)
-    require(caller, Action.PUBLISH, wanted.subject)
-    with suppress(NotFoundError):  # else the messages of somebody else's would never come
-        _require(parts, caller, parts.calls.schedule(name))
-    known, is_new = await parts.calls.put_schedule(wanted, expected, only_new=only_new)
-    return _answer(parts, known, 201 if is_new else 200)
+    parts = schedules.parts
+    wanted = read_schedule(parts.intake, name, await request.body(), parts.calls.clock())
+    return await schedules.put(wanted, if_match, if_none_match)
 
 
 @router.get(
@@ -134,50 +120,41 @@ async def put_schedule(
     tags=["schedules"],
     responses=MISSING | {200: answer(ScheduleDocument)},
 )
-async def get_schedule(name: NamePath, caller: CallerOf, parts: PartsOf) -> Response:
+async def get_schedule(name: NamePath, schedules: SchedulesOf) -> Response:
     """A schedule, when it runs next, and what it has done."""
-    known = parts.calls.schedule(name)
-    if caller is not None:
-        caller.require((Action.PUBLISH, Action.CONSUME), _subject(parts, known))
-    return _answer(parts, known)
+    return schedules.get(name)
 
 
-@router.delete("/v1/schedules/{name}", tags=["schedules"], status_code=204, responses=DEFINED)
-async def delete_schedule(
-    name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
-) -> None:
+@router.delete("/v1/schedules/{name}", tags=["schedules"], status_code=204, responses=CHANGED)
+async def delete_schedule(name: NamePath, schedules: SchedulesOf, if_match: IfMatch = None) -> None:
     """End a schedule: when this answers, it never runs again. What it has published stays."""
-    expected = expected_versions(if_match)
-    _require(parts, caller, parts.calls.schedule(name))
-    await parts.calls.delete_schedule(name, expected)
+    await schedules.delete(name, if_match)
 
 
 @router.post(
     "/v1/schedules/{name}/pause",
     tags=["schedules"],
-    responses=DEFINED | {200: answer(ScheduleDocument)},
+    responses=CHANGED | {200: answer(ScheduleDocument)},
 )
 async def pause_schedule(
-    name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
+    name: NamePath, schedules: SchedulesOf, if_match: IfMatch = None
 ) -> Response:
     """Publish nothing until it is resumed."""
-    expected = expected_versions(if_match)
-    _require(parts, caller, parts.calls.schedule(name))
-    return _answer(parts, await parts.calls.pause_schedule(name, expected))
+    return await schedules.change(name, if_match, schedules.parts.calls.schedules.pause)
 
 
 @router.post(
     "/v1/schedules/{name}/resume",
     tags=["schedules"],
-    responses=DEFINED | {200: answer(ScheduleDocument)},
+    responses=CHANGED | {200: answer(ScheduleDocument)},
 )
 async def resume_schedule(
-    name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
+    name: NamePath, schedules: SchedulesOf, if_match: IfMatch = None
 ) -> Response:
     """Publish again; what becomes of the times that passed meanwhile, `catch_up` says."""
-    expected = expected_versions(if_match)
-    _require(parts, caller, parts.calls.schedule(name))
-    return _answer(parts, await parts.calls.resume_schedule(name, expected))
+    calls = schedules.parts.calls
+    resume = partial(calls.schedules.resume, now_ms=calls.clock())
+    return await schedules.change(name, if_match, resume)
 
 
 @router.post(
@@ -186,14 +163,14 @@ async def resume_schedule(
     status_code=201,
     responses=MISSING | LOGGED | {201: answer(PublishedDocument)},
 )
-async def trigger_schedule(name: NamePath, caller: CallerOf, parts: PartsOf) -> Response:
+async def trigger_schedule(name: NamePath, schedules: SchedulesOf) -> Response:
     """A run now, whatever the schedule says: it counts as one, and moves no planned time."""
-    known = parts.calls.schedule(name)
-    _require(parts, caller, known)
-    done, key = await parts.calls.trigger_schedule(name)
+    parts, known = schedules.parts, schedules.own(name)
+    done, key = parts.calls.schedules.trigger(name, parts.calls.clock())
+    await parts.calls.soon_durable(done.group)
     document = PublishedDocument(
         done.message_id,
-        _subject(parts, known),
+        subject_of(parts, known),
         key,
         format_time(done.due_ms),
         "scheduled",
@@ -205,30 +182,8 @@ async def trigger_schedule(name: NamePath, caller: CallerOf, parts: PartsOf) -> 
     return response
 
 
-def _subject(parts: Parts, known: KnownSchedule) -> str:
-    return parts.calls.subject_names[known.schedule.subject_id]
-
-
-def _may_see(parts: Parts, caller: Caller | None, known: KnownSchedule) -> bool:
-    subject = _subject(parts, known)
-    return caller is None or any(
-        caller.may(action, subject) for action in (Action.PUBLISH, Action.CONSUME)
-    )
-
-
-def _require(parts: Parts, caller: Caller | None, known: KnownSchedule) -> None:
-    """Who changes a schedule takes away what it publishes."""
-    require(caller, Action.PUBLISH, _subject(parts, known))
-
-
 def _document(parts: Parts, known: KnownSchedule) -> ScheduleDocument:
     now_ms, state = parts.calls.clock(), known.state
     last_id = parts.calls.encode_id(state.last_due_ms, state.last_seq) if state.last_seq else None
-    planned = upcoming(known.schedule, state, now_ms, NEXT_MAX)
-    return schedule_document(known.schedule, state, _subject(parts, known), planned, last_id)
-
-
-def _answer(parts: Parts, known: KnownSchedule, status: int = 200) -> Response:
-    response = json_answer(_document(parts, known), status)
-    response.headers["ETag"] = entity_tag(known.version)
-    return response
+    planned = upcoming(known.definition, state, now_ms, NEXT_MAX)
+    return schedule_document(known.definition, state, subject_of(parts, known), planned, last_id)

@@ -3,12 +3,11 @@
 Cost: about 100 µs per call. Threads: belongs to the event loop.
 """
 
-from contextlib import suppress
+from functools import partial
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Response
 
-from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import (
     NAMED_PAGE_MAX,
     SourceDocument,
@@ -18,11 +17,8 @@ from delayserver.api.documents import (
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
-    DEFINED,
     INVALID,
-    LOGGED,
     MISSING,
-    PROBLEM,
     IfMatch,
     IfNoneMatch,
     NamePath,
@@ -30,142 +26,110 @@ from delayserver.api.rest.common import (
     PartsOf,
     json_answer,
 )
+from delayserver.api.rest.named import (
+    CHANGED,
+    CursorQuery,
+    LimitQuery,
+    NamedRoutes,
+    put_answers,
+    subject_of,
+)
 from delayserver.api.rest.openapi import answer
 from delayserver.api.rest.targets import source_topic, topic_fields
-from delayserver.decisions.sourcing import KnownSource, WantedSource
-from delayserver.errors import NotFoundError
-from delayserver.records.sources import OnError
-from delayserver.records.subjects import SUBJECT_PATTERN
-from delayserver.security.tokens import Action, Caller
+from delayserver.decisions.sourcing import WantedSource
+from delayserver.records.sources import KnownSource, OnError, Source, SourceState
+from delayserver.security.tokens import Action
 
 GROUP_PREFIX: Final = "delayserver."
+
+Sources = NamedRoutes[WantedSource, Source, SourceState, SourceDocument]
+
+
+async def _sources(parts: PartsOf, caller: CallerOf) -> Sources:
+    return NamedRoutes(parts, caller, parts.calls.sources, _document)
+
+
+SourcesOf = Annotated[Sources, Depends(_sources)]
 
 router = APIRouter()
 
 
 @router.get("/v1/sources", tags=["sources"], responses=INVALID | {200: answer(SourceListDocument)})
 async def list_sources(
-    caller: CallerOf,
-    parts: PartsOf,
-    limit: Annotated[int, Query(ge=1, le=NAMED_PAGE_MAX)] = NAMED_PAGE_MAX,
-    cursor: Annotated[str | None, Query(pattern=f"^{SUBJECT_PATTERN}$")] = None,
+    sources: SourcesOf, limit: LimitQuery = NAMED_PAGE_MAX, cursor: CursorQuery = None
 ) -> Response:
     """Sources in the order of their names, those that the token may publish or consume."""
-    found, following = parts.calls.sources_page(cursor or "", limit)
-    documents = [_document(parts, known) for known in found if _may_see(parts, caller, known)]
-    return json_answer(SourceListDocument(documents, following))
+    return json_answer(SourceListDocument(*sources.page(cursor, limit)))
 
 
 @router.put(
     "/v1/sources/{name}",
     tags=["sources"],
     status_code=201,
-    responses={
-        201: answer(SourceDocument),
-        200: answer(SourceDocument, "It was there, and is as the request says now"),
-        412: PROBLEM,
-        **INVALID,
-        **LOGGED,
-    },
+    responses=put_answers(SourceDocument),
 )
 async def put_source(
     name: NamePath,
     wanted: models.SourceModel,
-    caller: CallerOf,
-    parts: PartsOf,
+    sources: SourcesOf,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Publish what stands in a topic, each offset once, from the first one on.
 
     One that is there is changed, and goes on where it is, unless it is to read another topic."""
-    expected, only_new = expected_versions(if_match), wants_new(if_none_match)
-    require(caller, Action.PUBLISH, wanted.subject)
-    with suppress(NotFoundError):  # else the messages of somebody else's would never come
-        _require(parts, caller, parts.calls.source(name))
+    # Before anybody is told which brokers are allowed.
+    require(sources.caller, Action.PUBLISH, wanted.subject)
     source = WantedSource(
         name,
         wanted.subject,
-        source_topic(wanted, parts.targets),
+        source_topic(wanted, sources.parts.targets),
         wanted.due_header,
         wanted.group or GROUP_PREFIX + name,
         OnError[wanted.on_error.upper()],
     )
-    known, is_new = await parts.calls.put_source(source, expected, only_new=only_new)
-    return _answer(parts, known, 201 if is_new else 200)
+    return await sources.put(source, if_match, if_none_match)
 
 
 @router.get(
     "/v1/sources/{name}", tags=["sources"], responses=MISSING | {200: answer(SourceDocument)}
 )
-async def get_source(name: NamePath, caller: CallerOf, parts: PartsOf) -> Response:
+async def get_source(name: NamePath, sources: SourcesOf) -> Response:
     """A source, how far it is, and what it could not publish last."""
-    known = parts.calls.source(name)
-    if caller is not None:
-        caller.require((Action.PUBLISH, Action.CONSUME), _subject(parts, known))
-    return _answer(parts, known)
+    return sources.get(name)
 
 
-@router.delete("/v1/sources/{name}", tags=["sources"], status_code=204, responses=DEFINED)
-async def delete_source(
-    name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
-) -> None:
+@router.delete("/v1/sources/{name}", tags=["sources"], status_code=204, responses=CHANGED)
+async def delete_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> None:
     """End a source: when this answers, it takes nothing more. What it has published stays."""
-    expected = expected_versions(if_match)
-    _require(parts, caller, parts.calls.source(name))
-    await parts.calls.delete_source(name, expected)
+    await sources.delete(name, if_match)
 
 
 @router.post(
     "/v1/sources/{name}/pause",
     tags=["sources"],
-    responses=DEFINED | {200: answer(SourceDocument)},
+    responses=CHANGED | {200: answer(SourceDocument)},
 )
-async def pause_source(
-    name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
-) -> Response:
+async def pause_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> Response:
     """Take nothing until it is resumed."""
-    expected = expected_versions(if_match)
-    _require(parts, caller, parts.calls.source(name))
-    return _answer(parts, await parts.calls.pause_source(name, expected))
+    calls = sources.parts.calls
+    pause = partial(calls.sources.pause, now_ms=calls.clock())
+    return await sources.change(name, if_match, pause)
 
 
 @router.post(
     "/v1/sources/{name}/resume",
     tags=["sources"],
-    responses=DEFINED | {200: answer(SourceDocument)},
+    responses=CHANGED | {200: answer(SourceDocument)},
 )
-async def resume_source(
-    name: NamePath, caller: CallerOf, parts: PartsOf, if_match: IfMatch = None
-) -> Response:
+async def resume_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> Response:
     """Go on where it is; one that an error has stopped tries that record again."""
-    expected = expected_versions(if_match)
-    _require(parts, caller, parts.calls.source(name))
-    return _answer(parts, await parts.calls.resume_source(name, expected))
-
-
-def _subject(parts: Parts, known: KnownSource) -> str:
-    return parts.calls.subject_names[known.source.subject_id]
-
-
-def _may_see(parts: Parts, caller: Caller | None, known: KnownSource) -> bool:
-    subject = _subject(parts, known)
-    return caller is None or any(
-        caller.may(action, subject) for action in (Action.PUBLISH, Action.CONSUME)
-    )
-
-
-def _require(parts: Parts, caller: Caller | None, known: KnownSource) -> None:
-    """Who changes a source takes away what it publishes."""
-    require(caller, Action.PUBLISH, _subject(parts, known))
+    calls = sources.parts.calls
+    resume = partial(calls.sources.resume, now_ms=calls.clock())
+    return await sources.change(name, if_match, resume)
 
 
 def _document(parts: Parts, known: KnownSource) -> SourceDocument:
-    error = parts.calls.source_errors.get(known.source.name)
-    return source_document(*known, _subject(parts, known), error, topic_fields(known.source.topic))
-
-
-def _answer(parts: Parts, known: KnownSource, status: int = 200) -> Response:
-    response = json_answer(_document(parts, known), status)
-    response.headers["ETag"] = entity_tag(known.version)
-    return response
+    source = known.definition
+    error = parts.calls.source_errors.get(source.name)
+    return source_document(*known, subject_of(parts, known), error, topic_fields(source.topic))

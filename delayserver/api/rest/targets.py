@@ -74,10 +74,10 @@ def check_fields(wanted: models.SubscriptionModel) -> None:
     """Whether a subscription of its type has these fields. Raises InputError."""
     for field, types in _ONLY_OF.items():
         if wanted.type not in types and getattr(wanted, field) is not None:
-            raise InputError(f"a {wanted.type} subscription has none", f"/{field}")
+            raise InputError(f"a subscription of type {wanted.type} has none", f"/{field}")
     for field in _NEEDED_BY.get(wanted.type, ()):
         if getattr(wanted, field) is None:
-            raise InputError(f"a {wanted.type} subscription needs it", f"/{field}")
+            raise InputError(f"a subscription of type {wanted.type} needs it", f"/{field}")
 
 
 async def load_client(kind: str) -> None:

@@ -243,7 +243,7 @@ def test_start_end_and_number_of_runs() -> None:
 
 def _known(parts: Parts, name: str = "daily") -> tuple[Any, Any]:
     known = parts.schedules.get(name)
-    return known.schedule, known.state
+    return known.definition, known.state
 
 
 def test_putting_it_again_changes_what_differs_and_nothing_else() -> None:
@@ -262,7 +262,7 @@ def test_putting_it_again_changes_what_differs_and_nothing_else() -> None:
     assert not parts.put(passed_ms=MINUTE_MS + 11, every_ms=5000)
     assert parts.state().next_ms == START_MS + MINUTE_MS + 11 + 5000
     parts.advance(MINUTE_MS + 5011)
-    assert decode_payload(parts.schedules.get("daily").schedule.payload, "", 0, 0) == BODY
+    assert decode_payload(parts.schedules.get("daily").definition.payload, "", 0, 0) == BODY
 
 
 def test_a_trigger_runs_now_and_counts_and_leaves_the_next_run_as_it_is() -> None:
@@ -450,5 +450,5 @@ def test_pages_are_in_the_order_of_names_also_of_what_no_checkpoint_has(stored, 
     while after is not None:
         page, after = parts.schedules.page(after, most)
         assert len(page) <= most and (after is None or len(page) == most)
-        found += [one.schedule.name for one in page]
+        found += [one.definition.name for one in page]
     assert found == expected

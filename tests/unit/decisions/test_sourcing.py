@@ -232,7 +232,7 @@ def test_a_start_knows_what_the_catalog_has() -> None:
         parts.catalog.commit(writes)
     parts.sources = parts.made()
     (known,) = parts.sources.all()
-    assert known.state.positions == {0: 1} and known.source.topic == TOPIC
+    assert known.state.positions == {0: 1} and known.definition.topic == TOPIC
     assert parts.sources.page("orders", 10) == ([], None)
     assert not parts.take(record(0)) and parts.take(record(1))
 

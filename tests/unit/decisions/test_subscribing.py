@@ -171,8 +171,9 @@ def test_failures_for_long_are_recorded_and_survive_what_others_define(parts: Pa
     assert parts.sequencer.next_seq == before, "it was recorded twice"
     parts.commit()
     assert in_force().failing_since_ms == START_MS
-    # It is of this shard alone, and no difference from what another one has.
-    assert list(subscribing.differing([hook], are_all=True)) == []
+    # Whoever defines it again does not know of that; another shard that decides does.
+    assert list(subscribing.differing([in_force()], are_all=True)) == []
+    assert list(subscribing.differing([hook], are_all=True)) == [hook]
     subscribing.put_subscription(replace(hook, lease_ms=7))
     parts.commit()
     assert in_force().failing_since_ms == START_MS
@@ -197,7 +198,7 @@ def test_what_arrives_or_another_url_takes_back_that_it_fails(parts: Parts) -> N
         parts.commit()
         assert subscribing.subscription(NEW.name).failing_since_ms == START_MS
         if end == "arrives":
-            subscribing.on_arrived(subscribing.subscription(NEW.name))
+            subscribing.on_arrived(subscribing.subscription(NEW.name), START_MS + 600)
         else:
             subscribing.put_subscription(msgspec.structs.replace(hook, url="http://b/"))
         parts.commit()
@@ -213,3 +214,35 @@ def test_what_cannot_be_recorded_while_stopping_is_left_out(parts: Parts) -> Non
     before = parts.sequencer.next_seq
     assert not parts.subscribing.fails_for_long(hook, START_MS + 500)
     assert parts.sequencer.next_seq == before
+
+
+def test_what_another_shard_has_decided_says_since_when_it_fails(parts: Parts) -> None:
+    hook = msgspec.structs.replace(NEW, type="webhook", url="http://a/", disable_after_ms=1000)
+    subscribing, replace = parts.subscribing, msgspec.structs.replace
+    told: list[tuple[int, int]] = []
+    subscribing.on_failing = lambda *what: told.append(what)
+    subscribing.failing.is_alone = False
+    subscribing.put_subscription(replace(hook, failing_since_ms=START_MS), is_told=True)
+    parts.commit()
+    assert subscribing.subscription(NEW.name).failing_since_ms == START_MS
+    assert subscribing.fails_for_long(subscribing.subscription(NEW.name), START_MS + 1000)
+    # It is taken back, and what was counted here with it.
+    subscribing.put_subscription(hook, is_told=True)
+    parts.commit()
+    assert not subscribing.fails_for_long(subscribing.subscription(NEW.name), START_MS + 1001)
+    assert not told
+    # Here something has arrived since.
+    subscribing.on_arrived(subscribing.subscription(NEW.name), START_MS + 1002)
+    subscribing.put_subscription(replace(hook, failing_since_ms=START_MS + 1001), is_told=True)
+    assert not told
+    parts.commit()
+    assert told == [(NEW.id, 0)]
+
+
+def test_of_two_times_since_which_it_fails_the_earlier_counts(parts: Parts) -> None:
+    hook = msgspec.structs.replace(NEW, type="webhook", disable_after_ms=1000)
+    subscribing = parts.subscribing
+    subscribing.put_subscription(hook)
+    for since_ms, is_recorded in ((7, True), (9, False), (7, False), (5, True), (0, True)):
+        assert (subscribing.note_failing(NEW.id, since_ms) is not None) is is_recorded
+    assert subscribing.note_failing(99, 5) is None

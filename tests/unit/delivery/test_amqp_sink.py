@@ -6,13 +6,21 @@ import msgspec
 import pytest
 
 from delayserver.delivery.amqp_sink import AmqpOpener, properties, split_amqp_url
-from delayserver.delivery.outlets import OutletSink
-from delayserver.delivery.sink import Failed, Result
 from delayserver.errors import InputError
-from delayserver.records.message import Content, DueDelivery, Payload
-from delayserver.records.subscriptions import AmqpTarget, decode_subscription, encode_subscription
+from delayserver.records.message import Content, Payload
+from delayserver.records.subscriptions import (
+    AmqpTarget,
+    Subscription,
+    decode_subscription,
+    encode_subscription,
+)
 from delayserver.security.targets import TargetPolicy
+from tests.unit.delivery.reasons import reason, reason_at, saying
 from tests.unit.fakes import delivery, subscription
+
+
+def subscribed(url: str) -> Subscription:
+    return subscription(type="amqp", target=AmqpTarget(url, ""))
 
 
 def test_what_a_message_says() -> None:
@@ -37,23 +45,10 @@ def test_virtual_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"), [("amqp://127.0.0.1:1", "AMQP: "), ("amqp://10.0.0.1", "not allowed")]
+    ("url", "reason_part"), [("amqp://127.0.0.1:1", "AMQP: "), ("amqp://10.0.0.1", "not allowed")]
 )
-def test_one_that_cannot_be_reached_is_a_reason(url: str, reason: str) -> None:
-    told: list[Result] = []
-
-    def tell(some: list[DueDelivery], result: Result) -> None:
-        told.append(result)
-
-    async def main() -> None:
-        sink = OutletSink(AmqpOpener(TargetPolicy()))
-        target = subscription(type="amqp", target=AmqpTarget(url, "e"))
-        await sink.deliver(target, [delivery(1)], tell)
-        await sink.close()
-
-    asyncio.run(main())
-    (result,) = told
-    assert isinstance(result, Failed) and reason in result.reason
+def test_one_that_cannot_be_reached_is_a_reason(url: str, reason_part: str) -> None:
+    assert reason_part in asyncio.run(reason(AmqpOpener(TargetPolicy()), subscribed(url)))
 
 
 def test_a_definition_as_bytes() -> None:
@@ -63,24 +58,7 @@ def test_a_definition_as_bytes() -> None:
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x01" * 64, b""])
 def test_what_is_no_broker_is_a_reason(answer: bytes) -> None:
-    told: list[Result] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
-
-    def tell(some: list[DueDelivery], result: Result) -> None:
-        told.append(result)
-
-    async def main() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            sink = OutletSink(AmqpOpener(TargetPolicy()))
-            target = AmqpTarget(f"amqp://127.0.0.1:{port}", "")
-            await sink.deliver(subscription(type="amqp", target=target), [delivery(1)], tell)
-            await sink.close()
-
-    asyncio.run(main())
-    (result,) = told
-    assert isinstance(result, Failed) and result.reason.startswith("AMQP: ")
+    found = reason_at(
+        saying(answer), AmqpOpener(TargetPolicy()), lambda address: subscribed(f"amqp://{address}")
+    )
+    assert asyncio.run(found).startswith("AMQP: ")

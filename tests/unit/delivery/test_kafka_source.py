@@ -85,6 +85,10 @@ class FakeConsumer:
     def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
         return self.marks[place.partition]
 
+    def poll(self, timeout: float) -> None:
+        """Nothing is assigned when it is asked."""
+        assert not self.assigned
+
     def assign(self, places: list[TopicPartition]) -> None:
         assert not self.assigned
         self.incremental_assign(places)

@@ -6,13 +6,21 @@ import msgspec
 import pytest
 
 from delayserver.delivery.nats_sink import NatsOpener, check_subject, nats_headers, split_nats_url
-from delayserver.delivery.outlets import OutletSink
-from delayserver.delivery.sink import Failed, Result
 from delayserver.errors import InputError
-from delayserver.records.message import DueDelivery, Payload
-from delayserver.records.subscriptions import NatsTarget, decode_subscription, encode_subscription
+from delayserver.records.message import Payload
+from delayserver.records.subscriptions import (
+    NatsTarget,
+    Subscription,
+    decode_subscription,
+    encode_subscription,
+)
 from delayserver.security.targets import TargetPolicy
+from tests.unit.delivery.reasons import reason, reason_at, saying
 from tests.unit.fakes import delivery, subscription
+
+
+def subscribed(url: str) -> Subscription:
+    return subscription(type="nats", target=NatsTarget(url))
 
 
 def test_what_a_message_says() -> None:
@@ -63,49 +71,27 @@ def test_urls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"), [("nats://127.0.0.1:1", "NATS: "), ("nats://10.0.0.1", "not allowed")]
+    ("url", "reason_part"), [("nats://127.0.0.1:1", "NATS: "), ("nats://10.0.0.1", "not allowed")]
 )
-def test_one_that_cannot_be_reached_is_a_reason(url: str, reason: str) -> None:
-    told: list[Result] = []
-
-    def tell(some: list[DueDelivery], result: Result) -> None:
-        told.append(result)
-
-    async def main() -> None:
-        sink = OutletSink(NatsOpener(TargetPolicy()))
-        target = subscription(type="nats", target=NatsTarget(url))
-        await sink.deliver(target, [delivery(1)], tell)
-        await sink.close()
-
-    asyncio.run(main())
-    (result,) = told
-    assert isinstance(result, Failed) and reason in result.reason
+def test_one_that_cannot_be_reached_is_a_reason(url: str, reason_part: str) -> None:
+    assert reason_part in asyncio.run(reason(NatsOpener(TargetPolicy()), subscribed(url)))
 
 
 def test_a_password_goes_to_no_server_without_tls() -> None:
     """A server that wants none could be anybody on the way."""
     heard = bytearray()
-    told: list[Result] = []
-
-    def tell(some: list[DueDelivery], result: Result) -> None:
-        told.append(result)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"max_payload": 1000, "headers": true}\r\n')
         heard.extend(await reader.read())
         writer.close()
 
-    async def main() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            sink = OutletSink(NatsOpener(TargetPolicy()))
-            target = NatsTarget(f"tls://user:hidden@127.0.0.1:{port}")
-            await sink.deliver(subscription(type="nats", target=target), [delivery(1)], tell)
-            await sink.close()
-
-    asyncio.run(main())
-    (result,) = told
-    assert isinstance(result, Failed) and "no TLS" in result.reason
+    found = reason_at(
+        serve,
+        NatsOpener(TargetPolicy()),
+        lambda address: subscribed(f"tls://user:hidden@{address}"),
+    )
+    assert "no TLS" in asyncio.run(found)
     assert b"hidden" not in heard
 
 
@@ -118,24 +104,7 @@ def test_a_definition_as_bytes() -> None:
     "answer", [b"HTTP/1.1 400 Bad Request\r\n", b"INFO {]\r\n", b"INFO 7\r\n", b"\x01\n", b""]
 )
 def test_what_is_no_nats_is_a_reason(answer: bytes) -> None:
-    told: list[Result] = []
-
-    def tell(some: list[DueDelivery], result: Result) -> None:
-        told.append(result)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
-
-    async def main() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            sink = OutletSink(NatsOpener(TargetPolicy()))
-            target = NatsTarget(f"nats://127.0.0.1:{port}")
-            await sink.deliver(subscription(type="nats", target=target), [delivery(1)], tell)
-            await sink.close()
-
-    asyncio.run(main())
-    (result,) = told
-    assert isinstance(result, Failed) and result.reason.startswith("NATS: ")
+    found = reason_at(
+        saying(answer), NatsOpener(TargetPolicy()), lambda address: subscribed(f"nats://{address}")
+    )
+    assert asyncio.run(found).startswith("NATS: ")

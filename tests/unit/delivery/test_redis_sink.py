@@ -5,17 +5,16 @@ import asyncio
 import msgspec
 import pytest
 
-from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.redis_sink import RedisOpener, fields, split_redis_url
-from delayserver.delivery.sink import Failed, Result
 from delayserver.errors import InputError
-from delayserver.records.message import DueDelivery, Payload
+from delayserver.records.message import Payload
 from delayserver.records.subscriptions import (
     RedisTarget,
     decode_subscription,
     encode_subscription,
 )
 from delayserver.security.targets import TargetPolicy
+from tests.unit.delivery.reasons import reason
 from tests.unit.fakes import delivery, subscription
 
 
@@ -40,28 +39,17 @@ def test_the_number_of_a_database() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"),
+    ("url", "reason_part"),
     [
         ("redis://127.0.0.1:1", "Redis: "),
         ("redis://10.0.0.1", "not allowed"),
         ("redis://nowhere.invalid", "cannot resolve"),
     ],
 )
-def test_one_that_cannot_be_reached_is_a_reason(url: str, reason: str) -> None:
-    told: list[Result] = []
-
-    def tell(some: list[DueDelivery], result: Result) -> None:
-        told.append(result)
-
-    async def main() -> None:
-        sink = OutletSink(RedisOpener(TargetPolicy(("127.0.0.1", "nowhere.invalid"))))
-        target = subscription(type="redis", target=RedisTarget(url, "s"))
-        await sink.deliver(target, [delivery(1)], tell)
-        await sink.close()
-
-    asyncio.run(main())
-    (result,) = told
-    assert isinstance(result, Failed) and reason in result.reason
+def test_one_that_cannot_be_reached_is_a_reason(url: str, reason_part: str) -> None:
+    opener = RedisOpener(TargetPolicy(("127.0.0.1", "nowhere.invalid")))
+    target = subscription(type="redis", target=RedisTarget(url, "s"))
+    assert reason_part in asyncio.run(reason(opener, target))
 
 
 def test_a_definition_as_bytes() -> None:

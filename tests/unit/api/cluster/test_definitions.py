@@ -81,6 +81,10 @@ class Cluster:
         registry = self.shards.servers[shard].calls.registry
         return [replace(one, horizon=(), subject_since_ms=0) for one in registry]
 
+    def fail_since(self, since_ms: int) -> bool:
+        """Whether all say that of the first subscription."""
+        return all(self.known(one)[0].failing_since_ms == since_ms for one in range(COUNT))
+
     def names(self, shard: int) -> list[str]:
         return [one.name for one in self.known(shard)]
 
@@ -302,6 +306,65 @@ def test_a_receiver_that_is_gone_or_fails_pauses_its_subscription_in_all(
         assert cluster.known(shard)[0].pause_reason == ""
 
     cluster.run(pause)
+
+
+@pytest.mark.parametrize(("fails", "arrives"), [(0, 1), (1, 0), (1, 2)])
+def test_what_arrives_in_one_shard_takes_back_that_another_one_fails(
+    cluster: Cluster, fails: int, arrives: int
+) -> None:
+    cluster.connect_all()
+    parts = [server.engine.subscribing for server in cluster.shards.servers]
+
+    async def until_since(since_ms: int) -> None:
+        while not cluster.fail_since(since_ms):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    async def fail() -> None:
+        await cluster.put("s", disable_after_ms=1000)
+        for after_ms in (0, 500):
+            assert not parts[fails].fails_for_long(parts[fails].subscription("s"), after_ms + 1)
+        await until_since(1)
+        # Nobody has anything else to say, so any of them may pause it.
+        assert parts[arrives].fails_for_long(parts[arrives].subscription("s"), 1001)
+        parts[arrives].on_arrived(parts[arrives].subscription("s"), 1002)
+        await until_since(0)
+        # Two failures with years between, and something that had arrived elsewhere.
+        for now_ms in (1003, START_MS):
+            if now_ms == START_MS:
+                parts[arrives].on_arrived(parts[arrives].subscription("s"), START_MS - 1)
+            assert not parts[fails].fails_for_long(parts[fails].subscription("s"), now_ms)
+        while parts[fails].failing.since_ms(1):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await until_since(0)
+        assert not parts[fails].fails_for_long(parts[fails].subscription("s"), START_MS + 99)
+        await cluster.until_told()
+        assert cluster.are_same() and not cluster.known(0)[0].paused
+
+    cluster.run(fail)
+
+
+def test_what_the_home_has_not_heard_of_failures_is_told_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "RETRY_S", 0.01)
+    cluster.connect_all()
+    part = cluster.shards.servers[2].engine.subscribing
+
+    async def fail() -> None:
+        await cluster.put("s", disable_after_ms=1000)
+        await cluster.until_told()
+        cluster.network.cut(0, 2)
+        for now_ms in (1, 501, 502):
+            assert not part.fails_for_long(part.subscription("s"), now_ms)
+        while len(cluster.network.nodes[2].asked) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert cluster.known(0)[0].failing_since_ms == 0
+        cluster.network.connect(0, 2)
+        while not cluster.fail_since(1):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert part.fails_for_long(part.subscription("s"), 1001)
+
+    cluster.run(fail)
 
 
 def test_a_node_of_an_older_version_says_no_reason(cluster: Cluster) -> None:

@@ -13,7 +13,6 @@ from delayserver.api.hot.answers import wire_of
 from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.heads import read_head_of_one
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, one_of
-from delayserver.decisions.group import Group
 from delayserver.errors import AccessError
 from delayserver.records.ids import COLUMNS_MIN
 from delayserver.records.message_id import MessageId
@@ -21,6 +20,7 @@ from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.rows import HOUR_MS
+from tests.unit.api.hot.clients import Client
 from tests.unit.fakes import MINUTE_MS, START_MS, SUBJECT, MessageParts, message
 
 LATER_MS = START_MS + 30 * MINUTE_MS
@@ -81,32 +81,6 @@ class Machine(MessageParts):
             self.groups.on_committed().tell_waiters(None)
         else:
             self.groups.on_commit_failed(error)
-
-
-class Client:
-    """Takes the answer that it is given."""
-
-    def __init__(self) -> None:
-        self.told: list[bytes] = []
-        self.errors: list[Exception] = []
-        self.last_group: Group | None = None
-
-    @property
-    def is_waiting(self) -> bool:
-        return not self.told and not self.errors and self.last_group is None
-
-    def respond(self, wire: bytes, group: Group | None) -> None:
-        if group is None:
-            self.told.append(wire)
-        else:
-            self.last_group = group
-            group.when_durable(lambda error: self.tell(wire, error))
-
-    def tell(self, wire: bytes, error: Exception | None) -> None:
-        if error is None:
-            self.told.append(wire)
-        else:
-            self.errors.append(error)
 
 
 class Stranger:

@@ -15,12 +15,12 @@ from delayserver.api.hot.heads import read_head
 from delayserver.api.hot.paths import MESSAGES_PATH
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
-from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
 from delayserver.records.ids import COLUMNS_MIN
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 from storage.errors import DiskFullError
+from tests.unit.api.hot.clients import Client
 from tests.unit.fakes import START_MS, MessageParts
 
 
@@ -59,28 +59,6 @@ class Machine(MessageParts):
     def fail(self, error: Exception) -> None:
         self.groups.flush(START_MS)
         self.groups.on_commit_failed(error)
-
-
-class Client:
-    """Takes the answer that it is given."""
-
-    def __init__(self) -> None:
-        self.told: list[bytes] = []
-        self.errors: list[Exception] = []
-        self.last_group: Group | None = None
-
-    def respond(self, wire: bytes, group: Group | None) -> None:
-        if group is None:
-            self.told.append(wire)
-        else:
-            self.last_group = group
-            group.when_durable(lambda error: self.tell(wire, error))
-
-    def tell(self, wire: bytes, error: Exception | None) -> None:
-        if error is None:
-            self.told.append(wire)
-        else:
-            self.errors.append(error)
 
 
 def message(**fields: Any) -> bytes:

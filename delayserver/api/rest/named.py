@@ -1,0 +1,140 @@
+"""Definitions under names, as the routes of each kind show and change them: schedules, sources.
+
+Whoever may publish to the subject of one may change it, whoever may publish or consume sees it. It
+carries its version as `ETag`.
+
+Cost: none beyond that of the calls. Threads: belongs to the event loop.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+from fastapi import Query
+from fastapi.responses import Response
+
+from delayserver.api.conditions import entity_tag, expected_versions, wants_new
+from delayserver.api.documents import NAMED_PAGE_MAX, encode
+from delayserver.api.rest.authorize import require
+from delayserver.api.rest.common import (
+    INVALID,
+    LOGGED,
+    MISSING,
+    PROBLEM,
+    Parts,
+    Responses,
+    json_answer,
+)
+from delayserver.api.rest.openapi import answer
+from delayserver.decisions.defining import Defining, W
+from delayserver.decisions.group import Group
+from delayserver.errors import NotFoundError
+from delayserver.records.named import D, Known, S
+from delayserver.records.subjects import SUBJECT_PATTERN
+from delayserver.security.tokens import Action, Caller
+
+LimitQuery = Annotated[int, Query(ge=1, le=NAMED_PAGE_MAX)]
+CursorQuery = Annotated[str | None, Query(pattern=f"^{SUBJECT_PATTERN}$")]
+"""The name behind which a page begins."""
+
+CHANGED: Responses = {412: PROBLEM, **MISSING, **LOGGED}
+"""Of a change of one that is there."""
+
+
+def put_answers(document: type[msgspec.Struct]) -> Responses:
+    """What may be answered to a PUT."""
+    was_there = answer(document, "It was there, and is as the request says now")
+    return {201: answer(document), 200: was_there, 412: PROBLEM, **INVALID, **LOGGED}
+
+
+N = TypeVar("N", bound=msgspec.Struct)
+"""The document of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRoutes(Generic[W, D, S, N]):
+    """Those of one kind, for one caller."""
+
+    parts: Parts
+    caller: Caller | None
+    known: Defining[W, D, S]
+    document: Callable[[Parts, Known[D, S]], N]
+
+    def page(self, cursor: str | None, limit: int) -> tuple[list[N], str | None]:
+        """Those that the caller sees of the `limit` that come behind `cursor`, in the order of
+        their names, as far as they fit into an answer; and the cursor of the next page."""
+        found, following = self.known.page(cursor or "", limit)
+        documents: list[N] = []
+        total_bytes = 0
+        for number, known in enumerate(found):
+            if not self._may_see(known):
+                continue
+            document = self.document(self.parts, known)
+            total_bytes += len(encode(document))
+            if documents and total_bytes > self.parts.calls.settings.answer_max_bytes:
+                return documents, found[number - 1].definition.name
+            documents.append(document)
+        return documents, following
+
+    async def put(self, wanted: W, if_match: str | None, if_none_match: str | None) -> Response:
+        """Make one, or change it."""
+        expected, only_new = expected_versions(if_match), wants_new(if_none_match)
+        require(self.caller, Action.PUBLISH, wanted.subject)
+        with suppress(NotFoundError):  # else the messages of somebody else's would never come
+            self.own(wanted.name)
+        now_ms = self.parts.calls.clock()
+        known, is_new, group = self.known.put(wanted, now_ms, expected=expected, only_new=only_new)
+        await self.parts.calls.soon_durable(group)
+        return self._answer(known, 201 if is_new else 200)
+
+    def get(self, name: str) -> Response:
+        """One of them."""
+        known = self.known.get(name)
+        if self.caller is not None:
+            self.caller.require((Action.PUBLISH, Action.CONSUME), subject_of(self.parts, known))
+        return self._answer(known)
+
+    async def delete(self, name: str, if_match: str | None) -> None:
+        """End one."""
+        expected = expected_versions(if_match)
+        self.own(name)
+        await self.parts.calls.soon_durable(self.known.delete(name, expected=expected))
+
+    async def change(
+        self,
+        name: str,
+        if_match: str | None,
+        decide: Callable[..., tuple[Known[D, S], Group | None]],
+    ) -> Response:
+        """Have `decide` called with the name, and with `expected`: the versions that may be
+        changed."""
+        expected = expected_versions(if_match)
+        self.own(name)
+        known, group = decide(name, expected=expected)
+        await self.parts.calls.soon_durable(group)
+        return self._answer(known)
+
+    def own(self, name: str) -> Known[D, S]:
+        """One that the caller may change: who does takes away what it publishes. Raises
+        NotFoundError, AccessError."""
+        known = self.known.get(name)
+        require(self.caller, Action.PUBLISH, subject_of(self.parts, known))
+        return known
+
+    def _may_see(self, known: Known[D, S]) -> bool:
+        subject = subject_of(self.parts, known)
+        return self.caller is None or any(
+            self.caller.may(action, subject) for action in (Action.PUBLISH, Action.CONSUME)
+        )
+
+    def _answer(self, known: Known[D, S], status: int = 200) -> Response:
+        response = json_answer(self.document(self.parts, known), status)
+        response.headers["ETag"] = entity_tag(known.version)
+        return response
+
+
+def subject_of(parts: Parts, known: Known[D, S]) -> str:
+    """What one publishes to."""
+    return parts.calls.subject_names[known.definition.subject_id]

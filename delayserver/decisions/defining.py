@@ -1,0 +1,254 @@
+"""Definitions under names, each with a state that moves on: made, changed and ended by records.
+
+    put, pause, resume, delete ──▶ decided ──▶ a record of the kind, in the open group ──▶ durable
+                                        └────▶ overlays ──▶ (a checkpoint) ──▶ two tables
+    find, page ──▶ overlays, then those tables
+
+Schedules and sources are such. What a kind does besides, as time passes or as records come, it puts
+into the same records (`_record`, `_show`), so each change is undone in the same way if it cannot be
+written. Both parts stay packed until somebody asks for them.
+
+Cost: that of a record; 2 µs to find one; a page reads as many entries as it has. Threads: belongs
+to the event loop.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from delayserver.decisions.group import Group
+from delayserver.decisions.groups import Groups
+from delayserver.decisions.messages import Versions
+from delayserver.decisions.overlay import Overlay
+from delayserver.decisions.sequencer import Sequencer
+from delayserver.errors import NotFoundError, OverloadedError, PreconditionError
+from delayserver.records.named import D, Known, S
+from delayserver.records.tables import named_key
+from storage.catalog import Catalog, Table
+from storage.frame import seal
+from storage.rows import RecordKind
+
+_GONE: Final = b""
+"""In the overlays: there is none."""
+
+
+class WantedDefinition(Protocol):
+    """What somebody wants to be under a name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """What it is to publish to."""
+        ...
+
+
+W = TypeVar("W", bound=WantedDefinition)
+
+
+class DefinitionKind(NamedTuple, Generic[D, S]):
+    """What is defined, and how that is written."""
+
+    word: str
+    """What one is called."""
+    record: RecordKind
+    definitions: Table
+    states: Table
+    pack_definition: Callable[[D], bytes]
+    unpack_definition: Callable[[bytes], D]
+    pack_state: Callable[[S], bytes]
+    unpack_state: Callable[[bytes], S]
+    pack_change: Callable[[str, bytes | None, bytes | None], bytes]
+    """The payload of its record: name, new definition (None: as before), state. None of both: it
+    has ended."""
+
+
+class Defining(ABC, Generic[W, D, S]):
+    """All of one kind."""
+
+    def __init__(
+        self,
+        kind: DefinitionKind[D, S],
+        catalog: Catalog,
+        sequencer: Sequencer,
+        groups: Groups,
+        most: int,
+    ) -> None:
+        """`most`: how many there may be, which the setting says that ends in `_max`."""
+        self._kind = kind
+        self._catalog = catalog
+        self._sequencer = sequencer
+        self._groups = groups
+        self._most = most
+        self._definitions: Overlay[str, bytes] = Overlay()
+        self._states: Overlay[str, bytes] = Overlay()
+
+    def prune(self, through_seq: int) -> None:
+        """The catalog holds everything up to `through_seq`."""
+        self._definitions.prune(through_seq)
+        self._states.prune(through_seq)
+
+    # ── what a kind is ─────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def _define(self, wanted: W, before: Known[D, S] | None, now_ms: int) -> Known[D, S]:
+        """What is to stand under a name, as of the next record. Raises InputError, OverloadedError,
+        DiskReserveError, StoppingError."""
+
+    @abstractmethod
+    def _stands(self, name: str, known: Known[D, S] | None) -> None:
+        """This is under a name now, since that was decided, or was before and is again."""
+
+    # ── what clients do ────────────────────────────────────────────────────────────────────────
+
+    def put(
+        self, wanted: W, now_ms: int, *, expected: Versions = None, only_new: bool = False
+    ) -> tuple[Known[D, S], bool, Group | None]:
+        """Make one, or change it. What it is then, whether it is new, and the group after which
+        that may be told.
+
+        Raises PreconditionError, InputError, OverloadedError, DiskReserveError, StoppingError."""
+        before = self.find(wanted.name)
+        self._check(before, wanted.name, expected, only_new=only_new)
+        if before is None and len(self) >= self._most:
+            plural = f"{self._kind.word}s"
+            raise OverloadedError(
+                f"there are {len(self)} {plural}, the limit ({plural}_max)", 60_000
+            )
+        known = self._define(wanted, before, now_ms)
+        if before is not None and known.definition == before.definition:
+            return before, False, self._groups.group_of(before.state.seq)
+        return self._changed(known, is_new_definition=True), before is None, self._sequencer.group
+
+    def find(self, name: str) -> Known[D, S] | None:
+        """What is under a name, if there is one."""
+        kind, key = self._kind, named_key(name)
+        state = self._states.get(name)
+        if state is None:
+            state = self._catalog.get(kind.states, key)
+        if not state:
+            return None
+        definition = self._definitions.get(name)
+        if definition is None:
+            definition = self._catalog.get(kind.definitions, key)
+        assert definition, name
+        return Known(kind.unpack_definition(definition), kind.unpack_state(state))
+
+    def get(self, name: str) -> Known[D, S]:
+        """What is under a name. Raises NotFoundError, OverloadedError."""
+        self._groups.check_office()
+        found = self.find(name)
+        if found is None:
+            raise NotFoundError(f"there is no {self._kind.word} {name!r}")
+        return found
+
+    def page(self, after: str, most: int) -> tuple[list[Known[D, S]], str | None]:
+        """The first ones behind that name, in the order of their names; and the name to go on
+        behind (None: these were the last). Raises OverloadedError."""
+        self._groups.check_office()
+        return self._page(after, most)
+
+    def _page(self, after: str, most: int) -> tuple[list[Known[D, S]], str | None]:
+        fresh = {name for name in self._definitions if name > after}
+        first = after.encode() + b"\0" if after else b""
+        keys = (key for key, _ in self._catalog.scan(self._kind.definitions, first))
+        stored = [key.decode() for key in islice(keys, most + len(fresh) + 1)]
+        names = sorted({*stored, *fresh})
+        if len(stored) > most + len(fresh):
+            names = [name for name in names if name <= stored[-1]]
+        found = [one for one in map(self.find, names) if one is not None]
+        if len(found) <= most:
+            return found, None
+        return found[:most], found[most - 1].definition.name
+
+    def delete(self, name: str, *, expected: Versions = None) -> Group:
+        """End it: once the group is durable it publishes nothing more. What it has published stays.
+
+        Raises NotFoundError, PreconditionError, OverloadedError, StoppingError."""
+        self._groups.admit(0)
+        self._check(self.get(name), name, expected)
+        change = self._kind.pack_change(name, None, None)
+        seq = self._sequencer.append(self._kind.record, payload=seal(change))
+        self._show(seq, name, _GONE, _GONE)
+        self._stands(name, None)
+        self._groups.wake()
+        return self._sequencer.group
+
+    def _change(
+        self, name: str, expected: Versions, wanted: Mapping[str, bool], **also: int
+    ) -> tuple[Known[D, S], Group | None]:
+        """Have the state say what is `wanted`, and then `also` that. Raises as `delete`."""
+        self._groups.admit(0)
+        known = self.get(name)
+        self._check(known, name, expected)
+        if all(getattr(known.state, field) == value for field, value in wanted.items()):
+            return known, self._groups.group_of(known.state.seq)
+        seq = self._sequencer.next_seq
+        state = msgspec.structs.replace(known.state, seq=seq, version=seq, **wanted, **also)
+        return self._changed(Known(known.definition, state)), self._sequencer.group
+
+    def _check(
+        self,
+        known: Known[D, S] | None,
+        name: str,
+        expected: Versions,
+        *,
+        only_new: bool = False,
+    ) -> None:
+        word = self._kind.word
+        if only_new and known is not None:
+            raise PreconditionError(f"there is a {word} {name!r}", known.version)
+        if expected is None:
+            return
+        if known is None:
+            raise PreconditionError(f"there is no {word} {name!r}", "")
+        if known.version not in expected:
+            raise PreconditionError(
+                f"the {word} has changed since; look it up, and decide again", known.version
+            )
+
+    # ── records and overlays ───────────────────────────────────────────────────────────────────
+
+    def _changed(self, known: Known[D, S], *, is_new_definition: bool = False) -> Known[D, S]:
+        """Somebody has changed it."""
+        self._record(known, is_new_definition=is_new_definition)
+        self._stands(known.definition.name, known)
+        self._groups.wake()
+        return known
+
+    def _record(
+        self, known: Known[D, S], *, is_new_definition: bool = False, has_room: bool = False
+    ) -> None:
+        """Put the record of a change that publishes nothing into the open group; `has_room`: which
+        is to be the one that is open now."""
+        name, state = known.definition.name, self._kind.pack_state(known.state)
+        definition = self._kind.pack_definition(known.definition) if is_new_definition else None
+        payload = seal(self._kind.pack_change(name, definition, state))
+        if not has_room:
+            self._groups.make_room(len(payload))
+        seq = self._sequencer.append(self._kind.record, payload=payload)
+        assert seq == known.state.seq
+        self._show(seq, name, definition, state)
+
+    def _show(self, seq: int, name: str, definition: bytes | None, state: bytes) -> None:
+        """Record `seq` of the open group has brought it this far. `definition`: if that is new."""
+        undo = self._sequencer.group.undo
+        undo.append(partial(self._look_again, name))  # called last: behind those of the overlays
+        undo.append(self._states.put(seq, name, state))
+        if definition is not None:
+            undo.append(self._definitions.put(seq, name, definition))
+
+    def _look_again(self, name: str) -> None:
+        """What was decided last could not be written: it is as it was."""
+        self._stands(name, self.find(name))

@@ -1,0 +1,46 @@
+"""Definitions under names, each with a state that moves on: what schedules and sources begin with.
+
+Definition and state are two values, since a state changes with each step and a definition hardly
+ever.
+
+Cost: none. Threads: immutable values.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+
+class NamedDefinition(msgspec.Struct, array_like=True, frozen=True):
+    """The first fields of what somebody has put."""
+
+    name: str
+    subject_id: int
+    """What it publishes to."""
+
+
+class NamedState(msgspec.Struct, frozen=True):
+    """The first fields of where it stands."""
+
+    seq: int
+    """The record that made it."""
+    version: int
+    """The record of the last change that somebody asked for, or that an error made."""
+    changed_ms: int
+    """When that was."""
+
+
+D = TypeVar("D", bound=NamedDefinition)
+S = TypeVar("S", bound=NamedState)
+
+
+class Known(NamedTuple, Generic[D, S]):
+    """One of them, and how far it is."""
+
+    definition: D
+    state: S
+
+    @property
+    def version(self) -> str:
+        """Changes whenever somebody changes, pauses or resumes it; not with its steps."""
+        return str(self.state.version)
