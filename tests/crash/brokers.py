@@ -19,6 +19,7 @@ queue some times a second say between which moments that was.
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from delayserver.cli.demo.ledger import RECEIVE_MS, RECORD_MS, DemoLedger, Order, Receipt
 from delayserver.cli.demo.process import ServerFailed
 from delayserver.cli.session import path
+from delayserver.client.errors import UnansweredError
 from tests.crash.harness import CHECK_SHARE, GRACE_S, LOAD_S, QUIET_S, CrashRun
 from tests.long_run import Outcome
 from tests.sinks.kafka_server import KafkaBroker
@@ -54,13 +56,13 @@ KINDS: Final = tuple(WHERE)
 ALL: Final = "load.all.x"
 FED, FED_PLACE, FEED = "load.fed", "due-fed", "feed"
 SERVER: Final = "server"
-RETRY: Final = {"max_attempts": 1000, "backoff": ["200ms", "500ms", "1s"] + ["1s"] * 100}
+RETRY: Final = {"max_attempts": 100, "backoff": ["200ms", "500ms"] + ["1s"] * 97}
 BOTH_SHARE: Final = 0.25
 """Of the rounds in which a broker is killed: the server is, too."""
 AWAY_S: Final = (0.0, 1.5)
 MARK: Final = "mark"
 MARK_S: Final = 0.05
-FEED_S: Final = (0.02, 0.2)
+FEED_S: Final = (0.05, 0.4)
 READ_S: Final = 1.0
 PROGRAMS: Final = {
     "redis-server": "ensure_redis",
@@ -273,6 +275,7 @@ class BrokersCrashRun(CrashRun):
 
     async def run(self) -> Outcome:
         """Start the brokers, then all rounds, and the end."""
+        logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it is away now and then
         with contextlib.ExitStack() as started:
             for broker in self._brokers.values():
                 await asyncio.to_thread(started.enter_context, broker)
@@ -285,11 +288,18 @@ class BrokersCrashRun(CrashRun):
             target = {**broker.definition(PLACE), **WHERE[kind], "retry": RETRY}
             for name, subject in ((kind, f"load.{kind}"), (f"all-{kind}", "load.all.*")):
                 document = {"subject": subject, **target}
-                await self._ask("PUT", path("subscriptions", name), document)
+                await self._define(path("subscriptions", name), document)
         target = {**self._redis.definition(PLACE), "stream": FED_PLACE, "retry": RETRY}
-        await self._ask("PUT", path("subscriptions", FED), {"subject": FED, **target})
+        await self._define(path("subscriptions", FED), {"subject": FED, **target})
         source = {**self._kafka.definition(FEED), "subject": FED}
-        await self._ask("PUT", path("sources", FED), source)
+        await self._define(path("sources", FED), source)
+
+    async def _define(self, where: str, document: object) -> None:
+        try:
+            await self._ask_once("PUT", where, document)
+        except UnansweredError as error:
+            # Nobody is killed yet: to ask again would not help.
+            raise ServerFailed(f"PUT {where} is not accepted: {error}") from error
 
     def _consumers(self) -> list[Coroutine[Any, Any, None]]:
         return [self._feed(), self._mark()]
