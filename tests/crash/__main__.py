@@ -4,7 +4,9 @@ Threads: one.
 """
 
 from collections.abc import Coroutine
+from typing import Any
 
+from tests.crash.brokers import BrokersCrashRun, missing_programs
 from tests.crash.harness import CrashRun
 from tests.crash.shards import ShardsCrashRun
 from tests.long_run import Begun, Outcome, run_script, script_parser
@@ -24,6 +26,13 @@ def main() -> None:
         help="processes of the server, which are killed one by one as well (default: 1)",
     )
 
+    parser.add_argument(
+        "--brokers",
+        action="store_true",
+        help="kill a Redis, a NATS, a RabbitMQ and a Kafka as well, which the server writes to, "
+        "and one of which it reads",
+    )
+
     def start(begun: Begun) -> Coroutine[None, None, Outcome]:
         minutes: float | None = begun.arguments.minutes
         rounds: int = begun.arguments.rounds
@@ -35,20 +44,19 @@ def main() -> None:
                 text += f", {len(run.failures)} failures"
             begun.progress(run.rounds_done, None if minutes else rounds, text)
 
-        run = (
-            CrashRun(
-                begun.directory, seed=begun.seed, rounds=rounds, minutes=minutes, report=report
-            )
-            if shards == 1
-            else ShardsCrashRun(
-                begun.directory,
-                shards=shards,
-                seed=begun.seed,
-                rounds=rounds,
-                minutes=minutes,
-                report=report,
-            )
-        )
+        arguments = begun.arguments
+        if arguments.brokers and arguments.shards > 1:
+            parser.error("--brokers is for a server alone")
+        if arguments.brokers and (missing := missing_programs()):
+            parser.error(f"--brokers needs {', '.join(missing)}")
+        common: dict[str, Any] = {"seed": begun.seed, "rounds": rounds, "minutes": minutes}
+        run: CrashRun
+        if arguments.brokers:
+            run = BrokersCrashRun(begun.directory, **common, report=report)
+        elif shards == 1:
+            run = CrashRun(begun.directory, **common, report=report)
+        else:
+            run = ShardsCrashRun(begun.directory, shards=shards, **common, report=report)
         return run.run()
 
     run_script(parser, "crash", start)

@@ -19,8 +19,9 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
@@ -34,7 +35,6 @@ from delayserver.client.transport import HttpTransport, Transport
 from tests.load import CONSUMED, HOUR_MS, RETRY_S, Load
 from tests.long_run import Outcome
 
-PUBLISHERS = 8
 CONSUMERS = 2
 GRACE_S = 30.0
 QUIET_S = 1.5
@@ -52,6 +52,8 @@ CHECK_SHARE = 0.3
 
 class CrashRun(Load[DemoLedger]):
     """One run on one data directory."""
+
+    PUBLISHERS = 8
 
     def __init__(
         self,
@@ -108,12 +110,8 @@ class CrashRun(Load[DemoLedger]):
         await self._start()
         await self._subscribe(url)
         async with asyncio.TaskGroup() as tasks:
-            consumers = [
-                tasks.create_task(self._consume(name))
-                for name in CONSUMED
-                for _ in range(CONSUMERS)
-            ]
-            publishers = [tasks.create_task(self._publish()) for _ in range(PUBLISHERS)]
+            consumers = [tasks.create_task(work) for work in self._consumers()]
+            publishers = [tasks.create_task(self._publish()) for _ in range(self.PUBLISHERS)]
             while self._goes_on():
                 await self._round()
                 self.rounds_done += 1
@@ -121,6 +119,10 @@ class CrashRun(Load[DemoLedger]):
             await self._end(publishers)
             for consumer in consumers:
                 consumer.cancel()
+
+    def _consumers(self) -> list[Coroutine[Any, Any, None]]:
+        """What goes on from the first start to the end."""
+        return [self._consume(name) for name in CONSUMED for _ in range(CONSUMERS)]
 
     def _goes_on(self) -> bool:
         if self._deadline_s is not None:
@@ -215,15 +217,10 @@ class CrashRun(Load[DemoLedger]):
 
     async def _end(self, publishers: list[asyncio.Task[None]]) -> None:
         """Everything falls due and is delivered; then nothing comes any more."""
-        for publisher in publishers:
-            publisher.cancel()
-        await asyncio.gather(*publishers, return_exceptions=True)
-        if self._follow_ups:
-            await asyncio.wait(self._follow_ups, timeout=GRACE_S)
+        await self._publish_no_more(publishers)
         await self._kill()
         await asyncio.sleep(RECEIVE_MS / 1000)
-        last_ms = max((order.due_ms for order in self.ledger.orders), default=0)
-        self.ledger.offset_ms += max(0, last_ms - self.ledger.now_ms())
+        self._let_all_fall_due()
         await self._start()
         deadline_s = time.monotonic() + GRACE_S
         while self.ledger.open_count and time.monotonic() < deadline_s:
@@ -235,6 +232,17 @@ class CrashRun(Load[DemoLedger]):
         await asyncio.sleep(QUIET_S)
         await self._stop()
         await self._check()
+
+    async def _publish_no_more(self, publishers: list[asyncio.Task[None]]) -> None:
+        for publisher in publishers:
+            publisher.cancel()
+        await asyncio.gather(*publishers, return_exceptions=True)
+        if self._follow_ups:
+            await asyncio.wait(self._follow_ups, timeout=GRACE_S)
+
+    def _let_all_fall_due(self) -> None:
+        last_ms = max((order.due_ms for order in self.ledger.orders), default=0)
+        self.ledger.offset_ms += max(0, last_ms - self.ledger.now_ms())
 
     async def _check(self) -> None:
         self.counts["checks of the files"] += 1

@@ -27,16 +27,23 @@ class Entry:
 
     headers: dict[str, str]
     body: bytes
+    stored_ms: int = 0
+    """When the broker had it (ms since the epoch); 0: it does not say."""
 
     @property
     def id(self) -> str:
         return self.headers["delay-id"]
 
 
+def find(program: str) -> str | None:
+    """The path of a program."""
+    places = ("/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin")
+    return shutil.which(program, path=":".join(places))
+
+
 def need(program: str, ensure: str) -> str:
     """The path of a program. Where it is missing the test is skipped by name, and fails in CI."""
-    places = ("/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin")
-    found = shutil.which(program, path=":".join(places))
+    found = find(program)
     if found is None:
         text = f"{program} is not installed; {ensure} in scripts/environment.sh installs it"
         if os.environ.get("CI"):
@@ -52,6 +59,7 @@ class Broker(ABC):
     """The type of its subscriptions."""
 
     def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
