@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from delayserver.errors import DelayServerError
 from delayserver.records.sources import Source, SourceRecord
 
 BATCHES_MAX: Final = 2
@@ -25,7 +26,7 @@ BATCH_MAX_BYTES: Final = 512 * 1024
 Batch = Sequence[SourceRecord]
 
 
-class FeedError(Exception):
+class FeedError(DelayServerError):
     """A topic cannot be read; says of what, and why. It is tried again."""
 
 

@@ -28,7 +28,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from delayserver.delivery.sink import Confirmed, Failed, Result, Told
-from delayserver.errors import InputError
+from delayserver.errors import DelayServerError, InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription, Target
 
@@ -44,7 +44,7 @@ Report = Callable[[DueDelivery, str | None], None]
 """On the event loop, once for each: None where the broker has it, else why it is not known to."""
 
 
-class OutletError(Exception):
+class OutletError(DelayServerError):
     """A client cannot be opened; says of what, and why."""
 
 
