@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import aiormq
-from aiormq.exceptions import AMQPError
+from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from confluent_kafka import KafkaError, Message, Producer
 
 from delayserver.cli.demo.ledger import RECEIVE_MS, RECORD_MS, DemoLedger, Order, Receipt
@@ -214,18 +214,23 @@ class TimedEntry(NamedTuple):
 
 
 def timed(entries: Iterable[Entry], now_ms: int) -> Iterator[TimedEntry]:
-    """The entries of a broker, in its order, without the marks among them."""
-    before_ms, waiting = 0, list[Entry]()
+    """The entries of a broker, in its order, without the marks among them.
+
+    A mark says when it was made, and is made when the one before it was confirmed. So what stands
+    before it in the queue was there by the moment that the next mark behind it names."""
+    after_ms, marked, waiting = 0, list[TimedEntry](), list[Entry]()
     for entry in entries:
         mark_ms = int(entry.headers.get(MARK, 0))
         if mark_ms:
-            yield from (TimedEntry(one.headers, one.body, before_ms, mark_ms) for one in waiting)
-            before_ms, waiting = mark_ms, []
+            yield from (one._replace(to_ms=mark_ms) for one in marked)
+            marked = [TimedEntry(one.headers, one.body, after_ms, now_ms) for one in waiting]
+            after_ms, waiting = mark_ms, []
         elif entry.stored_ms:
             yield TimedEntry(entry.headers, entry.body, entry.stored_ms, entry.stored_ms)
         else:
             waiting.append(entry)
-    yield from (TimedEntry(one.headers, one.body, before_ms, now_ms) for one in waiting)
+    yield from marked
+    yield from (TimedEntry(one.headers, one.body, after_ms, now_ms) for one in waiting)
 
 
 # ---- the run -----------------------------------------------------------------------------------
@@ -346,7 +351,7 @@ class BrokersCrashRun(CrashRun):
         """Write marks into the queue of RabbitMQ, as long as it is there."""
         url = f"amqp://{USER}:{ESCAPED}@127.0.0.1:{self._rabbitmq.port}"
         while True:
-            with contextlib.suppress(AMQPError, OSError):
+            with contextlib.suppress(AMQPError, ChannelInvalidStateError, OSError):
                 connection = await aiormq.connect(url)
                 try:
                     channel = await connection.channel()

@@ -168,8 +168,9 @@ def test_marks_say_when_what_is_between_them_came() -> None:
     def mark(at_ms: int) -> Entry:
         return Entry({"mark": str(at_ms)}, b"0")
 
-    entries = [entry("a"), mark(10), entry("b"), entry("c"), mark(20), entry("d")]
+    entries = [entry("a"), mark(10), entry("b"), entry("c"), mark(20), entry("d"), mark(30)]
     found = [(one.headers["delay-id"], one.from_ms, one.to_ms) for one in timed(entries, 99)]
-    assert found == [("a", 0, 10), ("b", 10, 20), ("c", 10, 20), ("d", 20, 99)]
+    # The next mark is made when the one before is there.
+    assert found == [("a", 0, 20), ("b", 10, 30), ("c", 10, 30), ("d", 20, 99)]
     (told,) = timed([entry("e", 15)], 99)
     assert (told.from_ms, told.to_ms) == (15, 15)

@@ -167,7 +167,7 @@ class RabbitMQ:
         self._node = Process([program], directory / "rabbitmq.log", environment)
 
     def until_there(self) -> None:
-        wait_until(self._answers, 60)
+        wait_until(self._answers, 100)
 
     def _answers(self) -> bool:
         assert self._node.is_running, self._node.log

@@ -12,6 +12,8 @@ from delayserver.pipeline.reports.audit import audit
 from tests.integration.api_support import ApiServer, Receiver, wait_until
 
 BATCH = 500
+PAUSE_S = 0.1
+"""Between batches: the slower the machine, the more there would be to audit."""
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def test_the_audit_is_clean_whatever_the_server_is_doing(
 
     def publish() -> None:
         nonlocal published
-        while not ended.is_set():
+        while not ended.wait(PAUSE_S):
             messages = [
                 {"subject": "live.a", "body": n, "delay": f"{n % 3000}ms"} for n in range(BATCH)
             ]

@@ -9,7 +9,7 @@ The invariants are those of the design notes; `delayserver.testing.ledger` says 
 for which. Bugs that the worlds cannot see, or hardly, are those of `test_invariants.py`."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +79,7 @@ from storage.key_runs import RunState, RunWriter
 from storage.rows import HOUR_MS, SEQ_MAX, RecordKind
 from storage.testing.files import SimulatedFile
 from storage.tiered_catalog import TieredCatalog, _as_columns
+from tests.simulation.catching import first_catch
 
 WORLDS_MAX = 1000
 """Some are caught in one world of a hundred; which ones changes with every file call."""
@@ -953,22 +954,6 @@ def a_group_goes_in_the_order_of_its_seqs(patch: Patch) -> None:
     patch.setattr(single_file, "orders_ms", lambda deliveries: zeros(deliveries.settled["due_ms"]))
 
 
-def first_catch(seeds: Iterable[int], caught_by: tuple[Caught, ...]) -> str | None:
-    """The first world that ends by one of these; any other error is none of the canary's."""
-    for seed in seeds:
-        try:
-            run_world(seed)
-        except caught_by as error:
-            return f"seed {seed}: {type(error).__name__}: {error}"
-        except Exception as error:
-            names = " or ".join(one.__name__ for one in caught_by)
-            raise AssertionError(
-                f"seed {seed} ended by a {type(error).__name__} ({error}), not by a {names}: "
-                "the canary may have died of itself"
-            ) from error
-    return None
-
-
 @canary(Violation, looks_at=worlds_of(Theme.FAR))
 def a_day_is_deleted_before_the_checkpoint_that_has_its_hours(patch: Patch) -> None:
     """I3, I6"""
@@ -1051,7 +1036,7 @@ def a_bad_sector_ends_the_server(patch: Patch) -> None:
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     plant, caught_by, looks_at = CANARIES[name]
     plant(monkeypatch)
-    caught = first_catch(filter(looks_at, range(WORLDS_MAX)), caught_by)
+    caught = first_catch(name, filter(looks_at, range(WORLDS_MAX)), run_world, caught_by)
     assert caught is not None, f"nobody noticed that {name.replace('_', ' ')}"
     print(f"{name}: {caught}")
 
@@ -1059,12 +1044,12 @@ def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
 def test_a_canary_that_dies_of_itself_is_not_caught(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Groups, "flush", lambda self: None)  # a signature that is out of date
     with pytest.raises(AssertionError, match="ended by a TypeError"):
-        first_catch(range(1), (Violation,))
+        first_catch("none", range(1), run_world, (Violation,))
 
 
 @pytest.mark.timeout(600)
 def test_without_a_canary_nothing_is_found() -> None:
-    assert first_catch(range(100), (Violation,)) is None
+    assert first_catch("none", range(100), run_world, (Violation,)) is None
 
 
 def test_the_readme_lists_them() -> None:

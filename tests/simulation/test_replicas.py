@@ -26,6 +26,7 @@ from storage.replicated.office import Office, RecordVerdict
 from storage.replicated.own import OwnLog
 from storage.replicated.reader import RecordReader, frame_of
 from storage.rows import LogKind
+from tests.simulation.catching import first_catch
 
 WORLDS = 30
 WORLDS_MAX = 150
@@ -288,24 +289,12 @@ def a_node_goes_on_behind_what_is_left_of_the_log(patch: Patch) -> None:
     patch.setattr(Office, "_judge", judge)
 
 
-def first_catch(worlds: int, caught_by: tuple[type[Exception], ...]) -> str | None:
-    """The first world that ends by one of these; any other error is none of the canary's."""
-    for seed in range(worlds):
-        try:
-            run_replica_world(seed)
-        except caught_by as error:
-            return f"seed {seed}: {type(error).__name__}: {error}"
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: the canary may have died of itself") from error
-    return None
-
-
 @pytest.mark.unchecked
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     plant, caught_by = CANARIES[name]
     plant(monkeypatch)
-    caught = first_catch(WORLDS_MAX, caught_by)
+    caught = first_catch(name, range(WORLDS_MAX), run_replica_world, caught_by)
     assert caught is not None, f"nobody noticed that {name.replace('_', ' ')}"
     print(f"{name}: {caught}")

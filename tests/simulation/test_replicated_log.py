@@ -14,6 +14,7 @@ from storage.replicated.envelope import Claim, FramePart
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.office import Office, RecordVerdict
 from storage.testing.replicated import ProtocolViolation, ReplicatedWorld
+from tests.simulation.catching import first_catch
 
 WORLDS = 200
 WORLDS_MAX = 100
@@ -174,23 +175,15 @@ def who_leaves_delivers_until_the_log_says_so(patch: Patch) -> None:
     patch.setattr(Tenure, "end", lambda self: None)
 
 
-def first_catch(worlds: int) -> str | None:
-    """The first world that is not as promised; any other error is none of the canary's."""
-    for seed in range(worlds):
-        try:
-            ReplicatedWorld(seed).run()
-        except ProtocolViolation as violation:
-            return f"seed {seed}: {violation}"
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: the canary may have died of itself") from error
-    return None
+def run_one(seed: int) -> None:
+    ReplicatedWorld(seed).run()
 
 
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     rule, plant = CANARIES[name]
     plant(monkeypatch)
-    caught = first_catch(WORLDS_MAX)
+    caught = first_catch(name, range(WORLDS_MAX), run_one, (ProtocolViolation,))
     assert caught is not None, f"nobody noticed that {name.replace('_', ' ')}"
-    assert caught.partition(": ")[2].startswith(tuple(rule.split("|"))), caught
+    assert caught.split(": ", 2)[2].startswith(tuple(rule.split("|"))), caught
     print(f"{name}: {caught}")

@@ -25,6 +25,7 @@ from delayserver.api.cluster.supply import Supply
 from delayserver.server.calls import Calls
 from delayserver.testing import Violation
 from delayserver.testing.shards import run_shards_world
+from tests.simulation.catching import first_catch
 
 WORLDS = 10
 WORLDS_MAX = 60
@@ -273,15 +274,8 @@ def a_grant_is_not_counted(patch: Patch) -> None:
 # ── all of them ────────────────────────────────────────────────────────────────────────────────
 
 
-def first_catch(worlds: int) -> str | None:
-    for seed in range(worlds):
-        try:
-            run_shards_world(seed, count=2 + seed % 2)
-        except Violation as error:
-            return f"seed {seed}: {error}"
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: the canary may have died of itself") from error
-    return None
+def run_one(seed: int) -> None:
+    run_shards_world(seed, count=2 + seed % 2)
 
 
 @pytest.mark.timeout(300)
@@ -289,7 +283,7 @@ def first_catch(worlds: int) -> str | None:
 @pytest.mark.parametrize("name", CANARIES)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     CANARIES[name](monkeypatch)
-    caught = first_catch(WORLDS_MAX)
+    caught = first_catch(name, range(WORLDS_MAX), run_one, (Violation,))
     assert caught is not None, f"nobody noticed that {name.replace('_', ' ')}"
     print(f"{name}: {caught}")
 
