@@ -38,7 +38,7 @@ Check = Callable[[str], str]
 """Of the directory of a backup: what is wrong with it, empty if it is sound."""
 
 
-class Asked(NamedTuple):
+class WantedBackup(NamedTuple):
     """What somebody wants."""
 
     name: str
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     is_verified: bool
 
 
-class Pace:
+class ReadPace:
     """So many bytes a second, on the average, and no more than a second's worth at once."""
 
     def __init__(
@@ -75,13 +75,13 @@ class BackingUp:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: WantedBackup,
         shelf: Shelf,
         snapshots: Snapshots,
         identity: Identity,
         *,
         shards: int,
-        pace: Pace,
+        pace: ReadPace,
         check: Check,
         tokens: Callable[[], bytes | None],
         clock: Callable[[], int],

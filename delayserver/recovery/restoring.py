@@ -58,7 +58,7 @@ class Restored(NamedTuple):
     """What the check has found in the new directory; empty: it is sound."""
 
 
-class Part(NamedTuple):
+class PartToRestore(NamedTuple):
     """A shard's part of a backup, and where it goes."""
 
     manifest: BackupManifest
@@ -69,7 +69,7 @@ class Part(NamedTuple):
     """… and below the new directory."""
 
 
-def find_parts(backup: Path) -> list[Part]:
+def find_parts(backup: Path) -> list[PartToRestore]:
     """The parts of the backup in that directory, one for each shard. Raises BackupError,
     DamageError, DiskError, FormatVersionError."""
     if not backup.is_dir():
@@ -89,7 +89,7 @@ def find_parts(backup: Path) -> list[Part]:
             raise BackupError(f"{backup / place} is that of shard {manifest.shard}")
         if manifest.format_version > FORMAT_VERSION:
             raise FormatVersionError(str(backup / place), manifest.format_version, FORMAT_VERSION)
-        parts.append(Part(manifest, files, place, place))
+        parts.append(PartToRestore(manifest, files, place, place))
     return parts
 
 
@@ -135,7 +135,7 @@ def restore(
     return restored
 
 
-def verify_file(part: Part, wanted: BackupFile) -> None:
+def verify_file(part: PartToRestore, wanted: BackupFile) -> None:
     """Raises DamageError."""
     path = below(part.place, wanted.path)
     try:
@@ -153,7 +153,7 @@ def verify_file(part: Part, wanted: BackupFile) -> None:
             raise DamageError(path, 0, "it does not match the checksum in its manifest")
 
 
-def copy_file(part: Part, wanted: BackupFile, target: Files) -> None:
+def copy_file(part: PartToRestore, wanted: BackupFile, target: Files) -> None:
     """Copy a file that was verified; durable on return."""
     parent = wanted.path.rpartition("/")[0]
     target.make_directory(parent)

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from delayserver.errors import ConflictError, DelayServerError, InputError, NotFoundError
-from delayserver.recovery.backing_up import Asked, BackingUp, Pace
+from delayserver.recovery.backing_up import BackingUp, ReadPace, WantedBackup
 from delayserver.recovery.backups import (
     NAME_PATTERN,
     BackupManifest,
@@ -56,7 +56,7 @@ _CLUSTER: Final = (
 log = structlog.get_logger()
 
 
-class Backups:
+class BackupMaker:
     """See the top of this module."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Backups:
         self._snapshots = Snapshots(shard.files, self._identity) if is_alone else None
         self._ends = threading.Event()
         self._task: asyncio.Task[None] | None = None
-        self._making: tuple[Asked, BackingUp] | None = None
+        self._making: tuple[WantedBackup, BackingUp] | None = None
         self._failed: BackupView | None = None
         self._shelf_lock = asyncio.Lock()
         """Held by whoever deletes something."""
@@ -102,7 +102,7 @@ class Backups:
         if self._making is not None:
             running = self._making[0].name
             raise ConflictError(f"the backup {running} is being made: wait for it, or delete it")
-        asked = Asked(name, now_ms, is_verified)
+        asked = WantedBackup(name, now_ms, is_verified)
         self._ends.clear()
         making = self._make(asked, shelf)
         self._making = asked, making
@@ -193,7 +193,7 @@ class Backups:
         if self._task is not None:
             await self._task
 
-    def _make(self, asked: Asked, shelf: Shelf) -> BackingUp:
+    def _make(self, asked: WantedBackup, shelf: Shelf) -> BackingUp:
         assert self._snapshots is not None
         return BackingUp(
             asked,
@@ -201,13 +201,13 @@ class Backups:
             self._snapshots,
             self._identity,
             shards=self._shards,
-            pace=Pace(self._settings.backup_bytes_per_s, self._monotonic, self._ends.wait),
+            pace=ReadPace(self._settings.backup_bytes_per_s, self._monotonic, self._ends.wait),
             check=self._check,
             tokens=self._tokens,
             clock=self._clock,
         )
 
-    async def _run(self, asked: Asked, making: BackingUp) -> None:
+    async def _run(self, asked: WantedBackup, making: BackingUp) -> None:
         try:
             held, taken_ms = await self._take()
             manifest = await asyncio.to_thread(self._copy, making, held, taken_ms)
@@ -271,7 +271,7 @@ class Backups:
 
     # ── how it is shown ────────────────────────────────────────────────────────────────────────
 
-    def _running(self, asked: Asked, making: BackingUp) -> BackupView:
+    def _running(self, asked: WantedBackup, making: BackingUp) -> BackupView:
         step: BackupStep = "waiting"
         if making.total_bytes:
             step = "checking" if making.is_checking else "copying"

@@ -52,7 +52,7 @@ from storage.catalog import Table
 from storage.errors import DamageError
 
 if TYPE_CHECKING:
-    from delayserver.server.backups import Backups
+    from delayserver.server.backups import BackupMaker
     from delayserver.server.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Calls:
         self.spreading: Spreading | None = None
         """Where there are others that a changed subscription has to reach."""
         self.redrive_max = REDRIVE_MAX
-        self.backups: Backups
+        self.backups: BackupMaker
         """Set by who makes them, before anybody asks."""
 
         # What is known, and the group that whoever answers has to wait for.

@@ -20,7 +20,7 @@ from delayserver.server.metrics import Metrics, Values
 from delayserver.times import format_time
 
 if TYPE_CHECKING:
-    from delayserver.server.backups import Backups
+    from delayserver.server.backups import BackupMaker
 
 
 class Gauges:
@@ -160,7 +160,7 @@ class Gauges:
         )
         gauge("archive_waiting_bytes", "The length of their files", self._archive_waiting_bytes)
 
-    def add_backups(self, backups: "Backups") -> None:
+    def add_backups(self, backups: "BackupMaker") -> None:
         """How old what could be restored is."""
         gauge = self.metrics.gauge
         gauge(
@@ -174,7 +174,7 @@ class Gauges:
             lambda: 0 if backups.last is None else backups.last.total_bytes,
         )
         self.metrics.counter(
-            "backups_failed", "Backups that were given up", lambda: backups.failed_total
+            "backups_failed", "Backups that came to nothing", lambda: backups.failed_total
         )
 
     def _archive_waiting_bytes(self) -> int:

@@ -40,7 +40,7 @@ from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
-from delayserver.server.backups import Backups
+from delayserver.server.backups import BackupMaker
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
 from delayserver.server.metrics import TimedFiles
@@ -158,7 +158,7 @@ class Server(Shard):
         )
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
-        self.backups = self.calls.backups = Backups(
+        self.backups = self.calls.backups = BackupMaker(
             self, self.calls, shards=shards, tokens_directory=tokens_dir, monotonic=time.monotonic
         )
         self.gauges.add_backups(self.backups)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from delayserver.recovery.backing_up import Asked, BackingUp, Pace
+from delayserver.recovery.backing_up import BackingUp, ReadPace, WantedBackup
 from delayserver.recovery.backups import (
     BackupManifest,
     Shelf,
@@ -50,12 +50,12 @@ def back_up(
 ) -> BackupManifest:
     snapshots = snapshots or source.snapshots
     making = BackingUp(
-        Asked(name, 4000, is_verified=True),
+        WantedBackup(name, 4000, is_verified=True),
         Shelf(files, IDENTITY, shards),
         snapshots,
         IDENTITY,
         shards=shards,
-        pace=Pace(1 << 20, lambda: 0.0, wait),
+        pace=ReadPace(1 << 20, lambda: 0.0, wait),
         check=check,
         tokens=lambda: b"{}",
         clock=lambda: 6000,
