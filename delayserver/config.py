@@ -147,6 +147,14 @@ class Settings(BaseSettings):
     archive: bool = Field(
         False, description="… and until it was archived (`pipeline archive`), however long that is"
     )
+    backup_dir: Path | None = Field(
+        None,
+        description="directory of this machine that backups are made in, best on another disk; "
+        "without it there are none",
+    )
+    backup_bytes_per_s: int = Field(
+        64 * MIB, ge=MIB, description="a backup reads no more than this in a second"
+    )
     lead_ms: int = Field(10 * MINUTE_MS, gt=0, description="an hour is loaded this long before")
     drain_ms: int = Field(10 * SECOND_MS, ge=0, description="grace for deliveries at a stop")
 
@@ -289,6 +297,10 @@ class Settings(BaseSettings):
                 raise ValueError("advertise begins with https: if there is a tls_cert, else http:")
         elif {self.node, self.zone, self.advertise} != {None}:
             raise ValueError("node, zone and advertise go together with cluster")
+        if self.backup_dir is not None:
+            backup_dir, data_dir = self.backup_dir.resolve(), self.data_dir.resolve()
+            if backup_dir == data_dir or data_dir in backup_dir.parents:
+                raise ValueError("backup_dir must not be in data_dir, with which it would be lost")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -393,6 +405,8 @@ GROUPS: Final = {
         "dedupe_window_ms",
         "retention_ms",
         "archive",
+        "backup_dir",
+        "backup_bytes_per_s",
         "disk_reserve_bytes",
     ),
     "Logs, metrics, traces": ("log_json", "log_level", "otel", "metrics_subjects_max"),

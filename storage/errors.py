@@ -23,6 +23,7 @@ StorageError
 │   ├── OffsetRangeError    the log does not hold an offset any more, or ends before it
 │   ├── LogReplacedError    what stands at an offset is not what this replica has read there
 │   └── OtherHistoryError   the log goes on behind a replica that has something else
+├── BackupError             a backup cannot be made, or restored from
 ├── CopySourceError         a replica cannot be copied from this node now
 ├── NoPeerError             … nor from any other
 ├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
@@ -276,6 +277,11 @@ class OtherHistoryError(ReplicatedLogError):
         advice = "what this replica has is set aside, and the shard is copied from another one"
         reason = "the log goes on there behind another replica than this one"
         super().__init__(log, offset, reason, advice)
+
+
+class BackupError(StorageError):
+    """A backup cannot be made, or nothing can be restored from it; the text says why, and what to
+    do."""
 
 
 class CopySourceError(StorageError):

@@ -146,6 +146,10 @@ class Files(Protocol):
         """Make a directory and its parents, durably; nothing where it exists."""
         ...
 
+    def remove_directory(self, path: str) -> None:
+        """Delete an empty directory. Raises FileNotFoundError; DiskError where it is not empty."""
+        ...
+
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable. Raises SyncError; never to be retried.
 
@@ -441,6 +445,10 @@ class OsFiles:
         while parent:
             parent = parent.rpartition("/")[0]
             self.sync_directory(parent)
+
+    def remove_directory(self, path: str) -> None:
+        with _disk_errors("rmdir", path):
+            os.rmdir(self._full(path))
 
     def sync_directory(self, path: str) -> None:
         self._sync_directory(self._full(path))

@@ -80,6 +80,11 @@ def read_shard_count(files: Files) -> int | None:
     return count
 
 
+def encode_shard_count(count: int) -> bytes:
+    """The content of DIR/SHARDS."""
+    return json.dumps({"format": SHARDS_VERSION, "shards": count}).encode() + b"\n"
+
+
 def fix_shard_count(files: Files, count: int) -> None:
     """Have the directory be one of so many shards from now on; 1: that of a server alone.
 
@@ -88,7 +93,6 @@ def fix_shard_count(files: Files, count: int) -> None:
     made = read_shard_count(files)
     if made is None and (count == 1 or not files.exists(FORMAT_FILE)):
         if count > 1:
-            document = {"format": SHARDS_VERSION, "shards": count}
-            replace_file(files, SHARDS_FILE, json.dumps(document).encode() + b"\n")
+            replace_file(files, SHARDS_FILE, encode_shard_count(count))
     elif made != count:
         raise ShardCountError(files.root, made or 1, count)

@@ -33,6 +33,7 @@ from delayserver.records.schedules import CatchUp, Overlap, Schedule, ScheduleSt
 from delayserver.records.sources import OnError, Source, SourceState
 from delayserver.records.subscriptions import MASK, RetrySchedule
 from delayserver.records.tables import Heartbeat, OnEvent
+from delayserver.recovery.backups import BackupState, BackupStep, BackupView
 from delayserver.times import format_duration, format_time
 
 _UNSET = msgspec.UNSET
@@ -111,6 +112,68 @@ class ShardDocument(msgspec.Struct):
     state: Annotated[
         Literal["serving", "away"], Meta(description="away: it starts, or has just ended")
     ]
+
+
+class BackupPartDocument(msgspec.Struct):
+    """What a backup has of one shard."""
+
+    shard: int
+    state: BackupState
+    taken_at: Time | None
+    checkpoint_seq: Annotated[
+        int | None, Meta(description="the records up to this one are in it, and no other")
+    ]
+
+
+class BackupDocument(msgspec.Struct):
+    """A backup, or how far it is."""
+
+    name: str
+    state: BackupState
+    step: BackupStep | None
+    started_at: Annotated[Time, Meta(description="everything that was answered before is in it")]
+    taken_at: Annotated[Time | None, Meta(description="nothing that came later is in it")]
+    completed_at: Time | None
+    total_bytes: int
+    done_bytes: int
+    copied_bytes: Annotated[
+        int, Meta(description="the rest is shared with the files of the backup before")
+    ]
+    verified: Annotated[
+        bool, Meta(description="every byte was read again, and compared with all others")
+    ]
+    error: str | None
+    shards: list[BackupPartDocument]
+
+
+class BackupListDocument(msgspec.Struct):
+    """All backups, the oldest first."""
+
+    backups: list[BackupDocument]
+
+
+def backup_document(view: BackupView) -> BackupDocument:
+    """What a shard has of a backup, as all of it."""
+
+    def shown(time_ms: int | None) -> str | None:
+        return None if time_ms is None else format_time(time_ms)
+
+    return BackupDocument(
+        name=view.name,
+        state=view.state,
+        step=view.step,
+        started_at=format_time(view.began_ms),
+        taken_at=shown(view.taken_ms),
+        completed_at=shown(view.completed_ms),
+        total_bytes=view.total_bytes,
+        done_bytes=view.done_bytes,
+        copied_bytes=view.copied_bytes,
+        verified=view.is_verified,
+        error=view.error,
+        shards=[
+            BackupPartDocument(view.shard, view.state, shown(view.taken_ms), view.checkpoint_seq)
+        ],
+    )
 
 
 class NodeDocument(msgspec.Struct):

@@ -110,6 +110,7 @@ def serve(
                 verify_catalog=faults.was_seen,
                 schedule_hours_max=budget.schedule_hours_max,
                 shard=0 if place is None else place.shard,
+                shards=1 if place is None else place.count,
                 tokens_directory=None if place is None else place.data_dir,
                 around=(lambda surroundings: surroundings) if node is None else node.around,
             )

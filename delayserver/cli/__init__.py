@@ -12,6 +12,7 @@
     schedules      schedules put, list, show, preview, pause, resume, trigger, delete
     sources        sources put, list, show, pause, resume, delete
     operations     stats, forecast, shards, ready, check, repair
+    backups        backup, backups list, backups delete, restore
     tokens         token create, token list, token revoke
     cluster        cluster create, status, move, drain, forget, adopt
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
@@ -51,6 +52,7 @@ COMMANDS: Final = {
     "schedules": ("schedules",),
     "sources": ("sources",),
     "operations": ("stats", "forecast", "shards", "ready", "check", "repair"),
+    "backups": ("backup", "backups", "restore"),
     "tokens": ("token",),
     "cluster": ("cluster",),
     "pipeline": ("pipeline",),

@@ -25,6 +25,7 @@ In reading order:
     loop_thread the event loop of callers that have none
     schedules   what is published again and again
     sources     topics whose records are published
+    backups     copies of what a server has
     blocking    producer and consumer without asyncio
     webhooks    is this webhook from our server?
 
@@ -32,7 +33,15 @@ It needs nothing of the server but a few modules without state (times, ids, shar
 HTTP connection that webhooks leave on, too.
 """
 
-from delayserver.client.blocking import Consumer, Producer, Schedules, Sources, Subscriptions
+from delayserver.client.backups import AsyncBackups
+from delayserver.client.blocking import (
+    Backups,
+    Consumer,
+    Producer,
+    Schedules,
+    Sources,
+    Subscriptions,
+)
 from delayserver.client.consumer import AsyncConsumer, Retry
 from delayserver.client.errors import (
     ChangedError,
@@ -61,6 +70,8 @@ from delayserver.client.sources import AsyncSources
 from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.values import (
     Attempts,
+    Backup,
+    BackupPart,
     DeadLetter,
     Delivery,
     DeliveryAttempt,
@@ -83,12 +94,16 @@ from delayserver.client.webhooks import SignatureError, verify_webhook
 
 __all__ = [
     "NO_RETRIES",
+    "AsyncBackups",
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncSchedules",
     "AsyncSources",
     "AsyncSubscriptions",
     "Attempts",
+    "Backup",
+    "BackupPart",
+    "Backups",
     "ChangedError",
     "ClientError",
     "ClosedError",

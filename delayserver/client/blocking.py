@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from delayserver.client.backups import AsyncBackups
 from delayserver.client.calling import EXIT_S, RetryingClient
 from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
 from delayserver.client.errors import ClosedError
@@ -399,6 +400,43 @@ class Sources(Blocking[AsyncSources]):
     delete = _waiting(AsyncSources.delete)
     """End a source: when this returns, it takes nothing more. What it has published stays. Raises
     NotFoundError, ChangedError."""
+
+
+class Backups(Blocking[AsyncBackups]):
+    """The backups of a server, for programs without asyncio; with a token that has the scope
+    `admin`.
+
+        with Backups("http://127.0.0.1:8080") as backups:
+            made = backups.wait(backups.begin("before-the-upgrade").name)
+
+    `delayserver restore` makes a data directory of one."""
+
+    @_with_options_of(AsyncBackups)
+    def __init__(self, client: AsyncBackups) -> None:
+        super().__init__(client)
+
+    begin = _waiting(AsyncBackups.begin)
+    """Begin a backup, in which is what was answered before.
+
+    - `name`: without one it is the time.
+    - `verify`: read every byte of it again, and compare it with all others.
+
+    A lost answer is an UnansweredError: asked again, it would begin another. Raises ConflictError
+    while one is being made, where there is one of that name, or where the server makes none;
+    InvalidError."""
+
+    get = _waiting(AsyncBackups.get)
+    """A backup, or how far it is. Raises NotFoundError."""
+
+    wait = _waiting(AsyncBackups.wait)
+    """The backup once it is complete or has failed (`Backup.state`). Raises NotFoundError;
+    UnansweredError when `timeout_s` is over, and it is made all the same."""
+
+    list = _waiting(AsyncBackups.list)
+    """All that there are, the oldest first, and the one that is being made or has failed."""
+
+    delete = _waiting(AsyncBackups.delete)
+    """Delete a backup; one that is being made is given up. Raises NotFoundError."""
 
 
 class Consumer:

@@ -283,6 +283,7 @@ class Schedule(Body, frozen=True, kw_only=True):
         return hash(self.name)
 
 
+BackupState = Literal["running", "complete", "failed"]
 OnError = Literal["skip", "stop"]
 
 
@@ -325,6 +326,41 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     mechanism: str | None = None
     version: str = ""
     """For `if_match`: changes when it is put, paused or resumed. Empty in lists."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class BackupPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup has of one shard."""
+
+    shard: int
+    state: BackupState
+    taken_at: datetime | None = None
+    checkpoint_seq: int | None = None
+    """The records up to this one are in it, and no other."""
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """A backup, or how far it is."""
+
+    name: str
+    state: BackupState
+    started_at: datetime
+    """Everything that was answered before is in it."""
+    shards: list[BackupPart]
+    step: Literal["waiting", "copying", "checking"] | None = None
+    """Of one that is running."""
+    taken_at: datetime | None = None
+    """Nothing that came later is in it."""
+    completed_at: datetime | None = None
+    total_bytes: int = 0
+    done_bytes: int = 0
+    copied_bytes: int = 0
+    """The rest is shared with the files of the backup before."""
+    verified: bool = False
+    """Every byte was read again, and compared with all others."""
+    error: str | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -1,11 +1,12 @@
-"""Snapshots: what a checkpoint names, kept as it is, so that another replica can copy it.
+"""Snapshots: what a checkpoint names, kept as it is, so that a replica or a backup can copy it.
 
     filing thread, behind a checkpoint ── take ──▶ a moment of the catalog, a link to each file
     any other thread                   ── complete ──▶ the copy of the catalog, the manifest
                                        ── open, read … ──▶ release
 
     snapshots/<id>/schedule/…     hours and days, each up to its length at the checkpoint
-                  /dispatch/…     as they are now; what is behind their last whole frame is cut off
+                  /dispatch/…     as they are now, or were when somebody measured them; what is
+                                  behind their last whole frame is cut off
                   /definitions/…  one generation, up to its length
                   /keys/…         the runs that the catalog names
                   /catalog/…      LMDB, copied and compacted
@@ -25,7 +26,7 @@ replaced while it is copied are used again later. Threads: as above; the rest an
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -90,6 +91,12 @@ class HeldSnapshot(NamedTuple):
     catalog: Frozen
 
 
+def measure_settled(files: Files) -> dict[str, int]:
+    """How long the dispatch logs are now, by path. Any thread may ask. Raises DiskError."""
+    paths = (f"dispatch/{name}" for name in files.list("dispatch"))
+    return {path: size_of(files, path) for path in paths}
+
+
 def taken(take: Callable[[], object]) -> tuple[object, StorageError | None]:
     """What `take` returns, or why it does not: the filing thread goes on without it. Raises
     SyncError: it cannot."""
@@ -117,14 +124,15 @@ class Snapshots:
 
     # ── the filing thread ──────────────────────────────────────────────────────────────────────
 
-    def take(self, store: Store) -> HeldSnapshot:
+    def take(self, store: Store, settled: Mapping[str, int] | None = None) -> HeldSnapshot:
         """Keep what the last checkpoint names. It must have been made just now: nothing was filed
-        or purged since. Raises DiskError, CatalogError, DamageError: then nothing is kept."""
+        or purged since. `settled`: how much of each dispatch log belongs to it; None: all that
+        there is. Raises DiskError, CatalogError, DamageError: then nothing is kept."""
         self._number += 1
         snapshot_id = f"{os.getpid()}-{self._number}"
         frozen = store.catalog.freeze()
         try:
-            files = self._link_all(snapshot_id, store)
+            files = self._link_all(snapshot_id, store, settled)
         except BaseException:
             frozen.close()
             self._remove(snapshot_id)
@@ -140,7 +148,9 @@ class Snapshots:
         )
         return HeldSnapshot(manifest, frozen)
 
-    def _link_all(self, snapshot_id: str, store: Store) -> list[SnapshotFile]:
+    def _link_all(
+        self, snapshot_id: str, store: Store, settled: Mapping[str, int] | None
+    ) -> list[SnapshotFile]:
         for directory in COPIED:
             self._files.make_directory(f"{DIRECTORY}/{snapshot_id}/{directory}")
         wanted: list[tuple[str, int | None]] = [
@@ -155,8 +165,14 @@ class Snapshots:
         wanted += [(run_path(run.number), None) for run in runs]
         # The catalog says up to which place of the replicated log they have what is settled. That
         # was written before, so it is in the files by now.
-        wanted += [(bucket_path(LogKind.DISPATCH, hour), None) for hour in store.settler.hours()]
-        return [self._link(snapshot_id, path, length) for path, length in wanted]
+        files = [self._link(snapshot_id, path, length) for path, length in wanted]
+        for hour in store.settler.hours():
+            file = self._link(snapshot_id, bucket_path(LogKind.DISPATCH, hour), None)
+            if settled is not None:
+                file = SnapshotFile(file.path, min(file.length, settled.get(file.path, 0)))
+            if file.length:
+                files.append(file)
+        return files
 
     def _link(self, snapshot_id: str, path: str, length: int | None) -> SnapshotFile:
         kept = _path(snapshot_id, path)

@@ -52,6 +52,7 @@ from storage.catalog import Table
 from storage.errors import DamageError
 
 if TYPE_CHECKING:
+    from delayserver.server.backups import BackupMaker
     from delayserver.server.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -102,6 +103,8 @@ class Calls:
         self.spreading: Spreading | None = None
         """Where there are others that a changed subscription has to reach."""
         self.redrive_max = REDRIVE_MAX
+        self.backups: BackupMaker
+        """Set by who makes them, before anybody asks."""
 
         # What is known, and the group that whoever answers has to wait for.
         sequencer, groups, ids = engine.sequencer, engine.groups, engine.ids

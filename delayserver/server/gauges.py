@@ -8,6 +8,7 @@ Cost: nothing until somebody asks, then some µs. Threads: belongs to the event 
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -17,6 +18,9 @@ from delayserver.schedule.archives import RetiredHour
 from delayserver.server.engine import Engine
 from delayserver.server.metrics import Metrics, Values
 from delayserver.times import format_time
+
+if TYPE_CHECKING:
+    from delayserver.server.backups import BackupMaker
 
 
 class Gauges:
@@ -155,6 +159,23 @@ class Gauges:
             lambda: len(self.archive_waiting),
         )
         gauge("archive_waiting_bytes", "The length of their files", self._archive_waiting_bytes)
+
+    def add_backups(self, backups: "BackupMaker") -> None:
+        """How old what could be restored is."""
+        gauge = self.metrics.gauge
+        gauge(
+            "backup_last_timestamp_seconds",
+            "As of when the newest backup is, since 1970; 0: there is none",
+            lambda: 0 if backups.last is None else backups.last.taken_ms / 1000,
+        )
+        gauge(
+            "backup_last_bytes",
+            "The length of its files",
+            lambda: 0 if backups.last is None else backups.last.total_bytes,
+        )
+        self.metrics.counter(
+            "backups_failed", "Backups that came to nothing", lambda: backups.failed_total
+        )
 
     def _archive_waiting_bytes(self) -> int:
         return sum(waiting.total_bytes for waiting in self.archive_waiting)

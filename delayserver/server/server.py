@@ -40,6 +40,7 @@ from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
+from delayserver.server.backups import BackupMaker
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
 from delayserver.server.metrics import TimedFiles
@@ -100,13 +101,14 @@ class Server(Shard):
         verify_catalog: bool = False,
         schedule_hours_max: int = WRITTEN_HOURS_MIN,
         shard: int = 0,
+        shards: int = 1,
         tokens_directory: Path | None = None,
         around: Callable[[Surroundings], Surroundings] = lambda surroundings: surroundings,
     ) -> None:
         """Lock the directory and recover what is in it. Nothing runs before `start`.
 
         `verify_catalog`: all of it, however long it is. `schedule_hours_max`: files of hours that
-        the schedule log has open where it is written. `shard`: its number among others;
+        the schedule log has open where it is written. `shard`: its number among `shards` of them;
         `tokens_directory`: where the tokens of all of them are; `around` may put other parts into
         the surroundings. Raises StorageError, and
         AccessError where others could call without a token."""
@@ -156,6 +158,10 @@ class Server(Shard):
         )
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
+        self.backups = self.calls.backups = BackupMaker(
+            self, self.calls, shards=shards, tokens_directory=tokens_dir, monotonic=time.monotonic
+        )
+        self.gauges.add_backups(self.backups)
         self._sources = SourceRunner(
             self.engine.sources, self._make_feed_opener, self.clock, self.on_fatal
         )
@@ -197,6 +203,7 @@ class Server(Shard):
         self._check_disk()
         self._tick()
         self._sources.start()
+        self._looking = self._loop.create_task(self.backups.look())
 
     def begin_stop(self) -> None:
         """Accept nothing more, send nothing more, answer those who wait."""
@@ -217,6 +224,8 @@ class Server(Shard):
         engine = self.engine
         self.begin_stop()
         await self._sources.stop()
+        await self._looking
+        await self.backups.stop()
         drain_s = (self.settings.drain_ms if drain_ms is None else drain_ms) / 1000
         deadline = self._loop.time() + drain_s
         if self._sending:

@@ -98,6 +98,7 @@ Call = Literal[
     "link",
     "unlink",
     "make_directory",
+    "remove_directory",
     "sync_directory",
     "map_to_read",
     "scratch",
@@ -323,6 +324,9 @@ class FaultyFiles:
         self._faults.run(
             "make_directory", path, lambda: self._inner.make_directory(path), takes_space=True
         )
+
+    def remove_directory(self, path: str) -> None:
+        self._faults.run("remove_directory", path, lambda: self._inner.remove_directory(path))
 
     def sync_directory(self, path: str) -> None:
         self._faults.run("sync_directory", path, lambda: self._inner.sync_directory(path))

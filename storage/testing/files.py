@@ -283,7 +283,7 @@ class SimulatedFiles:
     """The files of one simulated machine. See `storage.files.Files`, and the top of this module.
 
     `free_space_bytes` is what `free_bytes()` answers; set it as you like, writes do not change it.
-    Directories are durable at once, and cannot be renamed or removed.
+    Directories are made and removed durably at once, and cannot be renamed.
     """
 
     def __init__(self, root: str = "simulated", rng: random.Random | None = None) -> None:
@@ -438,6 +438,16 @@ class SimulatedFiles:
             directory = "/".join(parts[:count])
             self._names.setdefault(directory, {})
             self._durable_names.setdefault(directory, {})
+
+    def remove_directory(self, path: str) -> None:
+        self._check_on("rmdir", path)
+        if path not in self._names:
+            raise _not_found(path)
+        if self.list(path):
+            raise DiskError("rmdir", path, os.strerror(errno.ENOTEMPTY))
+        # What it held is gone with it, durably: nothing of it can come back.
+        self.sync_directory(path)
+        del self._names[path], self._durable_names[path]
 
     def sync_directory(self, path: str) -> None:
         if self.is_off or path not in self._names:

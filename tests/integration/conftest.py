@@ -15,7 +15,8 @@ SMALL = {"body_max_bytes": 100_000, "batch_max_messages": 1000}
 @pytest.fixture(scope="session")
 def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A server with small limits. Who uses it takes names of its own, and ends nothing."""
-    server = ApiServer(tmp_path_factory.mktemp("shared"), **SMALL)
+    directory = tmp_path_factory.mktemp("shared")
+    server = ApiServer(directory, backup_dir=directory / "backups", **SMALL)
     server.start()
     yield server
     server.shut_down()
@@ -23,7 +24,8 @@ def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def _shards_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    server = ApiServer(tmp_path_factory.mktemp("shards"), shards=2, **SMALL)
+    directory = tmp_path_factory.mktemp("shards")
+    server = ApiServer(directory, backup_dir=directory / "backups", shards=2, **SMALL)
     server.start()
     yield server
     server.shut_down()

@@ -148,3 +148,10 @@ def test_a_shard_has_its_part_of_what_is_limited_for_all() -> None:
     assert few.receiving_max_bytes == few.batch_max_bytes
     assert few.unfiled_max_bytes == few.checkpoint_bytes
     assert Settings().of_shard(Path("data")) == Settings()
+
+
+def test_backups_do_not_stand_in_what_they_are_of(tmp_path: Path) -> None:
+    assert Settings(data_dir=tmp_path / "data", backup_dir=tmp_path / "data-backups").backup_dir
+    for inside in (tmp_path / "data", tmp_path / "data/backups", tmp_path / "x/../data/backups"):
+        with pytest.raises(ValidationError, match="must not be in data_dir"):
+            Settings(data_dir=tmp_path / "data", backup_dir=inside)

@@ -16,6 +16,7 @@
     …/dead-letters, …/dead-letters/redrive           all, merged by seq; those of the ids
     /v1/imports…, PUT /v1/archives/{hour}            the shard that `shard=` or the manifest says
     GET  /v1/archives                                that, or all, merged by hour
+    /v1/backups[/{name}]                             all, each its part
 
 What is wrong with a call is told by a shard, in its own words: one that cannot be read here, or
 names nothing that can be, is left to the own shard. What is read of all shards is there whole, or
@@ -30,7 +31,7 @@ each shard's page comes whole. Threads: belongs to the event loop.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -42,10 +43,18 @@ from delayserver.api.cluster.definitions import HOME
 from delayserver.api.cluster.exposition import merge_metrics
 from delayserver.api.cluster.pages import PagedList, merge_pages, read_cursor, write_cursor
 from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, RoutedPeers
-from delayserver.api.cluster.sums import add_forecasts, add_stats, add_waiting
+from delayserver.api.cluster.sums import (
+    add_backup,
+    add_backups,
+    add_forecasts,
+    add_stats,
+    add_waiting,
+)
 from delayserver.api.documents import (
     NAMED_PAGE_MAX,
     PLACES_HEADER,
+    BackupDocument,
+    BackupListDocument,
     CancelResultDocument,
     ForecastDocument,
     ShardPageDocument,
@@ -79,6 +88,8 @@ _DEAD_LETTERS: Final = PagedList("dead_letters", (_SEQ_MAX,), lambda place: str(
 _ARCHIVES: Final = PagedList("hours", (_HOUR_MAX,), lambda place: hour_name(place[0]))
 _NOT_A_CURSOR: Final = "."
 """Refused by every list."""
+_ACCEPTED: Final = 202
+_DELETED: Final = 204
 _MISSING: Final = 404
 _FORBIDDEN: Final = 403
 
@@ -90,6 +101,10 @@ class _RedriveBody(msgspec.Struct):
     ids: list[str] | None = None
 
 
+class _WantedBackup(msgspec.Struct):
+    verify: bool = True
+
+
 class _Results(msgspec.Struct):
     results: list[msgspec.Raw]
 
@@ -98,6 +113,9 @@ class _Subscriptions(msgspec.Struct):
     subscriptions: list[_Row]
 
 
+_read_backup = msgspec.json.Decoder(BackupDocument).decode
+_read_backups = msgspec.json.Decoder(BackupListDocument).decode
+_read_wanted = msgspec.json.Decoder(_WantedBackup).decode
 _read_cancel = msgspec.json.Decoder(CancelBody).decode
 _read_redrive = msgspec.json.Decoder(_RedriveBody | None).decode
 _read_results = msgspec.json.Decoder(_Results).decode
@@ -470,12 +488,62 @@ class Router:
             ],
         )
 
+    # ── backups ────────────────────────────────────────────────────────────────────────────────
+
+    async def _begin_backup(self, call: PeerCall) -> PeerAnswer:
+        """The own shard gives the name; if another refuses, nothing is left of it."""
+        own = await self._peers.ask(self._peers.own, call)
+        if own.status != _ACCEPTED:
+            return own
+        begun = _read_backup(own.body)
+        verify = _read_wanted(call.body).verify if call.body else True
+        body = encode({"name": begun.name, "verify": verify})
+        wanted = call._replace(headers=((b"content-type", JSON),), body=body)
+        answers = await self._ask(dict.fromkeys(self._others(), wanted))
+        taken = [shard for shard, one in answers.items() if one.status == _ACCEPTED]
+        if len(taken) < len(answers):
+            # What another has under that name already stays.
+            given_up = PeerCall("DELETE", f"/v1/backups/{begun.name}", caller=call.caller)
+            await self._ask(dict.fromkeys((self._peers.own, *taken), given_up))
+            return next(one for one in answers.values() if one.status != _ACCEPTED)
+        parts = {self._peers.own: begun}
+        parts |= {shard: _read_backup(one.body) for shard, one in answers.items()}
+        location = [one for one in own.headers if one[0] == b"location"]
+        return _answer(_ACCEPTED, encode(add_backup(dict(sorted(parts.items())))), JSON, location)
+
+    async def _backups(self, call: PeerCall) -> PeerAnswer:
+        answers = await self._ask_all(call)
+        refused_by = self._refusal(answers)
+        if refused_by is not None:
+            return refused_by
+        lists = {shard: _read_backups(one.body).backups for shard, one in sorted(answers.items())}
+        return _json(encode(BackupListDocument(add_backups(lists))))
+
+    async def _backup(self, call: PeerCall) -> PeerAnswer:
+        answers = await self._ask_all(call)
+        refused_by = self._refusal(answers, (_MISSING,))
+        if refused_by is not None:
+            return refused_by
+        parts = {
+            shard: _read_backup(one.body) if one.status == 200 else None
+            for shard, one in sorted(answers.items())
+        }
+        return _json(encode(add_backup(parts)))
+
+    async def _delete_backup(self, call: PeerCall) -> PeerAnswer:
+        answers = await self._ask_all(call)
+        refusals = [one for one in answers.values() if one.status not in (_DELETED, _MISSING)]
+        if refusals:
+            return refusals[0]
+        return min(answers.values(), key=lambda one: one.status)
+
     # ── asking ─────────────────────────────────────────────────────────────────────────────────
 
+    def _others(self) -> Iterator[int]:
+        return (shard for shard in range(self._peers.count) if shard != self._peers.own)
+
     async def _ask_all(self, call: PeerCall) -> dict[int, PeerAnswer]:
-        own = self._peers.own
-        others = (shard for shard in range(self._peers.count) if shard != own)
-        return await self._ask(dict.fromkeys((own, *others), call))
+        return await self._ask(dict.fromkeys((self._peers.own, *self._others()), call))
 
     async def _ask(self, calls: Mapping[int, PeerCall]) -> dict[int, PeerAnswer]:
         """Have shards answer, all at the same time."""
@@ -537,6 +605,10 @@ _ROUTES: Final[Sequence[tuple[str, str, _Serve]]] = (
     ("GET", r"/v1/imports/[^/]+/duplicates", Router._of_shard),
     ("GET", r"/v1/archives", Router._archives),
     ("PUT", r"/v1/archives/[^/]+", Router._of_shard),
+    ("POST", r"/v1/backups", Router._begin_backup),
+    ("GET", r"/v1/backups", Router._backups),
+    ("GET", r"/v1/backups/[^/]+", Router._backup),
+    ("DELETE", r"/v1/backups/[^/]+", Router._delete_backup),
 )
 _COMPILED: Final = [
     (frozenset(methods.split()), re.compile(pattern, re.DOTALL), serve)

@@ -9,10 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from delayserver.api.documents import ForecastBucketDocument, ForecastDocument, StatsDocument
+from delayserver.api.documents import (
+    BackupDocument,
+    ForecastBucketDocument,
+    ForecastDocument,
+    StatsDocument,
+)
+from delayserver.recovery.backups import BackupState, BackupStep
 
 _Numbers = dict[str, msgspec.Raw]
 """A document whose fields stay as they are written."""
+BACKUP_STEPS: Final[Sequence[BackupStep]] = ("waiting", "copying", "checking")
 WAITING: Final = ("queued", "in_flight")
 """What each shard counts of a subscription."""
 
@@ -77,6 +84,55 @@ def add_forecasts(documents: Iterable[ForecastDocument]) -> ForecastDocument:
             counts[one.since] += one.count
     buckets = [ForecastBucketDocument(since, count) for since, count in sorted(counts.items())]
     return ForecastDocument(bucket, buckets)
+
+
+def add_backups(lists: Mapping[int, Sequence[BackupDocument]]) -> list[BackupDocument]:
+    """The backups of all shards, by shard; the oldest first."""
+    names = {one.name: None for some in lists.values() for one in some}
+    by_name = [{one.name: one for one in some} for some in lists.values()]
+    found = [
+        add_backup({shard: some.get(name) for shard, some in zip(lists, by_name, strict=True)})
+        for name in names
+    ]
+    return sorted(found, key=lambda one: one.started_at)
+
+
+def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:
+    """A backup of all shards, from what each says of its part; None: it has none.
+
+    It is complete when all of them are. What it has is of the moments in `shards`: all that was
+    answered before `started_at`, nothing that came after `taken_at`."""
+    known = [part for part in parts.values() if part is not None]
+    missing = [shard for shard, part in parts.items() if part is None]
+    states = {part.state for part in known}
+    is_running = "running" in states
+    errors = [
+        f"shard {shard}: {part.error}"
+        for shard, part in parts.items()
+        if part is not None and part.error is not None
+    ]
+    state: BackupState = "running" if is_running else "complete"
+    if "failed" in states or (missing and not is_running):
+        state = "failed"
+        if not errors:
+            errors = [f"it has no part of shard {', '.join(map(str, missing))}: delete it"]
+    steps = [step for step in BACKUP_STEPS if any(part.step == step for part in known)]
+    taken = [part.taken_at for part in known if part.taken_at is not None]
+    completed = [part.completed_at for part in known if part.completed_at is not None]
+    return BackupDocument(
+        name=known[0].name,
+        state=state,
+        step=steps[0] if steps and is_running else None,
+        started_at=min(part.started_at for part in known),
+        taken_at=max(taken) if state == "complete" else None,
+        completed_at=None if is_running else max(completed, default=None),
+        total_bytes=sum(part.total_bytes for part in known),
+        done_bytes=sum(part.done_bytes for part in known),
+        copied_bytes=sum(part.copied_bytes for part in known),
+        verified=state == "complete" and all(part.verified for part in known),
+        error="; ".join(errors) or None,
+        shards=[one for part in known for one in part.shards],
+    )
 
 
 def add_waiting(own: _Numbers, others: Iterable[_Numbers]) -> _Numbers:

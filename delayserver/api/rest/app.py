@@ -26,6 +26,7 @@ from delayserver.api.problems import (
     problem_of,
 )
 from delayserver.api.rest import (
+    backups,
     bulk,
     docs_page,
     messages,
@@ -88,7 +89,8 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) 
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    for routes in (messages, subscriptions, bulk, operations, timers, schedules, sources):
+    kinds = (messages, subscriptions, bulk, operations, backups, timers, schedules, sources)
+    for routes in kinds:
         fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
     fastapi.include_router(docs_page.router)
     fastapi.add_exception_handler(DelayServerError, _on_error)

@@ -22,6 +22,7 @@ from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
 from delayserver.errors import InputError
 from delayserver.records.subjects import ANY_PATTERN, SUBJECT_PATTERN
 from delayserver.records.subscriptions import HEADERS_MAX, MASK
+from delayserver.recovery.backups import NAME_PATTERN as BACKUP_NAME_PATTERN
 from delayserver.times import parse_duration_ms
 from storage.rows import HOUR_MS
 
@@ -600,6 +601,17 @@ class ImportBegunModel(BaseModel):
     now: Time = Field(description="the server's clock: what is due before it is due now")
     delay_max_ms: int
     body_max_bytes: int
+
+
+class BackupModel(Strict):
+    """A backup to be made."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "before-the-upgrade"}]})
+
+    name: str | None = Field(
+        None, pattern=f"^{BACKUP_NAME_PATTERN}$", description="default: the time"
+    )
+    verify: bool = Field(True, description="read every byte again, and compare it with all others")
 
 
 class ImportModel(Strict):

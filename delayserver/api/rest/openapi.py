@@ -56,6 +56,8 @@ _STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
     documents.StatsDocument,
     documents.ForecastDocument,
     documents.ClusterDocument,
+    documents.BackupDocument,
+    documents.BackupListDocument,
     CancelBody,
     PullBody,
     LeasesBody,
@@ -139,7 +141,7 @@ _OF_ONE_SHARD: Final = frozenset(
 """Calls that may be for one shard alone."""
 _RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
 _OWNER = {"delay-owner": {"description": "a URL", "schema": {"type": "string"}}}
-_LOCATION = {"Location": {"description": "path of the message", "schema": {"type": "string"}}}
+_LOCATION = {"Location": {"description": "its path", "schema": {"type": "string"}}}
 _VERSION = {"ETag": {"description": "for `If-None-Match`", "schema": {"type": "string"}}}
 _ETAG = {"ETag": {"description": "the version, for `If-Match`", "schema": {"type": "string"}}}
 
@@ -271,6 +273,8 @@ def _add_examples(paths: dict[str, Any]) -> None:
     for operation in (publish, paths["/v1/subjects/{subject}/keys/{key}"]["put"]):
         for status in ("200", "201"):
             operation["responses"][status]["headers"] = _LOCATION | _ETAG
+    begin = paths["/v1/backups"]["post"]
+    begin["responses"]["202"]["headers"] = _LOCATION
     paths["/v1/cluster"]["get"]["responses"]["200"]["headers"] = _VERSION
     trigger = paths["/v1/schedules/{name}/trigger"]["post"]
     trigger["responses"]["201"]["headers"] = _LOCATION | _ETAG

@@ -8,10 +8,12 @@ import weakref
 import pytest
 
 from delayserver.client import (
+    AsyncBackups,
     AsyncProducer,
     AsyncSchedules,
     AsyncSources,
     AsyncSubscriptions,
+    Backups,
     ClosedError,
     Consumer,
     Producer,
@@ -56,7 +58,7 @@ def test_producers_that_are_dropped_leave_neither_threads_nor_connections():
     assert all(transport.closed for transport in transports)
 
 
-@pytest.mark.parametrize("kind", [Producer, Consumer, Schedules, Sources, Subscriptions])
+@pytest.mark.parametrize("kind", [Producer, Consumer, Schedules, Sources, Subscriptions, Backups])
 def test_the_blocking_classes_explain_each_option_themselves(kind):
     options = [name for name in inspect.signature(kind).parameters if name != "url"]
     assert len(options) > 5
@@ -70,6 +72,7 @@ def test_the_blocking_classes_explain_each_option_themselves(kind):
         (Producer, AsyncProducer),
         (Schedules, AsyncSchedules),
         (Sources, AsyncSources),
+        (Backups, AsyncBackups),
         (Subscriptions, AsyncSubscriptions),
     ],
 )

@@ -332,6 +332,31 @@ def test_a_directory_is_no_file_and_a_file_no_directory(
         call(files)
 
 
+def test_remove_directory(files: Files) -> None:
+    files.make_directory("a/b")
+    put(files, "a/b/file", b"1")
+    for full in ("a", "a/b"):
+        with pytest.raises(DiskError, match="rmdir"):
+            files.remove_directory(full)
+    files.unlink("a/b/file")
+    files.remove_directory("a/b")
+    files.remove_directory("a")
+    assert not files.exists("a")
+    with pytest.raises(FileNotFoundError):
+        files.remove_directory("a")
+
+
+def test_what_was_in_a_directory_that_is_removed_does_not_come_back() -> None:
+    disk = SimulatedFiles()
+    disk.make_directory("a")
+    put(disk, "a/file", b"1")
+    disk.sync_directory("a")
+    disk.unlink("a/file")
+    disk.remove_directory("a")
+    for _ in range(10):
+        assert disk.crash().list("") == []
+
+
 def test_sync_directory(files: Files) -> None:
     files.make_directory("d")
     put(files, "d/a", b"")

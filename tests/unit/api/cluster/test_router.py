@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
-from delayserver.api.documents import PLACES_HEADER
+from delayserver.api.documents import PLACES_HEADER, backup_document
 from delayserver.errors import (
     AccessError,
     ConflictError,
@@ -17,6 +17,7 @@ from delayserver.errors import (
     ShardAwayError,
 )
 from delayserver.records.sharding import shard_of, shard_of_heartbeat
+from delayserver.recovery.backups import BackupState, BackupView
 from delayserver.security.tokens import Caller, Token
 from tests.unit.api.cluster.shards import AWAY, ToldPeers, document_answer, problem_answer_of
 
@@ -382,3 +383,49 @@ def test_the_home_defines_and_all_count_what_waits(own: int) -> None:
     refused = ToldPeers(COUNT, lambda shard, call: AWAY, own)
     assert refused.route(PeerCall("DELETE", "/v1/subscriptions/s")) is AWAY
     assert [shard for shard, _ in refused.asked] == [0]
+
+
+def part_of_backup(shard: int, state: BackupState = "running") -> dict[str, Any]:
+    view = BackupView("b", shard, state, "waiting", 1, None, None, None, 10, 5, 1, False)
+    return msgspec.to_builtins(backup_document(view))
+
+
+def test_each_shard_is_told_to_make_its_part_under_the_name_that_the_own_one_gives() -> None:
+    peers = ToldPeers(COUNT, lambda shard, call: document_answer(part_of_backup(shard), 202), 1)
+    found = peers.route(PeerCall("POST", "/v1/backups", body=b'{"verify": false}'))
+    assert found is not None and found.status == 202
+    assert [one["shard"] for one in body_of(found)["shards"]] == [*range(COUNT)]
+    assert [shard for shard, _ in peers.asked] == [1, 0, 2, 3]
+    for _, call in peers.asked[1:]:
+        assert msgspec.json.decode(call.body) == {"name": "b", "verify": False}
+        assert (b"content-type", b"application/json") in call.headers
+
+
+def test_a_backup_that_a_shard_refuses_is_given_up_where_it_was_begun() -> None:
+    def answer(shard: int, call: PeerCall) -> PeerAnswer:
+        if call.method == "DELETE":
+            return PeerAnswer(204, (), b"")
+        if shard == 2:
+            return problem_answer_of(ConflictError("there is a backup b"))
+        return document_answer(part_of_backup(shard), 202)
+
+    peers = ToldPeers(COUNT, answer, 0)
+    found = peers.route(PeerCall("POST", "/v1/backups"))
+    assert found is not None and found.status == 409
+    deleted = [shard for shard, call in peers.asked if call.method == "DELETE"]
+    assert deleted == [0, 1, 3]
+
+
+def test_a_backup_without_the_part_of_a_shard_has_failed() -> None:
+    def answer(shard: int, call: PeerCall) -> PeerAnswer:
+        return document_answer(part_of_backup(shard, "complete")) if shard else MISSING_ANSWER
+
+    found = body_of(ToldPeers(COUNT, answer, 3).route(PeerCall("GET", "/v1/backups/b")))
+    assert found["state"] == "failed" and "shard 0" in found["error"]
+    nobody = ToldPeers(COUNT, lambda shard, call: MISSING_ANSWER, 3)
+    for method in ("GET", "DELETE"):
+        missing = nobody.route(PeerCall(method, "/v1/backups/b"))
+        assert missing is not None and missing.status == 404
+
+
+MISSING_ANSWER = problem_answer_of(NotFoundError("there is no backup 'b'"))

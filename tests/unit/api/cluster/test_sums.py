@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from delayserver.api.cluster.sums import STATS, add_forecasts, add_stats, add_waiting
-from delayserver.api.documents import ForecastBucketDocument, ForecastDocument, StatsDocument
+from delayserver.api.cluster.sums import (
+    STATS,
+    add_backup,
+    add_backups,
+    add_forecasts,
+    add_stats,
+    add_waiting,
+)
+from delayserver.api.documents import (
+    BackupDocument,
+    ForecastBucketDocument,
+    ForecastDocument,
+    StatsDocument,
+    backup_document,
+)
+from delayserver.recovery.backups import BackupState, BackupStep, BackupView
 
 NUMBERS = [
     name
@@ -61,3 +75,59 @@ def test_a_subscription_stays_as_it_is_written_but_for_what_waits() -> None:
     added = add_waiting(read(text), [read(b'{"queued":4,"in_flight":0}')])
     assert msgspec.json.encode(added) == text.replace(b'"queued":1', b'"queued":5')
     assert msgspec.json.encode(add_waiting(read(text), [])) == text
+
+
+def backup(
+    shard: int,
+    state: BackupState = "complete",
+    step: BackupStep | None = None,
+    *,
+    name: str = "one",
+    began_ms: int = 1000,
+    is_verified: bool = True,
+) -> BackupDocument:
+    is_complete = state == "complete"
+    return backup_document(
+        BackupView(
+            name=name,
+            shard=shard,
+            state=state,
+            step=step,
+            began_ms=began_ms,
+            taken_ms=2000 + shard if is_complete else None,
+            completed_ms=None if state == "running" else 3000 + shard,
+            checkpoint_seq=7 + shard if is_complete else None,
+            total_bytes=100,
+            done_bytes=50,
+            copied_bytes=20,
+            is_verified=is_verified,
+            error="the disk is full" if state == "failed" else None,
+        )
+    )
+
+
+def test_a_backup_is_complete_when_each_shard_has_its_part() -> None:
+    whole = add_backup({0: backup(0), 1: backup(1, began_ms=900)})
+    assert (whole.state, whole.verified, whole.error) == ("complete", True, None)
+    assert (whole.total_bytes, whole.done_bytes, whole.copied_bytes) == (200, 100, 40)
+    assert whole.started_at == "1970-01-01T00:00:00.900Z"
+    assert whole.taken_at == "1970-01-01T00:00:02.001Z"
+    assert [(one.shard, one.checkpoint_seq) for one in whole.shards] == [(0, 7), (1, 8)]
+    assert not add_backup({0: backup(0), 1: backup(1, is_verified=False)}).verified
+
+    under_way = add_backup({0: backup(0), 1: backup(1, "running", "waiting")})
+    assert (under_way.state, under_way.step) == ("running", "waiting")
+    assert (under_way.taken_at, under_way.completed_at, under_way.verified) == (None, None, False)
+
+    failed = add_backup({0: backup(0), 1: backup(1, "failed"), 2: backup(2, "running", "copying")})
+    assert (failed.state, failed.error) == ("failed", "shard 1: the disk is full")
+
+    missing = add_backup({0: backup(0), 1: None})
+    assert missing.state == "failed" and missing.error is not None and "shard 1" in missing.error
+
+
+def test_backups_of_all_shards_are_put_together_by_name() -> None:
+    found = add_backups(
+        {0: [backup(0, name="b"), backup(0, name="a", began_ms=5)], 1: [backup(1, name="b")]}
+    )
+    assert [(one.name, one.state) for one in found] == [("a", "failed"), ("b", "complete")]

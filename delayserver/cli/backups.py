@@ -1,0 +1,195 @@
+"""backup, backups, restore: copies of what a server has, and a directory that is made of one.
+
+Cost: a request, and another twice a second while it is waited for; `restore` reads every byte of a
+backup twice. Threads: one.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from delayserver.cli.output import (
+    details,
+    help_text,
+    make_console,
+    print_json,
+    progress_bar,
+    rows,
+)
+from delayserver.cli.session import (
+    CannotRun,
+    CommandError,
+    JsonOption,
+    Session,
+    error_exit,
+    path,
+    server_command,
+)
+from storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from delayserver.recovery.restoring import Restored
+
+POLL_S: Final = 0.5
+DAMAGED_STATUS: Final = 1
+HELP = "The backups that a server has made, and what becomes of them."
+_RESTORE_EXAMPLES: Final = (
+    "restore /srv/backups/2026-11-20T03-00-00.000Z data",
+    "restore /srv/backups/before-the-upgrade /var/lib/delayserver --json",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    server_command(app, "backup", "backup", "backup before-the-upgrade", "backup --keep 7 --json")(
+        backup
+    )
+    group = typer.Typer(rich_markup_mode="rich")
+    app.add_typer(group, name="backups", help=help_text(HELP))
+    server_command(group, None, "backups", "backups delete before-the-upgrade")(backups)
+    server_command(group, "list", "backups list --json")(backups)
+    server_command(group, "delete", "backups delete before-the-upgrade")(delete)
+    app.command("restore", help=help_text(restore.__doc__, *_RESTORE_EXAMPLES))(restore)
+
+
+def backup(
+    session: Session,
+    *,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Its name; without one, the time.")
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Read every byte of it again, and compare it with all others.",
+        ),
+    ] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")
+    ] = True,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            min=1,
+            help="When it is complete, delete older ones, so that so many are left.",
+        ),
+    ] = None,
+) -> None:
+    """Make a backup of a server that goes on running, in its directory for backups.
+
+    What was answered before is in it. What has not changed since the last backup is not copied
+    again. If it is not waited for (or that is interrupted), it is made all the same: `delayserver
+    backups` shows how far it is. Status 1: it has failed."""
+    if keep is not None and not wait:
+        raise typer.BadParameter("needs a backup that is waited for", param_hint="--keep")
+    document = {"verify": verify} | ({} if name is None else {"name": name})
+    made = session.call("POST", path("backups"), document)
+    if wait:
+        made = _complete(session, made)
+        if keep is not None:
+            _delete_older(session, keep)
+    session.show(made, lambda: _shown(made))
+
+
+def _complete(session: Session, made: dict[str, Any]) -> dict[str, Any]:
+    """The backup once it is complete. Raises CommandError."""
+    import time
+
+    with progress_bar("waiting", quiet=session.as_json) as progress:
+        while made["state"] == "running":
+            time.sleep(POLL_S)
+            made = session.call("GET", path("backups", made["name"]))
+            progress(made["step"] or made["state"], made["done_bytes"], made["total_bytes"])
+    if made["state"] != "complete":
+        raise CommandError(f"The backup {made['name']} has failed: {made['error']}")
+    return made
+
+
+def _delete_older(session: Session, keep: int) -> None:
+    found = session.call("GET", path("backups"))["backups"]
+    complete = [one["name"] for one in found if one["state"] == "complete"]
+    for name in complete[:-keep]:
+        session.call("DELETE", path("backups", name))
+
+
+def _shown(made: dict[str, Any]) -> "RenderableType":
+    document = {name: value for name, value in made.items() if name != "shards"}
+    return details(document)
+
+
+def backups(session: Session) -> None:
+    """List backups, the oldest first, and the one that is being made or has failed."""
+    answer = session.call("GET", path("backups"))
+    columns = ("name", "state", "taken_at", "total_bytes", "copied_bytes", "verified", "error")
+    empty = "There are no backups; make one with `delayserver backup`."
+    session.show(answer, lambda: rows(answer["backups"], columns, empty=empty))
+
+
+def delete(
+    session: Session,
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the backup.")],
+) -> None:
+    """Delete a backup; one that is being made is given up. No other is touched by that."""
+    session.call("DELETE", path("backups", name))
+    session.show({"deleted": name}, lambda: f"{name} is deleted")
+
+
+def restore(
+    backup: Annotated[
+        Path, typer.Argument(metavar="BACKUP", help="The directory of one backup, with its name.")
+    ],
+    data_dir: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA_DIR", help="The directory to be made: it must be empty, or not there."
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a data directory of a backup, for a server to be started on.
+
+    Nothing is written before every byte of the backup is verified, and what was made is checked in
+    the end. The backup stays as it is. What was delivered after it was made is delivered again,
+    with the same ids; what was accepted, cancelled or moved after it is not known any more.
+
+    Status 0: the directory is sound. 1: it is damaged. 2: it could not be made."""
+    import time
+
+    from delayserver.recovery.restoring import restore
+
+    with (
+        error_exit(as_json=as_json, also=(StorageError, OSError), kind=CannotRun),
+        progress_bar("restoring", quiet=as_json) as progress,
+    ):
+        now_ms = time.time_ns() // 1_000_000
+        restored = restore(backup, data_dir, now_ms=now_ms, progress=progress)
+    documents = [_document(one) for one in restored]
+    is_sound = not any(one.problem for one in restored)
+    if as_json:
+        print_json({"data_dir": str(data_dir), "is_sound": is_sound, "shards": documents})
+    else:
+        columns = ("shard", "backup", "taken_at", "last_seq", "total_bytes", "problem")
+        make_console().print(rows(documents, columns, empty=""))
+        if is_sound:
+            make_console().print(f"{data_dir} is sound. Start a server on it.", highlight=False)
+    if not is_sound:
+        raise typer.Exit(DAMAGED_STATUS)
+
+
+def _document(one: "Restored") -> dict[str, Any]:
+    from delayserver.times import format_time
+
+    return {
+        "shard": one.manifest.shard,
+        "backup": one.manifest.name,
+        "taken_at": format_time(one.manifest.taken_ms),
+        "last_seq": one.last_seq,
+        "total_bytes": one.manifest.total_bytes,
+        "problem": one.problem or None,
+    }

@@ -1,0 +1,291 @@
+"""The backups of a shard, as somebody asks for them: begun, watched, listed, deleted.
+
+    begin ─▶ what is settled is recorded and measured ─▶ what is accepted is durable
+          ─▶ the replay thread takes a snapshot ─▶ a thread copies and checks it
+
+One is made at a time. It is tied to no request: who began it asks how far it is. One that failed is
+remembered until the next one, or the end of the process, and leaves no files.
+
+Cost: of the event loop nothing but the calls; see `delayserver.recovery.backing_up` for the thread.
+Threads: belongs to the event loop.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from delayserver.errors import ConflictError, DelayServerError, InputError, NotFoundError
+from delayserver.recovery.backing_up import BackingUp, ReadPace, WantedBackup
+from delayserver.recovery.backups import (
+    NAME_PATTERN,
+    BackupManifest,
+    BackupStep,
+    BackupView,
+    Shelf,
+    is_backup_name,
+    read_whole,
+    view_of,
+)
+from delayserver.recovery.check import check_path
+from delayserver.recovery.snapshots import HeldSnapshot, Snapshots, measure_settled
+from delayserver.recovery.store import Store
+from delayserver.security.tokens import TOKENS_FILE
+from delayserver.server.calls import Calls
+from delayserver.server.futures import answering
+from delayserver.server.shard import Shard
+from delayserver.times import format_time
+from storage.directory import FORMAT_VERSION
+from storage.errors import StorageError
+from storage.files import OsFiles
+
+_NO_DIRECTORY: Final = (
+    "the server has no directory for backups: set backup_dir (--backup-dir), and start it again"
+)
+_CLUSTER: Final = (
+    "a node of a cluster makes no backups: its messages stand in Kafka, and each shard has "
+    "replicas on several nodes (GET /v1/cluster shows them); docs/backup.md says how a cluster is "
+    "kept safe"
+)
+
+log = structlog.get_logger()
+
+
+class BackupMaker:
+    """See the top of this module."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        calls: Calls,
+        *,
+        shards: int,
+        tokens_directory: Path,
+        monotonic: Callable[[], float],
+    ) -> None:
+        """`shards`: how many the server has; `tokens_directory`: where TOKENS is. What an earlier
+        process has left of a snapshot is removed. Raises DiskError."""
+        self._shard = shard
+        self._calls = calls
+        self._clock = shard.clock
+        self._settings = shard.settings
+        self._shards = shards
+        self._tokens_directory = tokens_directory
+        self._monotonic = monotonic
+        self._identity = replace(shard.store.identity, version=FORMAT_VERSION)
+        is_alone = self._settings.cluster is None
+        self._snapshots = Snapshots(shard.files, self._identity) if is_alone else None
+        self._ends = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._making: tuple[WantedBackup, BackingUp] | None = None
+        self._failed: BackupView | None = None
+        self._shelf_lock = asyncio.Lock()
+        """Held by whoever deletes something."""
+        self.failed_total = 0
+        self.last: BackupManifest | None = None
+        """The newest that counts."""
+
+    # ── what is asked ──────────────────────────────────────────────────────────────────────────
+
+    async def begin(self, name: str | None, *, is_verified: bool) -> BackupView:
+        """Begin one. Raises ConflictError, InputError, StorageError."""
+        shelf = self._shelf()
+        now_ms = self._clock()
+        name = format_time(now_ms).replace(":", "-") if name is None else name
+        if not is_backup_name(name):
+            raise InputError(f"a backup's name is of the form {NAME_PATTERN}", "/name")
+        if self._making is not None:
+            running = self._making[0].name
+            raise ConflictError(f"the backup {running} is being made: wait for it, or delete it")
+        asked = WantedBackup(name, now_ms, is_verified)
+        self._ends.clear()
+        making = self._make(asked, shelf)
+        self._making = asked, making
+        try:
+            async with self._shelf_lock:
+                await asyncio.to_thread(shelf.clear)
+            if not await asyncio.to_thread(shelf.is_free, name):
+                raise ConflictError(f"there is a backup {name}, or something else of that name")
+        except BaseException:
+            self._making = None
+            raise
+        self._failed = None
+        self._task = asyncio.get_running_loop().create_task(self._run(asked, making))
+        return self._running(asked, making)
+
+    async def list(self) -> list[BackupView]:
+        """All that there are, oldest first. Raises ConflictError, StorageError."""
+        while True:
+            making = self._making
+            manifests = await self._manifests()
+            if making in (None, self._making):
+                break  # Else it has ended meanwhile, and may not be among them.
+        unfinished = self._unfinished()
+        views = [
+            view_of(manifest)
+            for manifest in manifests
+            if unfinished is None or manifest.name != unfinished.name
+        ]
+        return views if unfinished is None else [*views, unfinished]
+
+    async def get(self, name: str) -> BackupView:
+        """Raises NotFoundError, ConflictError, StorageError."""
+        found = next((one for one in await self.list() if one.name == name), None)
+        if found is None:
+            raise NotFoundError(f"there is no backup {name!r}")
+        return found
+
+    async def delete(self, name: str) -> None:
+        """Delete one; if it is being made, it is given up. Raises as `get`."""
+        shelf = self._shelf()
+        if self._making is not None and self._making[0].name == name:
+            await self._give_up()
+        unfinished = self._unfinished()
+        if unfinished is not None and unfinished.name == name:
+            self._failed = None
+            return
+        async with self._shelf_lock:
+            if not is_backup_name(name) or await asyncio.to_thread(shelf.find, name) is None:
+                raise NotFoundError(f"there is no backup {name!r}")
+            await asyncio.to_thread(shelf.remove, name)
+        await self._manifests()
+
+    async def look(self) -> None:
+        """Learn which is the newest, and delete what a process has left that was killed; what is
+        wrong with that is told when somebody asks for a backup."""
+        if self._settings.backup_dir is None or self._snapshots is None:
+            return
+        with contextlib.suppress(StorageError):
+            async with self._shelf_lock:
+                await asyncio.to_thread(self._shelf().clear)
+            await self._manifests()
+
+    async def stop(self) -> None:
+        """Give up what is being made."""
+        await self._give_up()
+        if self._snapshots is not None:
+            await asyncio.to_thread(self._snapshots.release_all)
+
+    # ── how it is made ─────────────────────────────────────────────────────────────────────────
+
+    def _shelf(self) -> Shelf:
+        if self._snapshots is None:
+            raise ConflictError(_CLUSTER)
+        if self._settings.backup_dir is None:
+            raise ConflictError(_NO_DIRECTORY)
+        return Shelf(OsFiles(str(self._settings.backup_dir)), self._identity, self._shards)
+
+    async def _manifests(self) -> Sequence[BackupManifest]:
+        found = await asyncio.to_thread(self._shelf().manifests)
+        self.last = found[-1] if found else None
+        return found
+
+    def _unfinished(self) -> BackupView | None:
+        return self._failed if self._making is None else self._running(*self._making)
+
+    async def _give_up(self) -> None:
+        self._ends.set()
+        if self._task is not None:
+            await self._task
+
+    def _make(self, asked: WantedBackup, shelf: Shelf) -> BackingUp:
+        assert self._snapshots is not None
+        return BackingUp(
+            asked,
+            shelf,
+            self._snapshots,
+            self._identity,
+            shards=self._shards,
+            pace=ReadPace(self._settings.backup_bytes_per_s, self._monotonic, self._ends.wait),
+            check=self._check,
+            tokens=self._tokens,
+            clock=self._clock,
+        )
+
+    async def _run(self, asked: WantedBackup, making: BackingUp) -> None:
+        try:
+            held, taken_ms = await self._take()
+            manifest = await asyncio.to_thread(self._copy, making, held, taken_ms)
+        except (StorageError, DelayServerError) as error:
+            self._failed = replace(
+                self._running(asked, making),
+                state="failed",
+                step=None,
+                completed_ms=self._clock(),
+                error=str(error),
+            )
+            self.failed_total += 1
+            log.error("a backup has failed", name=asked.name, error=str(error))
+        except Exception as error:
+            self._shard.on_fatal(error)
+        else:
+            self.last = manifest
+            log.info(
+                "a backup is complete",
+                name=asked.name,
+                total_bytes=manifest.total_bytes,
+                copied_bytes=manifest.copied_bytes,
+            )
+        finally:
+            self._making = None
+
+    async def _take(self) -> tuple[HeldSnapshot, int]:
+        """What is settled is measured before the checkpoint: then that covers its messages."""
+        snapshots = self._snapshots
+        assert snapshots is not None
+        await self._calls.settled()
+        settled = await asyncio.to_thread(measure_settled, self._shard.files)
+        await self._calls.all_durable()
+        clock = self._clock
+        asked: asyncio.Future[tuple[HeldSnapshot, int]]
+        asked = asyncio.get_running_loop().create_future()
+
+        def take(store: Store) -> tuple[HeldSnapshot, int]:
+            return snapshots.take(store, settled), clock()
+
+        self._shard.want_snapshot(take, answering(asked))
+        return await asked
+
+    def _copy(self, making: BackingUp, held: HeldSnapshot, taken_ms: int) -> BackupManifest:
+        assert self._snapshots is not None
+        return making.run(self._snapshots.complete(held), taken_ms)
+
+    def _check(self, place: str) -> str:
+        assert self._settings.backup_dir is not None
+        report = check_path(
+            self._settings.backup_dir / place, catalog_max_bytes=self._settings.catalog_max_bytes
+        )
+        # What was known to be damaged before is not the copy's fault.
+        found = next((one for one in report.damage if not one.is_known_damage), None)
+        return "" if found is None else str(found)
+
+    def _tokens(self) -> bytes | None:
+        if self._identity.shard:
+            return None
+        return read_whole(OsFiles(str(self._tokens_directory), readonly=True), TOKENS_FILE)
+
+    # ── how it is shown ────────────────────────────────────────────────────────────────────────
+
+    def _running(self, asked: WantedBackup, making: BackingUp) -> BackupView:
+        step: BackupStep = "waiting"
+        if making.total_bytes:
+            step = "checking" if making.is_checking else "copying"
+        return BackupView(
+            name=asked.name,
+            shard=self._identity.shard,
+            state="running",
+            step=step,
+            began_ms=asked.began_ms,
+            taken_ms=None,
+            completed_ms=None,
+            checkpoint_seq=None,
+            total_bytes=making.total_bytes,
+            done_bytes=min(making.done_bytes, making.total_bytes),
+            copied_bytes=making.copied_bytes,
+            is_verified=False,
+        )

@@ -1,0 +1,325 @@
+"""Backups of a server that goes on, from being asked for to a server on what was restored."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from delayserver.config import Settings
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.errors import ConflictError, InputError, NotFoundError
+from delayserver.records.message import Payload
+from delayserver.recovery.backing_up import BackingUp
+from delayserver.recovery.backups import BackupView
+from delayserver.recovery.restoring import SKIPPED_SEQS, restore
+from delayserver.server.server import Server, wall_clock_ms
+from storage.errors import BackupError, DamageError
+from storage.rows import HOUR_MS
+from tests.unit.fakes import subscription
+
+Body = Callable[[Server], Coroutine[Any, Any, None]]
+
+
+def serve(directory: Path, body: Body, **settings: Any) -> None:
+    """Run `body` beside a server."""
+
+    def fatal(error: BaseException) -> None:
+        raise error
+
+    async def main() -> None:
+        server = Server(
+            Settings(
+                data_dir=directory / "data",
+                disk_reserve_bytes=0,
+                segment_bytes=1 << 16,
+                **settings,
+            ),
+            fatal=fatal,
+        )
+        await server.start()
+        try:
+            await body(server)
+        finally:
+            await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+async def publish(server: Server, *keys: str, delay_ms: int = HOUR_MS) -> list[int]:
+    """Messages with these keys, durable; their seqs."""
+    seqs = []
+    for key in keys:
+        message = NewMessage("orders", wall_clock_ms() + delay_ms, Payload(b"{}", key=key))
+        seqs.append(server.calls.publish_one(message, server.clock()).seq)
+    await server.calls.all_durable()
+    return seqs
+
+
+async def made(server: Server, name: str | None = None, *, is_verified: bool = True) -> BackupView:
+    """A backup, when it has ended."""
+    begun = await server.backups.begin(name, is_verified=is_verified)
+    return await ended(server, begun.name)
+
+
+async def ended(server: Server, name: str) -> BackupView:
+    task = server.backups._task
+    assert task is not None
+    await task
+    return await server.backups.get(name)
+
+
+def keys_in(directory: Path) -> set[str]:
+    """What waits in a data directory."""
+    found: set[str] = set()
+
+    async def look(server: Server) -> None:
+        for key in ("a", "b", "c", "d"):
+            try:
+                entry = server.calls.by_key("orders", key)
+            except NotFoundError:
+                continue
+            found.add(key)
+            del entry
+
+    serve(directory, look)
+    return found
+
+
+def files_below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def test_what_was_answered_before_is_in_it_and_nothing_else(tmp_path: Path) -> None:
+    async def body(server: Server) -> None:
+        await publish(server, "a", "b")
+        first = await made(server, "first")
+        assert (first.state, first.checkpoint_seq, first.is_verified) == ("complete", 3, True)
+        await publish(server, "c")
+        second = await made(server)
+        assert second.copied_bytes > 0 and second.name.endswith("Z")
+        third = await made(server, "third")
+        # The files are those of the second: nothing has changed.
+        assert (third.copied_bytes, third.total_bytes) == (0, second.total_bytes)
+        names = [one.name for one in await server.backups.list()]
+        assert names == ["first", second.name, "third"]
+        assert server.backups.last is not None and server.backups.last.name == "third"
+        await server.backups.delete(second.name)
+        await publish(server, "d")
+
+    backups = tmp_path / "backups"
+    serve(tmp_path, body, backup_dir=backups)
+    assert keys_in(tmp_path) == {"a", "b", "c", "d"}
+    for name, keys in (("first", {"a", "b"}), ("third", {"a", "b", "c"})):
+        (restored,) = restore(backups / name, tmp_path / name / "data", now_ms=wall_clock_ms())
+        assert restored.problem == "" and restored.last_seq == 1 + len(keys)
+        assert keys_in(tmp_path / name) == keys
+
+
+def test_a_restored_server_gives_out_no_seq_that_the_other_one_has(tmp_path: Path) -> None:
+    seqs: list[int] = []
+
+    async def body(server: Server) -> None:
+        seqs.extend(await publish(server, "a"))
+        await made(server, "one")
+        seqs.extend(await publish(server, "b"))
+
+    serve(tmp_path, body, backup_dir=tmp_path / "backups")
+    restore(tmp_path / "backups/one", tmp_path / "new/data", now_ms=wall_clock_ms())
+
+    async def go_on(server: Server) -> None:
+        seqs.extend(await publish(server, "b"))
+
+    serve(tmp_path / "new", go_on)
+    assert seqs == [2, 3, 3 + SKIPPED_SEQS]
+
+
+def test_what_was_settled_before_is_not_pending(tmp_path: Path) -> None:
+    async def pull(server: Server, count: int) -> None:
+        worker = server.calls.subscription("worker")
+        found: list[str] = []
+        answered = asyncio.Event()
+
+        def answer(pulled: Pulled) -> None:
+            found.extend(pulled.tokens)
+            answered.set()
+
+        server.calls.pull(worker, PullRequest(10, 60_000, 20_000, answer, min_messages=count))
+        await answered.wait()
+        acked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        server.calls.ack(worker, found, lambda expired, error: acked.set_result(None))
+        await acked
+
+    async def body(server: Server) -> None:
+        await server.calls.put_subscription(
+            "worker", lambda known, registry: subscription(name="worker", subject="orders")
+        )
+        await publish(server, "a", "b", delay_ms=0)
+        await pull(server, 2)
+        await publish(server, "c", delay_ms=0)
+        await made(server, "one")
+
+    serve(tmp_path, body, backup_dir=tmp_path / "backups")
+    restore(tmp_path / "backups/one", tmp_path / "new/data", now_ms=wall_clock_ms())
+
+    async def look(server: Server) -> None:
+        await pull(server, 1)
+        assert server.engine.hours.unsettled() == 0
+
+    serve(tmp_path / "new", look)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    async def without(server: Server) -> None:
+        for call in (
+            server.backups.begin("one", is_verified=True),
+            server.backups.list(),
+            server.backups.delete("one"),
+        ):
+            with pytest.raises(ConflictError, match="backup_dir"):
+                await call
+
+    serve(tmp_path, without)
+
+    async def body(server: Server) -> None:
+        for name in ("../up", "a/b", "", ".hidden", "x" * 101):
+            with pytest.raises(InputError):
+                await server.backups.begin(name, is_verified=True)
+            with pytest.raises(NotFoundError):
+                await server.backups.delete(name)
+        begun = await server.backups.begin("one", is_verified=False)
+        with pytest.raises(ConflictError, match="one is being made"):
+            await server.backups.begin("two", is_verified=True)
+        await ended(server, begun.name)
+        assert not (await server.backups.get("one")).is_verified
+        for taken in ("one", "theirs"):
+            with pytest.raises(ConflictError, match=f"there is a backup {taken}"):
+                await server.backups.begin(taken, is_verified=True)
+        with pytest.raises(NotFoundError):
+            await server.backups.get("theirs")
+
+    (tmp_path / "backups/theirs").mkdir(parents=True)
+    (tmp_path / "backups/theirs/file").touch()
+    serve(tmp_path, body, backup_dir=tmp_path / "backups")
+
+
+@pytest.mark.damaged("a byte of the schedule log is flipped")
+def test_what_is_damaged_at_the_source_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    async def body(server: Server) -> None:
+        await publish(server, "a")
+        await made(server, "one")
+        (path,) = (tmp_path / "data/schedule").iterdir()
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 1
+        path.write_bytes(data)
+        failed = await made(server, "two")
+        assert failed.state == "failed" and failed.error is not None
+        assert f"schedule/{path.name}" in failed.error and "--no-verify" in failed.error
+        assert server.backups.failed_total == 1
+        assert [path.name for path in (tmp_path / "backups").iterdir()] == ["one"]
+        # It takes what is there, and says so.
+        assert (await made(server, "three", is_verified=False)).state == "complete"
+        assert [one.name for one in await server.backups.list()] == ["one", "three"]
+
+    serve(tmp_path, body, backup_dir=tmp_path / "backups")
+    (restored,) = restore(tmp_path / "backups/three", tmp_path / "x", now_ms=wall_clock_ms())
+    assert "schedule/" in restored.problem
+    shutil.rmtree(tmp_path / "x")
+    shutil.rmtree(tmp_path / "backups/three")
+
+
+def test_one_that_is_being_made_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever deletes it, and by a server that stops."""
+    begun: asyncio.Event
+    loop: asyncio.AbstractEventLoop
+    piece = BackingUp._piece
+
+    def slow(self: BackingUp, *arguments: Any) -> bytes:
+        self._pace._free_s = self._pace._monotonic() + 60
+        loop.call_soon_threadsafe(begun.set)
+        return piece(self, *arguments)
+
+    monkeypatch.setattr(BackingUp, "_piece", slow)
+
+    async def begin(server: Server) -> None:
+        nonlocal begun, loop
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+        await publish(server, "a")
+        await server.backups.begin("one", is_verified=True)
+        await begun.wait()
+
+    async def delete(server: Server) -> None:
+        await begin(server)
+        assert (await server.backups.get("one")).step == "copying"
+        await server.backups.delete("one")
+        assert await server.backups.list() == []
+
+    for body in (delete, begin):
+        serve(tmp_path, body, backup_dir=tmp_path / "backups")
+        assert files_below(tmp_path / "backups") == []
+    assert not any((tmp_path / "data/snapshots").rglob("*.schedule"))
+
+
+def test_what_a_killed_process_has_left_is_deleted(tmp_path: Path) -> None:
+    async def one(server: Server) -> None:
+        await made(server, "one")
+
+    backups = tmp_path / "backups"
+    serve(tmp_path, one, backup_dir=backups)
+    shutil.copytree(backups / "one", backups / "two")
+    (backups / "two/PARTIAL").write_text((backups / "two/FORMAT").read_text())
+
+    async def look(server: Server) -> None:
+        await server.backups.look()
+        assert [view.name for view in await server.backups.list()] == ["one"]
+        assert server.backups.last is not None
+
+    serve(tmp_path, look, backup_dir=backups)
+    assert [path.name for path in backups.iterdir()] == ["one"]
+
+
+def test_nothing_is_restored_of_what_is_not_as_the_manifest_says(tmp_path: Path) -> None:
+    async def body(server: Server) -> None:
+        await publish(server, "a", "b")
+        await made(server, "one")
+
+    serve(tmp_path, body, backup_dir=tmp_path / "backups")
+    one, target = tmp_path / "backups/one", tmp_path / "new"
+
+    def refused(match: str, error: type[Exception] = BackupError) -> None:
+        with pytest.raises(error, match=match):
+            restore(one, target, now_ms=wall_clock_ms())
+        assert not target.exists() or list(target.iterdir()) == [target / "mine"]
+
+    for path in sorted(one.rglob("*")):
+        if path.is_dir() or path.name == "lock.mdb":
+            continue
+        data = path.read_bytes()
+        flipped = bytearray(data)
+        flipped[len(data) // 2] ^= 1
+        for broken in (bytes(flipped), data[:-2]):
+            path.write_bytes(broken)
+            refused(path.name, DamageError)
+        path.unlink()
+        if path.name == "BACKUP":
+            refused("it has no manifest")
+        else:
+            refused(path.name, DamageError)
+        path.write_bytes(data)
+    (one / "PARTIAL").touch()
+    refused("never finished")
+    (one / "PARTIAL").unlink()
+    target.mkdir()
+    (target / "mine").touch()
+    refused("is not empty")
+    with pytest.raises(BackupError, match="there is no directory"):
+        restore(tmp_path / "backups/two", target, now_ms=wall_clock_ms())
