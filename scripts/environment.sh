@@ -6,6 +6,7 @@
 #                                    does nothing when it was done and nothing has changed since
 #   ensure_java                      finds Java 17 or newer, or installs it (root on Debian)
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
+#   ensure_systemd                   finds systemd-analyze, or installs it likewise
 #   ensure_redis, ensure_nats, ensure_rabbitmq   find these brokers, or install them likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
@@ -183,6 +184,7 @@ ensure_program() {
 }
 
 ensure_wrk() { ensure_program wrk wrk "the load generator wrk"; }
+ensure_systemd() { ensure_program systemd-analyze systemd "systemd-analyze"; }
 ensure_redis() { ensure_program redis-server redis-server Redis; }
 ensure_nats() { ensure_program nats-server nats-server NATS; }
 # Debian keeps its program for root and for the user rabbitmq out of everybody else's PATH.

@@ -1,6 +1,6 @@
 """The application: access, then the hot path, then everything else on FastAPI.
 
-    Access ──▶ HotPath ──▶ Rest ──▶ FastAPI, imported and made behind the start
+    Access ──▶ Finish ──▶ HotPath ──▶ Rest ──▶ FastAPI, imported and made behind the start
 
 A server is ready when it has recovered and its port is open. FastAPI, pydantic's models and the
 routes take longer to import than a million messages take to recover, and publishing, delivering and
@@ -12,9 +12,9 @@ Threads: belongs to the event loop.
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from delayserver.api.access import Access
 from delayserver.api.cluster.book import OwnerBook
@@ -23,6 +23,7 @@ from delayserver.api.cluster.map import ClusterMap, Machines
 from delayserver.api.cluster.meeting import Meeting
 from delayserver.api.cluster.member import Member
 from delayserver.api.cluster.routed import RoutedHot
+from delayserver.api.finish import Finish
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
 from delayserver.api.hot.connection import Connection
 from delayserver.api.hot.protocol import make_protocol
@@ -33,6 +34,18 @@ from delayserver.server.calls import Calls
 IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma")
 """What libraries import when they first need it. That may be when there is no descriptor for a
 module's file, and be the end of whoever needs it."""
+
+READ_HEADERS: Final = (
+    "Authorization",
+    "If-Match",
+    "If-None-Match",
+    "delay-forward",
+    "traceparent",
+    "tracestate",
+)
+"""Of requests, what a page of another origin may send besides what any page may."""
+TOLD_HEADERS: Final = ("ETag", "Location", "Retry-After", "Server-Timing", "delay-owner")
+"""Of answers, what it may read besides that."""
 
 
 class Rest:
@@ -117,7 +130,7 @@ def make_app(
     cluster = ClusterMap(links, settings, calls.clock, machines)
     access = Access(
         calls.tokens,
-        path if member is None else member.front,
+        Finish(path if member is None else member.front),
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,
         origins=settings.cors_origins,
@@ -128,13 +141,28 @@ def make_app(
 
 
 def with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:
-    """The same, and a browser is told which pages may call it, and read what of its answers."""
+    """The same, and a browser is told which pages may call it, and read what of its answers. All
+    answers say that they depend on the page, so that no cache gives one page those of another."""
+    from starlette.datastructures import MutableHeaders
     from starlette.middleware.cors import CORSMiddleware
 
-    return CORSMiddleware(
+    told = CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"),
-        allow_headers=("Authorization", "If-Match", "If-None-Match", "traceparent", "tracestate"),
-        expose_headers=("ETag", "Location", "Retry-After"),
+        allow_headers=READ_HEADERS,
+        expose_headers=TOLD_HEADERS,
     )
+
+    async def varying(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_varying(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=list(message["headers"]))
+                if "origin" not in headers.get("vary", "").lower():
+                    headers.add_vary_header("Origin")
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        await told(scope, receive, send_varying)
+
+    return varying

@@ -39,7 +39,14 @@ import typer
 
 import delayserver
 from delayserver.cli.output import help_text
-from delayserver.cli.session import URL_DEFAULT, AuthorityOption, TokenOption, UrlOption
+from delayserver.cli.session import (
+    URL_DEFAULT,
+    AuthorityOption,
+    ClientCertOption,
+    ClientKeyOption,
+    TokenOption,
+    UrlOption,
+)
 
 COMMANDS: Final = {
     "serve": ("serve",),
@@ -108,6 +115,8 @@ def _root(
     url: UrlOption = URL_DEFAULT,
     token: TokenOption = None,
     tls_ca: AuthorityOption = None,
+    client_cert: ClientCertOption = None,
+    client_key: ClientKeyOption = None,
 ) -> None:
     """Options of the server may stand here, too: see `server_command`."""
 

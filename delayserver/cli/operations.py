@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
     server_command(app, "stats", "stats", "stats --json")(stats)
     server_command(app, "forecast", "forecast", "forecast --bucket 1d")(forecast)
     server_command(app, "shards", "shards", "shards --json")(shards)
-    server_command(app, "ready", "ready --wait 30s")(ready)
+    server_command(app, "ready", "ready --wait 30s", "ready --here")(ready)
     examples = ("check --data-dir data", "check --data-dir /var/lib/delayserver --json")
     app.command("check", help=help_text(check.__doc__, *examples))(check)
     examples = ("repair --data-dir data --dry-run", "repair --data-dir data")
@@ -96,16 +96,46 @@ def ready(
     wait: Annotated[
         str, typer.Option(metavar="DURATION", help="Wait this long for it to become ready.")
     ] = "0",
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="Ask the server that runs on this machine with the settings of this environment "
+            "(variables DELAYSERVER_…, --config): at its port, by HTTPS if it has a certificate. "
+            "For health checks: nothing is verified, and no token is sent.",
+        ),
+    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            envvar="DELAYSERVER_CONFIG",
+            help="With --here: the TOML file that the server was started with.",
+        ),
+    ] = None,
 ) -> None:
     """Tell whether the server has recovered and accepts messages.
 
     Status 0: it does. 1: not yet, or it is stopping. 3: nobody is there."""
-    import time
-
     try:
-        deadline_s = time.monotonic() + parse_duration_ms(number_or_text(wait)) / 1000
+        wait_s = parse_duration_ms(number_or_text(wait)) / 1000
     except InputError as error:
         raise typer.BadParameter(error.detail, param_hint="--wait") from error
+    if not here:
+        _wait_ready(session, wait_s)
+        return
+    from delayserver.cli.here import session_here
+
+    own = session_here(session, config)
+    with own.client:
+        _wait_ready(own, wait_s)
+
+
+def _wait_ready(session: Session, wait_s: float) -> None:
+    import time
+
+    deadline_s = time.monotonic() + wait_s
     while True:
         try:
             answer = session.call("GET", "/readyz", timeout_s=READY_TIMEOUT_S)

@@ -28,7 +28,7 @@ from delayserver.times import format_duration
 USAGE_STATUS = 2
 ENVIRONMENT_PREFIX = "DELAYSERVER_"
 _OF_COMMANDS = (
-    *("CONFIG", "TLS_CA", "URL"),
+    *("CLIENT_CERT", "CLIENT_KEY", "CONFIG", "TLS_CA", "URL"),
     *("WEBHOOK_SECRET", "WEBHOOK_PREVIOUS_SECRET", "BROKER_PASSWORD"),
 )
 """Variables of other commands."""
@@ -70,16 +70,7 @@ def register(app: typer.Typer) -> None:
 def serve(config: Path | None = None, **options: Any) -> None:
     """Run a server; `options` are fields of Settings, None where an option was not given."""
     given = {name: value for name, value in options.items() if value is not None}
-    try:
-        settings = Settings(**{**given, "config": config})
-    except InputError as error:
-        typer.echo(f"error: {error.detail}", err=True)
-        raise typer.Exit(USAGE_STATUS) from error
-    except ValidationError as error:
-        for line in _complaints(error, given, config):
-            typer.echo(f"error: {line}", err=True)
-        raise typer.Exit(USAGE_STATUS) from error
-
+    settings = settings_or_exit(given, config)
     for line in misspelt(os.environ):
         typer.echo(f"warning: {line}", err=True)
 
@@ -89,6 +80,20 @@ def serve(config: Path | None = None, **options: Any) -> None:
         from delayserver.api.process import serve as run  # the wiring: all that a server needs
 
     raise SystemExit(run(settings))
+
+
+def settings_or_exit(given: Mapping[str, Any], config: Path | None) -> Settings:
+    """The settings of a server that is started with these options. What is wrong with them is
+    told, and the command ends."""
+    try:
+        return Settings(**{**given, "config": config})
+    except InputError as error:
+        typer.echo(f"error: {error.detail}", err=True)
+        raise typer.Exit(USAGE_STATUS) from error
+    except ValidationError as error:
+        for line in _complaints(error, given, config):
+            typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(USAGE_STATUS) from error
 
 
 # ---- from a field to an option -----------------------------------------------------------------

@@ -6,8 +6,8 @@
     └── Unreachable    3  there is no server, or not one of ours
 
 `server_command` registers a function whose first parameter is a `Session`; the command line gets
---url, --token, --tls-ca and --json in its place. Tests hand another `ClientFactory` in as the
-context object.
+the options of a connection (--url, --token, …) and --json in its place. Tests hand another
+`ClientFactory` in as the context object.
 
 Cost: one TCP connection per command. Threads: one.
 """
@@ -97,18 +97,30 @@ def http_client(
     )
 
 
-def _trusting(authority: Path | None) -> "ssl.SSLContext | bool":
-    """Whom to trust; True: the authorities that everybody trusts."""
+def _tls(
+    authority: Path | None, client_cert: Path | None, client_key: Path | None
+) -> "ssl.SSLContext | bool":
+    """Whom to trust, and what to show; True: the authorities that everybody trusts, and nothing."""
     import ssl
 
-    if authority is None:
+    if client_cert is None and client_key is not None:
+        raise typer.BadParameter("it goes with --client-cert", param_hint="--client-key")
+    if authority is None and client_cert is None:
         return True
+    option = "--tls-ca"
+    what = str(authority)
     try:
-        return ssl.create_default_context(cafile=authority)
+        context = ssl.create_default_context(cafile=authority)
+        if client_cert is not None:
+            option = "--client-cert"
+            what = f"{client_cert} with the key in {client_key or 'the same file'}"
+            # A key that needs a password is refused; nobody may be there to type one.
+            context.load_cert_chain(client_cert, client_key, password="")
     except OSError as error:
         raise typer.BadParameter(
-            f"cannot use {authority}: {error.strerror or error}", param_hint="--tls-ca"
+            f"cannot use {what}: {error.strerror or error}", param_hint=option
         ) from error
+    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,10 @@ class Session:
     client: "httpx.Client"
     url: str
     as_json: bool
+    client_cert: Path | None = None
+    """What is shown to a server that asks for a certificate, …"""
+    client_key: Path | None = None
+    """… and its key, if that is not in the same file."""
 
     def call(
         self,
@@ -295,6 +311,26 @@ AuthorityOption = Annotated[
         rich_help_panel="Server",
     ),
 ]
+ClientCertOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--client-cert",
+        metavar="FILE",
+        envvar="DELAYSERVER_CLIENT_CERT",
+        help="With https: the certificate to show where the server asks for one (PEM).",
+        rich_help_panel="Server",
+    ),
+]
+ClientKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--client-key",
+        metavar="FILE",
+        envvar="DELAYSERVER_CLIENT_KEY",
+        help="Its private key (PEM), if that is not in the same file.",
+        rich_help_panel="Server",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON, for programs.")]
 
 
@@ -312,25 +348,37 @@ def server_command(
             url: str,
             token: str | None,
             tls_ca: Path | None,
+            client_cert: Path | None,
+            client_key: Path | None,
             as_json: bool,
             **arguments: Any,
         ) -> None:
             if context.invoked_subcommand is not None:
                 _refuse_options(context)
                 return
-            url, token, tls_ca = (
+            url, token, tls_ca, client_cert, client_key = (
                 _before_command(context, name, value)
-                for name, value in (("url", url), ("token", token), ("tls_ca", tls_ca))
+                for name, value in (
+                    ("url", url),
+                    ("token", token),
+                    ("tls_ca", tls_ca),
+                    ("client_cert", client_cert),
+                    ("client_key", client_key),
+                )
             )
             factory: ClientFactory = context.obj or http_client
             headers = {"authorization": f"Bearer {token}"} if token else {}
             with (
                 error_exit(as_json=as_json),
                 factory(
-                    base_url=url, headers=headers, timeout=TIMEOUT_S, verify=_trusting(tls_ca)
+                    base_url=url,
+                    headers=headers,
+                    timeout=TIMEOUT_S,
+                    verify=_tls(tls_ca, client_cert, client_key),
                 ) as client,
             ):
-                function(Session(client, url, as_json), **arguments)  # type: ignore[call-arg]
+                session = Session(client, url, as_json, client_cert, client_key)
+                function(session, **arguments)  # type: ignore[call-arg]
 
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -341,6 +389,8 @@ def server_command(
             inspect.Parameter("url", keyword, default=URL_DEFAULT, annotation=UrlOption),
             inspect.Parameter("token", keyword, default=None, annotation=TokenOption),
             inspect.Parameter("tls_ca", keyword, default=None, annotation=AuthorityOption),
+            inspect.Parameter("client_cert", keyword, default=None, annotation=ClientCertOption),
+            inspect.Parameter("client_key", keyword, default=None, annotation=ClientKeyOption),
         ]
         use_signature(run, parameters)
         help_ = help_text(function.__doc__, *examples)

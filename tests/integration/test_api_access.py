@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from delayserver.api.app import TOLD_HEADERS
 from delayserver.api.scopes import PUBLIC, RULES, Of
 from delayserver.config import Settings
 from delayserver.errors import AccessError
@@ -382,10 +383,32 @@ def test_a_page_of_an_origin_that_is_allowed_may_call(shop, path):
         answer = shop.post(path, json=LATER, headers={"origin": PAGE})
         assert answer.status_code == 201
         assert answer.headers["access-control-allow-origin"] == PAGE
-        assert "Location" in answer.headers["access-control-expose-headers"]
+        exposed = answer.headers["access-control-expose-headers"]
+        assert set(exposed.split(", ")) == set(TOLD_HEADERS)
+        assert "Origin" in answer.headers["vary"]
+        assert "access-control-allow-credentials" not in answer.headers
     answer = shop.post(path, json=LATER)
     assert answer.status_code == 201
     assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_page_may_read_why_it_was_refused(shop):
+    answer = shop.get("/v1/messages/nothing", headers={"origin": PAGE})
+    assert answer.status_code == 404
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    if "authorization" in shop.headers:
+        answer = shop.get("/v1/stats", headers={"origin": PAGE, "authorization": "Bearer wrong"})
+        assert answer.status_code == 401
+        assert answer.headers["access-control-allow-origin"] == PAGE
+
+
+def test_caches_are_told_that_answers_depend_on_the_page(shop):
+    """Also the one that was asked for without an origin, and the one that is refused."""
+    for origin in ({}, {"origin": "https://evil.example"}, {"origin": PAGE}):
+        answer = shop.get("/metrics", headers={**origin, "accept-encoding": "gzip"})
+        assert answer.headers["vary"].lower().count("origin") == 1
+        if answer.status_code == 200:
+            assert answer.headers["vary"].lower().count("accept-encoding") == 1
 
 
 def test_a_page_of_another_origin_may_not(shop):
@@ -401,3 +424,4 @@ def test_a_page_of_another_origin_may_not(shop):
 def test_without_the_setting_no_page_is_told_anything(api):
     answer = api.get("/healthz", headers={"origin": PAGE})
     assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert "vary" not in answer.headers

@@ -229,6 +229,35 @@ def test_documentation_is_served(shared_api):
     assert shared_api.ask("GET", "/openapi.json")["openapi"].startswith("3.1")
 
 
+def test_a_long_answer_is_compressed_for_who_takes_that(either_api, subject):
+    """A list over all shards too; never what a consumer pulls."""
+    api = either_api
+    due = {"deliver_at": now_ms() + 3_600_000, "subject": subject}
+    batch = [{**due, "body": f"{n} " * 20} for n in range(40)]
+    api.post("/v1/messages/batch", json=batch).raise_for_status()
+    for path in (f"/v1/subjects/{subject}/messages", "/metrics", "/openapi.json"):
+        plain = api.get(path, headers={"accept-encoding": "identity"})
+        packed = api.get(path, headers={"accept-encoding": "gzip"})
+        assert "content-encoding" not in plain.headers
+        assert packed.headers["content-encoding"] == "gzip"
+        assert int(packed.headers["content-length"]) < len(plain.content) / 2
+        if path != "/metrics":
+            assert packed.content == plain.content
+        assert {plain.headers["vary"], packed.headers["vary"]} == {"accept-encoding"}
+        timing = r"app;dur=\d+\.\d, gzip;dur=\d+\.\d"
+        assert re.fullmatch(timing, packed.headers["server-timing"])
+    forecast = api.get("/v1/forecast", headers={"accept-encoding": "gzip"})
+    assert re.match(r"app;dur=\d", forecast.headers["server-timing"])
+    definition = {"subject": subject, "type": "pull"}
+    api.put(f"/v1/subscriptions/{subject}", json=definition).raise_for_status()
+    messages = [{"subject": subject, "body": "x" * 100}] * 30
+    api.post("/v1/messages/batch", json=messages).raise_for_status()
+    asked = {"max": 30, "wait": "10s"}
+    pulled = api.post(f"/v1/subscriptions/{subject}/pull", json=asked)
+    assert pulled.json()["messages"]
+    assert not {"content-encoding", "server-timing"} & set(pulled.headers)
+
+
 def test_what_is_not_there_or_not_meant_is_a_problem_too(shared_api):
     problem = shared_api.ask("GET", "/v2/anything", 404)
     assert "/docs" in problem["detail"]

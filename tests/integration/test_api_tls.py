@@ -50,6 +50,9 @@ def test_publish_and_pull_over_https(make_api, authority, certificate, trusting,
     unreadable = runner.invoke(make_app(), ["stats", "--url", url, "--tls-ca", str(tmp_path)])
     assert unreadable.exit_code == 2
     assert "--tls-ca" in unreadable.output
+    # A health check does not ask who made the certificate.
+    assert ready_here(environment_of(api, certificate)).exit_code == 0
+    assert ready_here({"DELAYSERVER_PORT": str(api.process.port)}).exit_code == 3
     # Somebody who does not trust it, and somebody who does not speak TLS.
     stranger = client_of(api, ssl.create_default_context())
     with stranger, pytest.raises(httpx.ConnectError, match="certificate"):
@@ -57,6 +60,19 @@ def test_publish_and_pull_over_https(make_api, authority, certificate, trusting,
     with pytest.raises(httpx.TransportError):
         api.get("/readyz")
     assert api.process.stop() == 0
+
+
+def environment_of(api, certificate, **others):
+    """The variables that would start this server."""
+    settings = {**certificate, "host": "127.0.0.1", "port": api.process.port, **others}
+    return {f"DELAYSERVER_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+def ready_here(environment, *arguments):
+    """The health check of an image, in the environment of its server."""
+    return CliRunner().invoke(
+        make_app(["operations"]), ["ready", "--here", *arguments], env=environment
+    )
 
 
 def test_clients_that_must_show_a_certificate(make_api, authority, certificate, trusting, tmp_path):
@@ -68,6 +84,28 @@ def test_clients_that_must_show_a_certificate(make_api, authority, certificate, 
     authority.issue_cert("client@shop.example").configure_cert(known)
     with client_of(api, known) as client:
         wait_ready(client)
+    # A health check shows the server's certificate, or one that it is given.
+    environment = environment_of(api, certificate)
+    shows = {"tls_client_ca": tmp_path / "ca.pem"}
+    assert ready_here(environment_of(api, certificate, **shows)).exit_code == 0
+    assert ready_here(environment).exit_code == 3
+    pair = ["--client-cert", str(certificate["tls_cert"]), "--client-key"]
+    assert ready_here(environment, *pair, str(certificate["tls_key"])).exit_code == 0
+    url = api.process.url.replace("http:", "https:")
+    asks = ["stats", "--url", url, "--tls-ca", str(tmp_path / "ca.pem")]
+    stats = CliRunner().invoke(
+        make_app(["operations"]), [*asks, *pair, str(certificate["tls_key"])]
+    )
+    assert stats.exit_code == 0, stats.output
+    assert CliRunner().invoke(make_app(["operations"]), asks).exit_code == 3
+    unusable = CliRunner().invoke(
+        make_app(["operations"]), [*asks, *pair, str(tmp_path / "ca.pem")]
+    )
+    assert (unusable.exit_code, "--client-cert" in unusable.output) == (2, True)
+    alone = CliRunner().invoke(
+        make_app(["operations"]), [*asks, "--client-key", str(certificate["tls_key"])]
+    )
+    assert (alone.exit_code, "--client-cert" in alone.output) == (2, True)
     with client_of(api, trusting) as stranger, pytest.raises(httpx.TransportError):
         stranger.get("/readyz")
     unknown = ssl.create_default_context()

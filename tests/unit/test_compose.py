@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from delayserver.cli.serve import misspelt
 from delayserver.config import Settings
@@ -15,7 +16,6 @@ from storage.replicated.kafka_settings import ClusterUrl
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
-yaml: Any = pytest.importorskip("yaml", reason="comes with schemathesis")
 NODES = ("n1", "n2", "n3")
 BROKERS = ("kafka1", "kafka2", "kafka3")
 

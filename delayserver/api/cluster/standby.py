@@ -44,6 +44,7 @@ from delayserver.api.app import with_cors
 from delayserver.api.cluster.forwarding import Forwarder
 from delayserver.api.cluster.map_call import ShardMap, answer_map, read_query
 from delayserver.api.documents import HealthDocument, encode
+from delayserver.api.finish import Finish
 from delayserver.api.hot.answers import Always, Answer, header, problem_answer
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
@@ -99,7 +100,7 @@ class StandbyFront:
         origins = settings.cors_origins
         self._access = Access(
             tokens,
-            self._answer,
+            Finish(self._answer),
             headers_max=settings.headers_max,
             head_max_bytes=settings.head_max_bytes,
             origins=origins,

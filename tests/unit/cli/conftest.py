@@ -50,7 +50,8 @@ class Cli:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
-    for name in ("URL", "TOKEN", "CONFIG", "WEBHOOK_SECRET", "BROKER_PASSWORD"):
+    names = ("URL", "TOKEN", "CONFIG", "CLIENT_CERT", "CLIENT_KEY")
+    for name in (*names, "WEBHOOK_SECRET", "BROKER_PASSWORD"):
         monkeypatch.delenv(f"DELAYSERVER_{name}", raising=False)
     # Help and errors are compared as text: no colours, no wrapping.
     monkeypatch.setenv("COLUMNS", "200")
