@@ -8,6 +8,7 @@
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
 #   ensure_systemd                   finds systemd-analyze, or installs it likewise
 #   ensure_redis, ensure_nats, ensure_rabbitmq   find these brokers, or install them likewise
+#   ensure_prometheus                find Prometheus and its promtool, or install them likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
 #   show_help FILE                   prints the comment at the head of FILE
@@ -29,13 +30,21 @@ show_help() { awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "
 # Whether this process may install Debian packages.
 can_apt() { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }
 
-apt_install() {
+# A package that has a service starts none: its program is what is wanted, on ports of the tests.
+# Debian asks policy-rc.d; a machine that has one has said what it wants.
+apt_install() (
   say "Installing the Debian package $1 ..."
+  policy=/usr/sbin/policy-rc.d
+  if [[ ! -e $policy ]]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+  fi
   {
     DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
       DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "$1"
   } >&2
-}
+)
 
 # Prints the path of a Python that is new enough. It is run, not only looked up: a name on the
 # PATH may belong to a version manager that has no such version.
@@ -187,6 +196,7 @@ ensure_wrk() { ensure_program wrk wrk "the load generator wrk"; }
 ensure_systemd() { ensure_program systemd-analyze systemd "systemd-analyze"; }
 ensure_redis() { ensure_program redis-server redis-server Redis; }
 ensure_nats() { ensure_program nats-server nats-server NATS; }
+ensure_prometheus() { ensure_program promtool prometheus Prometheus; }
 # Debian keeps its program for root and for the user rabbitmq out of everybody else's PATH.
 ensure_rabbitmq() {
   [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] ||

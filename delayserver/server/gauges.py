@@ -7,7 +7,7 @@ Cost: nothing until somebody asks, then some µs. Threads: belongs to the event 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -44,7 +44,7 @@ class Gauges:
         self._add_counters()
         self._add_subscriptions()
         self._add_deliveries()
-        self._add_backlogs()
+        self._add_backlogs(settings)
 
     def _add_counters(self) -> None:
         engine = self._engine
@@ -88,18 +88,21 @@ class Gauges:
         def of_queues(value: Callable[[Queue], float]) -> Values:
             return lambda: {queue.subscription.id: value(queue) for queue in dispatcher.queues()}
 
+        def of_all(counts: Mapping[int, int]) -> Values:
+            return lambda: {one.id: 0 for one in engine.registry} | dict(counts)
+
         self.metrics.paused = lambda: Counter(
             (one.id, one.pause_reason or "asked") for one in engine.registry if one.paused
         )
         add(
             *(counter, "delivered", "Deliveries that arrived"),
-            lambda: dispatcher.delivered_by_subscription,
+            of_all(dispatcher.delivered_by_subscription),
         )
         add(
             *(counter, "retried", "Deliveries tried again"),
-            lambda: outcomes.retried_by_subscription,
+            of_all(outcomes.retried_by_subscription),
         )
-        add(*(counter, "dead", "Deliveries given up"), lambda: outcomes.dead_by_subscription)
+        add(*(counter, "dead", "Deliveries given up"), of_all(outcomes.dead_by_subscription))
         add(
             *(gauge, "queued_deliveries", "Due, waiting for the subscriber"),
             of_queues(lambda queue: queue.count),
@@ -111,6 +114,7 @@ class Gauges:
         add(
             *(gauge, "oldest_due_age_seconds", "How long the first of its queue waits"),
             of_queues(lambda queue: self._age_s(queue.rows.first_ms())),
+            max,
         )
 
     def _add_deliveries(self) -> None:
@@ -136,11 +140,13 @@ class Gauges:
         gauge("schedules", "Schedules", engine.schedules.__len__)
         gauge("sources", "Sources", engine.sources.__len__)
 
-    def _add_backlogs(self) -> None:
-        """What the server itself has still to do, and the space for it."""
+    def _add_backlogs(self, settings: Settings) -> None:
+        """What the server itself has still to do, and the space for it; the limits beside them, so
+        that no alert has to repeat a setting."""
         engine, gauge = self._engine, self.metrics.gauge
         groups = engine.groups
         gauge("unfiled_bytes", "Accepted and not filed", lambda: groups.unfiled_bytes)
+        gauge("unfiled_max_bytes", "… beyond which it waits", lambda: settings.unfiled_max_bytes)
         gauge(
             "replay_lag_seconds",
             "How long the oldest group waits that is not filed",
@@ -153,6 +159,11 @@ class Gauges:
         )
         gauge("waiting_publishes", "Publishes that wait to be filed", engine.produces.count)
         gauge("disk_free_bytes", "Free on the device", lambda: self.free_bytes)
+        gauge(
+            "disk_reserve_bytes",
+            "Publishing is refused with less",
+            lambda: settings.disk_reserve_bytes,
+        )
         gauge(
             "archive_waiting_hours",
             "Settled hours that are kept until they are archived (setting archive)",

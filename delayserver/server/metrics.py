@@ -2,13 +2,15 @@
 
 Counters are plain integers of the parts, read when somebody scrapes; histograms are counted here.
 What is counted by subject or by subscription has a label for the first of them, up to a limit; all
-others stand together under `_other`, which is nobody's name.
+others stand together under `_other`, which is nobody's name. What somebody is alerted about begins
+at 0, since Prometheus cannot see that a series has grown which was not there before.
 
 Cost: one bisection per observation; a scrape goes over all subjects and subscriptions. Threads:
 belongs to the event loop, but for the histograms of syncs, each of which belongs to the thread that
 syncs.
 """
 
+import operator
 import threading
 import time
 from bisect import bisect_left
@@ -30,6 +32,7 @@ LATENESS_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5,
 SYNC_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 GROUP_RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000)
 WEBHOOK_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+ALERTED_STATUSES: Final = (b"500", b"503", b"507")
 OTHERS: Final = "_other"
 UNKNOWN: Final = "_unknown"
 
@@ -101,6 +104,8 @@ class Histograms:
 Value = Callable[[], float]
 Values = Callable[[], Mapping[int, float]]
 """By id."""
+Together = Callable[[float, float], float]
+"""What two values come to that have one label."""
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
@@ -131,11 +136,11 @@ class Metrics(Collector):
         """Of messages to brokers, by subscription id and result (`confirmed`, `failed`, …)."""
         self.paused: Callable[[], Counter[tuple[int, str]]] = Counter
         """Subscriptions that are paused: 1 by id and reason (`asked`, `gone`, `failures`)."""
-        self.answers: Counter[bytes] = Counter()
+        self.answers: Counter[bytes] = Counter(dict.fromkeys(ALERTED_STATUSES, 0))
         """Requests that were answered, by status as it stands on the wire."""
         self._values: list[tuple[_Kind, str, str, Value]] = []
         self._by_subject: list[tuple[str, str, Mapping[int, int]]] = []
-        self._by_subscription: list[tuple[_Kind, str, str, Values]] = []
+        self._by_subscription: list[tuple[_Kind, str, str, Values, Together]] = []
 
     def counter(self, name: str, text: str, value: Value) -> None:
         """A number that only grows."""
@@ -149,18 +154,20 @@ class Metrics(Collector):
         """Numbers that only grow, by subject id (0: not known)."""
         self._by_subject.append((name, text, counts))
 
-    def by_subscription(self, kind: _Kind, name: str, text: str, values: Values) -> None:
-        """Numbers by subscription id."""
-        self._by_subscription.append((kind, name, text, values))
+    def by_subscription(
+        self, kind: _Kind, name: str, text: str, values: Values, together: Together = operator.add
+    ) -> None:
+        """Numbers by subscription id. `together`: what those come to that have no own label."""
+        self._by_subscription.append((kind, name, text, values, together))
 
     def collect(self) -> Iterable[Metric]:
         """All families, as they are now."""
         for name, text, counts in self._by_subject:
             family = CounterMetricFamily(f"delayserver_{name}", text, labels=["subject"])
             yield _labelled(family, self._subjects, counts)
-        for kind, name, text, values in self._by_subscription:
+        for kind, name, text, values, together in self._by_subscription:
             one = kind(f"delayserver_subscription_{name}", text, labels=["subscription"])
-            yield _labelled(one, self._subscriptions, values())
+            yield _labelled(one, self._subscriptions, values(), together)
         yield self._by_kind(
             self.paused(),
             GaugeMetricFamily(
@@ -276,12 +283,13 @@ def _labelled(
     family: CounterMetricFamily | GaugeMetricFamily,
     labels: Labels,
     values: Mapping[int, float],
+    together: Together = operator.add,
 ) -> Metric:
-    """A family with its values, those without a label of their own added up."""
+    """A family with its values, those without a label of their own as one."""
     totals: dict[str, float] = {}
     for number, value in values.items():
         label = labels[number]
-        totals[label] = totals.get(label, 0) + value
+        totals[label] = together(totals[label], value) if label in totals else value
     for label, total in totals.items():
         family.add_metric([label], total)
     return family

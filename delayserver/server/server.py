@@ -167,6 +167,7 @@ class Server(Shard):
         )
         self.calls.source_errors = self._sources.errors
         self.metrics.gauge("sources_failing", "Sources that cannot go on", self._sources.failing)
+        self.metrics.counter("damage", "Damaged places that were found", lambda: self.damage_count)
 
     def on_recovered(self, recovered: Recovered) -> None:
         self.damage_count = len(recovered.damage)

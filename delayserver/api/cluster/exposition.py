@@ -1,7 +1,9 @@
 """Metrics of several shards as one text for Prometheus: each sample has a label `shard`.
 
 The samples of a family have to stand together, below one HELP and one TYPE, so the texts are taken
-apart by their HELP lines and put together family by family.
+apart by their HELP lines and put together family by family. A shard that does not answer takes none
+of the others with it: who watches the server has to see just then what they do. One more family
+says which have answered.
 
 Not the parser of prometheus_client: it makes objects of every sample, and a family of every name,
 where only a label has to be put in.
@@ -14,14 +16,21 @@ from collections.abc import Mapping
 from typing import Final
 
 _HELP: Final = "# HELP "
+_ANSWERS: Final = (
+    "# HELP delayserver_shard_answers Whether the shard has answered what its metrics are\n"
+    "# TYPE delayserver_shard_answers gauge\n"
+)
 _NAME: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 
 
-def merge_metrics(texts: Mapping[int, str]) -> str:
-    """The metrics of shards, by their numbers, each as `generate_latest` writes them."""
+def merge_metrics(texts: Mapping[int, str | None]) -> str:
+    """The metrics of shards, by their numbers, each as `generate_latest` writes them; None: of one
+    that has not answered."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for shard, text in texts.items():
+        if text is None:
+            continue
         name = ""
         is_new = False
         for line in text.split("\n"):
@@ -34,7 +43,11 @@ def merge_metrics(texts: Mapping[int, str]) -> str:
             elif line:
                 samples.setdefault(name, []).append(_labelled(line, shard))
     lines = (line for name, head in heads.items() for line in (*head, *samples.get(name, ())))
-    return "".join(f"{line}\n" for line in lines)
+    answers = (
+        f'delayserver_shard_answers{{shard="{shard}"}} {int(text is not None)}\n'
+        for shard, text in texts.items()
+    )
+    return "".join((*(f"{line}\n" for line in lines), _ANSWERS, *answers))
 
 
 def _labelled(line: str, shard: int) -> str:

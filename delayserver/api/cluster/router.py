@@ -383,12 +383,16 @@ class Router:
         )
 
     async def _metrics(self, call: PeerCall) -> PeerAnswer:
+        """What is away is said, and the rest is given: alerts have to tell one shard from all."""
         answers = await self._ask_all(call)
-        refused_by = self._refusal(answers)
-        if refused_by is not None:
-            return refused_by
-        texts = {shard: one.body.decode() for shard, one in sorted(answers.items())}
-        content_type = dict(answers[self._peers.own].headers)[b"content-type"]
+        own = answers[self._peers.own]
+        if own.status != 200:
+            return own
+        texts = {
+            shard: one.body.decode() if one.status == 200 else None
+            for shard, one in sorted(answers.items())
+        }
+        content_type = dict(own.headers)[b"content-type"]
         return _answer(200, merge_metrics(texts).encode(), content_type)
 
     async def _subscriptions(self, call: PeerCall) -> PeerAnswer:

@@ -96,6 +96,21 @@ def test_subscriptions_have_labels_of_their_own_up_to_the_limit() -> None:
     }
 
 
+def test_the_oldest_of_the_others_is_as_old_as_one_of_them() -> None:
+    metrics = make_metrics({}, labels_max=1)
+    ages = {7: 1, 8: 5, 9: 3}
+    metrics.by_subscription(GaugeMetricFamily, "age_seconds", "Age", lambda: ages, max)
+    assert samples(metrics, "subscription_age_seconds") == {
+        '{subscription="shop"}': 1,
+        '{subscription="_other"}': 5,
+    }
+
+
+def test_what_is_alerted_about_begins_at_0() -> None:
+    found = samples(make_metrics({}, labels_max=9), "requests_total")
+    assert found == {f'{{status="{status}"}}': 0 for status in (500, 503, 507)}
+
+
 def test_a_webhook_is_counted_by_the_class_of_its_answer() -> None:
     metrics = make_metrics({}, labels_max=9)
     for status in (200, 204, 404, 503, None):

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayserver.api.cluster.exposition import merge_metrics
 
+ANSWERS = "delayserver_shard_answers"
 NAMES = ["plain", 'with "quotes"', 'brace } shard="7"', "line\nbreak", "back\\slash"]
 
 
@@ -38,6 +39,7 @@ def test_each_sample_of_each_shard_is_there_with_its_label() -> None:
         for family, samples in samples_of(text).items():
             labelled = [(name, {**labels, "shard": str(shard)}, v) for name, labels, v in samples]
             expected.setdefault(family, []).extend(labelled)
+    assert [labels["shard"] for _, labels, _ in merged.pop(ANSWERS)] == ["0", "1", "3"]
     assert merged == expected
 
 
@@ -50,5 +52,17 @@ def test_families_stand_together_with_one_head() -> None:
     assert names[::2] == names[1::2]
 
 
+def test_who_does_not_answer_is_named_and_the_rest_is_given() -> None:
+    texts = {0: text_of(0), 2: text_of(2)}
+    merged = samples_of(merge_metrics({0: texts[0], 1: None, 2: texts[2]}))
+    assert merged.pop(ANSWERS) == [
+        (ANSWERS, {"shard": shard}, answers)
+        for shard, answers in (("0", "1"), ("1", "0"), ("2", "1"))
+    ]
+    without = samples_of(merge_metrics(texts))
+    del without[ANSWERS]
+    assert merged == without
+
+
 def test_there_may_be_nothing() -> None:
-    assert merge_metrics({0: "", 1: ""}) == ""
+    assert samples_of(merge_metrics({0: "", 1: ""})).keys() == {ANSWERS}
