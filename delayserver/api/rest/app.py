@@ -27,6 +27,7 @@ from delayserver.api.problems import (
 )
 from delayserver.api.rest import (
     bulk,
+    console,
     docs_page,
     messages,
     operations,
@@ -34,6 +35,7 @@ from delayserver.api.rest import (
     sources,
     subscriptions,
     timers,
+    tokens,
 )
 from delayserver.api.rest.authorize import authorize
 from delayserver.api.rest.common import Parts
@@ -88,9 +90,11 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) 
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    for routes in (messages, subscriptions, bulk, operations, timers, schedules, sources):
+    api = (messages, subscriptions, bulk, operations, timers, schedules, sources, tokens)
+    for routes in api:
         fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
-    fastapi.include_router(docs_page.router)
+    for pages in (docs_page, console):
+        fastapi.include_router(pages.router)
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)
