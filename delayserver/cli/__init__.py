@@ -50,7 +50,10 @@ COMMANDS: Final = {
     "timers": ("heartbeat", "event"),
     "schedules": ("schedules",),
     "sources": ("sources",),
-    "operations": ("stats", "forecast", "shards", "ready", "check", "repair"),
+    "operations": (
+        *("stats", "subjects", "forecast", "shards", "whoami"),
+        *("ready", "check", "repair"),
+    ),
     "tokens": ("token",),
     "cluster": ("cluster",),
     "pipeline": ("pipeline",),
