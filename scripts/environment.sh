@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Shared by the other scripts, which source it: the virtual environment .venv of the project, its
-# packages, Java for Spark, wrk for benchmarks, and brokers. Everything it prints goes to stderr.
+# packages, Java for Spark, wrk for benchmarks, brokers, and a browser. Everything it prints goes to stderr.
 #
 #   ensure_environment [extra ...]   makes .venv and installs the server, with these extras besides;
 #                                    does nothing when it was done and nothing has changed since
@@ -9,6 +9,7 @@
 #   ensure_systemd                   finds systemd-analyze, or installs it likewise
 #   ensure_redis, ensure_nats, ensure_rabbitmq   find these brokers, or install them likewise
 #   ensure_prometheus                find Prometheus and its promtool, or install them likewise
+#   ensure_chromium                  finds the browser that the console is tested in, likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
 #   show_help FILE                   prints the comment at the head of FILE
@@ -197,6 +198,7 @@ ensure_systemd() { ensure_program systemd-analyze systemd "systemd-analyze"; }
 ensure_redis() { ensure_program redis-server redis-server Redis; }
 ensure_nats() { ensure_program nats-server nats-server NATS; }
 ensure_prometheus() { ensure_program promtool prometheus Prometheus; }
+ensure_chromium() { ensure_program chromium chromium "the browser Chromium"; }
 # Debian keeps its program for root and for the user rabbitmq out of everybody else's PATH.
 ensure_rabbitmq() {
   [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] ||

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from delayserver.api.hot.answers import Headers, header, problem_answer
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
-from delayserver.api.scopes import UNGUARDED_PATHS
+from delayserver.api.scopes import is_unguarded
 from delayserver.errors import (
     AccessError,
     CodingError,
@@ -67,7 +67,7 @@ class Access:
                 target = scope.get("raw_path") or scope["path"].encode()
                 headers = scope["headers"]
                 self.check_head(target + scope["query_string"], headers, scope["http_version"])
-                if scope["path"] not in UNGUARDED_PATHS:
+                if not is_unguarded(scope["path"]):
                     scope["caller"] = self.check(headers)
                 _check_coding(headers)
             except DelayServerError as error:

@@ -46,6 +46,26 @@ NAMED_PAGE_MAX: Final = 100
 """Schedules or sources in a page of their list: of schedules the next times are reckoned."""
 
 
+class LatenessDocument(msgspec.Struct):
+    """How late deliveries were, from due to sent, or handed to a consumer."""
+
+    bounds_ms: Annotated[list[float], Meta(description="upper bounds")]
+    counts: Annotated[
+        list[int],
+        Meta(
+            description="deliveries that were at most as late as each bound, and later than the "
+            "one before it; and one more count of those that were later than all"
+        ),
+    ]
+
+
+class FailingDocument(msgspec.Struct):
+    """A subscription whose receiver is down, or refuses all it is sent."""
+
+    subscription: str
+    since: Annotated[Time, Meta(description="the first of nothing but failures")]
+
+
 class StatsDocument(msgspec.Struct):
     """Counters since the start of this process, and what waits now."""
 
@@ -56,6 +76,8 @@ class StatsDocument(msgspec.Struct):
     delivered: int
     retried: int
     dead: int
+    dead_letters: Annotated[int, Meta(description="that wait now, as of the last checkpoint")]
+    lateness: LatenessDocument
     last_seq: int
     checkpoint_seq: int
     pending_loaded: Annotated[int, Meta(description="that are due soon")]
@@ -66,10 +88,64 @@ class StatsDocument(msgspec.Struct):
     unmatched: Annotated[int, Meta(description="due, and no subscription matches")]
     subjects: int
     subscriptions: int
+    paused: Annotated[int, Meta(description="subscriptions that are")]
+    failing: Annotated[
+        list[FailingDocument],
+        Meta(description="up to 20 subscriptions, those first that have failed for longest"),
+    ]
     unfiled_bytes: int
+    replay_lag_ms: Annotated[
+        int, Meta(description="how long the oldest waits that is accepted and not filed")
+    ]
     archive_waiting_hours: int
     archive_waiting_bytes: int
     disk_free_bytes: int
+
+
+class SubjectDocument(msgspec.Struct):
+    """A subject, and what was counted of it since the start of this process."""
+
+    name: str
+    accepted: int
+    cancelled: Annotated[
+        int, Meta(description="of a cancel by id the subject is not always known: not counted here")
+    ]
+    delivered: int
+    retried: int
+    dead: int
+
+
+class SubjectListDocument(msgspec.Struct):
+    """A page of subjects, in the order of their names."""
+
+    subjects: list[SubjectDocument]
+    cursor: Annotated[
+        str | None, Meta(description="for the next page; null: there is nothing more")
+    ]
+
+
+class OwnTokenDocument(msgspec.Struct):
+    """What the caller may do."""
+
+    name: Annotated[str | None, Meta(description="null: nobody is asked for a token")]
+    scopes: list[str]
+    expires_at: Time | None
+    rate: Annotated[float | None, Meta(description="requests and messages per second")]
+
+
+class TokenDocument(OwnTokenDocument):
+    """A token that is valid now; its text is stored nowhere."""
+
+    created_at: Time
+
+
+class TokenListDocument(msgspec.Struct):
+    """A page of tokens, in the order of their names."""
+
+    tokens: list[TokenDocument]
+    cursor: Annotated[
+        str | None, Meta(description="for the next page; null: there is nothing more")
+    ]
 
 
 class ForecastBucketDocument(msgspec.Struct, rename={"since": "from"}):
@@ -540,6 +616,22 @@ class DeadLetterDocument(msgspec.Struct):
     headers: dict[str, str]
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
+
+
+class DeadLetterCountDocument(msgspec.Struct):
+    """A subscription that has dead letters; `_to`: messages that said themselves where they go."""
+
+    name: str
+    count: Annotated[int, Meta(description="counted up to 1000 in each shard")]
+
+
+class DeadLetterCountsDocument(msgspec.Struct):
+    """A page of subscriptions that have dead letters, in the order of their names."""
+
+    subscriptions: list[DeadLetterCountDocument]
+    cursor: Annotated[
+        str | None, Meta(description="for the next page; null: there is nothing more")
+    ]
 
 
 class DeadLettersDocument(msgspec.Struct):

@@ -60,6 +60,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/messages/{message_id}/replay"): Rule(_PUBLISH, Of.MESSAGE),
     ("DELETE", "/v1/messages/{message_id}"): Rule(_PUBLISH, Of.MESSAGE),
     ("PATCH", "/v1/messages/{message_id}"): Rule(_PUBLISH, Of.MESSAGE),
+    ("GET", "/v1/subjects"): Rule(_EITHER, Of.BODY),
     ("GET", "/v1/subjects/{subject}/messages"): Rule(_EITHER, Of.SUBJECT),
     ("GET", "/v1/subjects/{subject}/keys/{key}"): Rule(_EITHER, Of.SUBJECT),
     ("DELETE", "/v1/subjects/{subject}/keys/{key}"): Rule(_PUBLISH, Of.SUBJECT),
@@ -75,6 +76,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/subscriptions/{name}/ack"): Rule(_CONSUME, Of.SUBSCRIPTION),
     ("POST", "/v1/subscriptions/{name}/nack"): Rule(_CONSUME, Of.SUBSCRIPTION),
     ("POST", "/v1/subscriptions/{name}/extend"): Rule(_CONSUME, Of.SUBSCRIPTION),
+    ("GET", "/v1/dead-letters"): Rule(_CONSUME, Of.BODY),
     ("GET", "/v1/subscriptions/{name}/dead-letters"): Rule(_CONSUME, Of.BODY),
     ("POST", "/v1/subscriptions/{name}/dead-letters/redrive"): Rule(_CONSUME, Of.BODY),
     ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(_CONSUME, Of.BODY),
@@ -108,6 +110,8 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("DELETE", "/v1/backups/{name}"): ADMIN,
     ("GET", "/metrics"): OBSERVE,
     ("GET", "/v1/cluster"): KNOWN,
+    ("GET", "/v1/tokens/self"): KNOWN,
+    ("GET", "/v1/tokens"): ADMIN,
     ("GET", "/v1/stats"): OBSERVE,
     ("GET", "/v1/forecast"): OBSERVE,
     ("GET", "/healthz"): PUBLIC,
@@ -115,11 +119,20 @@ RULES: Mapping[tuple[str, str], Rule] = {
 }
 DOCS_PATH = "/docs"
 DOCUMENT_PATH = "/openapi.json"
+CONSOLE_PATH = "/console"
+CONSOLE_FILES = "/console/"
+"""Before the name of a file of it."""
 PUBLIC_PATHS = frozenset(path for (_, path), rule in RULES.items() if rule is PUBLIC)
-UNGUARDED_PATHS = PUBLIC_PATHS | {
+_UNGUARDED_PATHS = PUBLIC_PATHS | {
     DOCS_PATH,
     DOCUMENT_PATH,
+    CONSOLE_PATH,
     f"{DOCS_PATH}/swagger-ui.css",
     f"{DOCS_PATH}/swagger-ui-bundle.js",
 }
-"""Where nobody is asked for a token: how the server is, and what the API is."""
+
+
+def is_unguarded(path: str) -> bool:
+    """Whether nobody is asked for a token there: how the server is, what the API is, and files that
+    hold nothing of the server."""
+    return path in _UNGUARDED_PATHS or path.startswith(CONSOLE_FILES)

@@ -58,7 +58,10 @@ COMMANDS: Final = {
     "timers": ("heartbeat", "event"),
     "schedules": ("schedules",),
     "sources": ("sources",),
-    "operations": ("stats", "forecast", "shards", "ready", "check", "repair"),
+    "operations": (
+        *("stats", "subjects", "forecast", "shards", "whoami"),
+        *("ready", "check", "repair"),
+    ),
     "backups": ("backup", "backups", "restore"),
     "tokens": ("token",),
     "cluster": ("cluster",),

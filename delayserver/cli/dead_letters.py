@@ -9,7 +9,7 @@ import typer
 
 from delayserver.cli.options import NameArgument
 from delayserver.cli.output import help_text, rows
-from delayserver.cli.session import Session, path, server_command
+from delayserver.cli.session import NAMED_PAGE_MAX, Session, path, server_command
 
 COLUMNS = ("id", "subject", "key", "attempts", "died_at", "reason")
 
@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     )
     app.add_typer(group, name="dead-letters")
     server_command(group, "list", "dead-letters list shop --limit 1000")(list_letters)
+    server_command(group, "count", "dead-letters count")(count)
     server_command(
         group,
         "redrive",
@@ -45,6 +46,17 @@ def list_letters(
     answer = session.pages(path("subscriptions", name, "dead-letters"), "dead_letters", limit)
     letters = answer["dead_letters"]
     session.show(answer, lambda: rows(letters, COLUMNS, empty=f"{name} has no dead letters."))
+
+
+def count(
+    session: Session,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Most subscriptions to list.")] = 100,
+) -> None:
+    """Show who has dead letters, and how many: counted up to 1,000 in each shard."""
+    answer = session.pages(path("dead-letters"), "subscriptions", limit, page_max=NAMED_PAGE_MAX)
+    found = answer["subscriptions"]
+    session.show(answer, lambda: rows(found, ("name", "count"), empty="Nobody has dead letters."))
 
 
 def redrive(

@@ -1,4 +1,5 @@
-"""stats, forecast, shards, ready, check, repair: what a server does and will do, and its files.
+"""stats, subjects, forecast, shards, whoami, ready, check, repair: what a server does and will do,
+and its files.
 
 Cost: one request; `check` reads every byte of a data directory, `repair` some of them again.
 Threads: one.
@@ -14,6 +15,7 @@ import typer
 from delayserver.cli.options import number_or_text
 from delayserver.cli.output import help_text, make_console, progress_bar, rows
 from delayserver.cli.session import (
+    NAMED_PAGE_MAX,
     CannotRun,
     CommandError,
     JsonOption,
@@ -52,8 +54,10 @@ DataDirOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     server_command(app, "stats", "stats", "stats --json")(stats)
+    server_command(app, "subjects", "subjects", "subjects --limit 1000 --json")(subjects)
     server_command(app, "forecast", "forecast", "forecast --bucket 1d")(forecast)
     server_command(app, "shards", "shards", "shards --json")(shards)
+    server_command(app, "whoami", "whoami --json")(whoami)
     server_command(app, "ready", "ready --wait 30s", "ready --here")(ready)
     examples = ("check --data-dir data", "check --data-dir /var/lib/delayserver --json")
     app.command("check", help=help_text(check.__doc__, *examples))(check)
@@ -64,6 +68,17 @@ def register(app: typer.Typer) -> None:
 def stats(session: Session) -> None:
     """Show how much waits, is on its way, and was done since the server started."""
     session.show(session.call("GET", path("stats")))
+
+
+def subjects(
+    session: Session,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Most to list.")] = 100,
+) -> None:
+    """List subjects, with what was counted of each since the server started."""
+    answer = session.pages(path("subjects"), "subjects", limit, page_max=NAMED_PAGE_MAX)
+    columns = ("name", "accepted", "cancelled", "delivered", "retried", "dead")
+    session.show(answer, lambda: rows(answer["subjects"], columns, empty="There are none yet."))
 
 
 def forecast(
@@ -88,6 +103,11 @@ def shards(session: Session) -> None:
     answer = session.call("GET", path("cluster"))
     columns = ("shard", "state", "owner", "url")
     session.show(answer, lambda: rows(answer["shards"], columns, empty="It has no shards."))
+
+
+def whoami(session: Session) -> None:
+    """Show what the token allows. Without one, where none is asked for: everything."""
+    session.show(session.call("GET", path("tokens", "self")))
 
 
 def ready(

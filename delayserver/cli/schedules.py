@@ -18,7 +18,7 @@ from delayserver.cli.options import (
     with_body,
 )
 from delayserver.cli.output import help_text, rows
-from delayserver.cli.session import Session, path, server_command
+from delayserver.cli.session import NAMED_PAGE_MAX, Session, path, server_command
 
 HELP = (
     """Publish a message again and again: at the times of a cron expression, or every so often."""
@@ -84,7 +84,7 @@ def schedules(
     limit: Annotated[int, typer.Option(min=1, help="Most schedules to list.")] = 1000,
 ) -> None:
     """List schedules in the order of their names, or look at one and change it."""
-    answer = session.pages(path("schedules"), "schedules", limit, page_max=100)
+    answer = session.pages(path("schedules"), "schedules", limit, page_max=NAMED_PAGE_MAX)
     columns = ("name", "subject", "cron", "every", "timezone", "next_at", "runs", "paused")
     empty = "There are no schedules; make one with `delayserver schedules put`."
     session.show(answer, lambda: rows(_first(answer["schedules"]), columns, empty=empty))

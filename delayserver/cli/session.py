@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0
 PAGE_MAX = 1000
+NAMED_PAGE_MAX = 100
+"""Of lists in the order of names."""
 NO_QUERY: Mapping[str, str | None] = {}
 
 P = ParamSpec("P")

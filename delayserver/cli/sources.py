@@ -15,7 +15,7 @@ from delayserver.cli.options import (
     given,
 )
 from delayserver.cli.output import help_text, rows
-from delayserver.cli.session import Session, path, server_command
+from delayserver.cli.session import NAMED_PAGE_MAX, Session, path, server_command
 
 HELP = """Publish what stands in a topic of Kafka, each record once."""
 
@@ -52,7 +52,7 @@ def sources(
     limit: Annotated[int, typer.Option(min=1, help="Most sources to list.")] = 1000,
 ) -> None:
     """List sources in the order of their names, or look at one and change it."""
-    answer = session.pages(path("sources"), "sources", limit, page_max=100)
+    answer = session.pages(path("sources"), "sources", limit, page_max=NAMED_PAGE_MAX)
     columns = ("name", "subject", "topic", "published", "skipped", "paused", "error")
     empty = "There are no sources; make one with `delayserver sources put`."
     session.show(answer, lambda: rows(answer["sources"], columns, empty=empty))

@@ -4,7 +4,7 @@ Cost: one request each. Threads: one.
 """
 
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -410,9 +410,16 @@ def _catch_up(text: str | None) -> object:
     return {name.replace("-", "_"): duration(length, "--catch-up")}
 
 
-def subscriptions(session: Session) -> None:
+def subscriptions(
+    session: Session,
+    *,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Those whose names begin so.")
+    ] = None,
+) -> None:
     """List all subscriptions, or look at one and change it."""
-    answer = session.call("GET", path("subscriptions"))
+    query = f"?{urlencode({'prefix': prefix})}" if prefix else ""
+    answer = session.call("GET", path("subscriptions") + query)
     columns = (
         *("name", "subject", "type", "url", "topic", "stream", "lease"),
         *("paused", "pause_reason", "queued", "in_flight"),

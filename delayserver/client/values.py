@@ -401,6 +401,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     disable_after: str | None = None
     pause_reason: str | None = None
     """asked, gone (its receiver answered 410) or failures (nothing else for `disable_after`)"""
+    failing_since: datetime | None = None
+    """The first of nothing but failures, as far as the server's process has seen them."""
     timeout: str | None = None
     max_in_flight: int | None = None
     rate: dict[str, Any] | None = None

@@ -1,22 +1,26 @@
 """Failing: since when a webhook has had nothing but failures.
 
-A subscription may say after how long of that the server shall pause it (`disable_after`). Since
-when it fails is in memory, and in its definition too once it has lasted a tenth of that time: so a
-restart does not begin the count anew, and a receiver that fails by turns costs no record. Days are
-counted by the clock, since they go on while no process runs.
+Whoever asks how a subscription is gets to know it. A subscription may also say after how long of
+that the server shall pause it (`disable_after`). Since when it fails is in memory, and of those in
+the definition too once it has lasted a tenth of that time: so a restart does not begin the count
+anew, and a receiver that fails by turns costs no record. Days are counted by the clock, since they
+go on while no process runs.
 
 Where there are other shards, that definition is one for all of them, and whatever arrives in any
 of them takes back what it says. Each sees its own attempts alone, perhaps two in three days: so it
 pauses nothing before the others have heard since when it fails, and could object.
 
-Cost: a look at a field for each answer of a subscription that does not ask for it. Threads: belongs
-to the event loop.
+Cost: a dictionary access for each answer of a receiver. Threads: belongs to the event loop.
 """
 
+from collections.abc import Iterator
 from enum import Enum, auto
+from typing import Final
 
 from delayserver.records.subscriptions import Subscription
 
+FAILING_MAX: Final = 20
+"""Subscriptions that a summary names, those that fail for longest."""
 _RECORD_PART = 10
 """The begin is recorded once failing has lasted this part of `disable_after`."""
 
@@ -44,6 +48,7 @@ class Failing:
         """An attempt has failed."""
         limit_ms = subscription.disable_after_ms
         if not limit_ms:
+            self._since_ms.setdefault(subscription.id, now_ms)
             return Consequence.NOTHING
         recorded_ms = 0 if self.objects(subscription) else subscription.failing_since_ms
         since_ms = recorded_ms or self._since_ms.get(subscription.id, now_ms)
@@ -58,7 +63,8 @@ class Failing:
     def arrived(self, subscription: Subscription, now_ms: int) -> Consequence:
         """An attempt has not failed."""
         self.forget(subscription.id)
-        self._arrived_ms[subscription.id] = now_ms
+        if subscription.disable_after_ms:
+            self._arrived_ms[subscription.id] = now_ms
         return Consequence.RECORD if subscription.failing_since_ms else Consequence.NOTHING
 
     def objects(self, subscription: Subscription) -> bool:
@@ -69,6 +75,10 @@ class Failing:
     def since_ms(self, subscription_id: int) -> int:
         """Since when it fails; 0: it does not."""
         return self._since_ms.get(subscription_id, 0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """All that fail: the id, and since when."""
+        return iter(self._since_ms.items())
 
     def forget(self, subscription_id: int) -> None:
         """It begins anew."""

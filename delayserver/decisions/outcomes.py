@@ -447,7 +447,7 @@ class Outcomes:
         if subscription is not None:
             if is_gone:
                 self._pause(subscription.id, GONE)
-            elif subscription.disable_after_ms:
+            elif not is_direct(subscription.id):
                 self._on_result(subscription, result, now_ms)
         return subscription
 

@@ -8,13 +8,19 @@ Cost: a range of the catalog, read outside of the event loop. Threads: belongs t
 
 import asyncio
 import heapq
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import read_dead_letters
+from delayserver.records.tables import count_dead_letters, read_dead_letters
 from delayserver.server.calls import Calls
+
+COUNTED_MAX: Final = 1000
+"""Dead letters of one subscription that are counted; there may be more."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,26 @@ class DeadLetters:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
+
+    async def counts(
+        self, behind: str, limit: int, may_see: Callable[[str], bool]
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        """Names of subscriptions that have dead letters, behind one of them, in the order of the
+        names, and how many (see COUNTED_MAX), as of the last checkpoint; and the last name of the
+        page, if there are more. `may_see`: asked for the subject of each subscription."""
+        return await asyncio.to_thread(self._count, behind, limit, may_see)
+
+    def _count(
+        self, behind: str, limit: int, may_see: Callable[[str], bool]
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        counts: Counter[str] = Counter()
+        for owner, count in count_dead_letters(self._calls.catalog, COUNTED_MAX):
+            name = DIRECT_NAME if is_direct(owner.id) else owner.name
+            if name > behind and may_see(owner.subject):
+                counts[name] += count
+        found = sorted(counts.items())
+        following = found[limit - 1][0] if len(found) > limit else None
+        return found[:limit], following
 
     async def page(
         self, owners: Sequence[Subscription], from_seq: int, limit: int

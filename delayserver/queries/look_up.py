@@ -20,6 +20,7 @@ from delayserver.records.tables import ChangeState, read_hours
 from delayserver.server.calls import Calls
 from delayserver.times import format_time
 from storage.buckets import hours_of, is_day
+from storage.catalog import Table
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome
 
@@ -101,12 +102,13 @@ class Queries:
         return {"version": delayserver.__version__, **self._calls.gauges.stats()}
 
     async def count_later(self) -> None:
-        """Count the messages of hours that are not loaded, and list what waits to be archived, as
-        of the last checkpoint."""
+        """Count the messages of hours that are not loaded and the dead letters, and list what waits
+        to be archived, as of the last checkpoint."""
         calls = self._calls
         through_hour = calls.live_through_hour()
         # There may be two years of hours.
         hours = await asyncio.to_thread(read_hours, calls.catalog)
+        calls.gauges.dead_letters = calls.catalog.size(Table.DEAD_LETTERS)
         calls.gauges.pending_later = sum(
             max(0, state.entries - state.removals)
             for hour, state in hours.items()

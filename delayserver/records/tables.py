@@ -33,16 +33,18 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.records.direct import DIRECT_FIRST_ID, is_direct
 from delayserver.records.message import decode_payload
 from delayserver.records.schedules import unpack_schedule, unpack_state
 from delayserver.records.sources import unpack_source, unpack_source_state
-from delayserver.records.subscriptions import Subscription, decode_subscription
+from delayserver.records.subscriptions import DIRECT, Subscription, decode_subscription
 from storage.buckets import DAY_HOURS, is_day, places_of
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsPlace
@@ -472,6 +474,26 @@ def read_dead_letter_owners(catalog: Catalog, name: str) -> list[Subscription]:
         and one.deleted
         and any(True for _ in read_dead_letters(catalog, one.id))
     ]
+
+
+def count_dead_letters(catalog: Catalog, most: int) -> Iterator[tuple[Subscription, int]]:
+    """Whoever has dead letters, deleted or not, and how many, up to `most`; oldest first, the
+    direct ones last. One look-up for each of them, and the count."""
+    start = b""
+    while (found := next(catalog.scan(Table.DEAD_LETTERS, start), None)) is not None:
+        subscription_id, _ = parse_dead_letter_key(found[0])
+        owner = _read_owner(catalog, subscription_id)
+        if owner is not None:
+            letters = catalog.scan(Table.DEAD_LETTERS, prefix=number_key(subscription_id))
+            yield owner, sum(1 for _ in islice(letters, most))
+        start = number_key(subscription_id + 1)
+
+
+def _read_owner(catalog: Catalog, subscription_id: int) -> Subscription | None:
+    if is_direct(subscription_id):
+        return DIRECT[subscription_id - DIRECT_FIRST_ID]
+    value = catalog.get(Table.SUBSCRIPTIONS, number_key(subscription_id))
+    return None if value is None else decode_subscription(value)
 
 
 def _check_dead_letter(key: bytes, value: bytes) -> None:

@@ -17,7 +17,7 @@ import hashlib
 import hmac
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Final
@@ -45,6 +45,8 @@ FILE_MAX_BYTES: Final = 64 * 1024 * 1024
 TOKEN_PREFIX: Final = "dly_"
 """So that a scanner of source code knows one when it sees it."""
 TOKEN_RANDOM_BYTES: Final = 32
+SETTING_NAME: Final = "--token"
+"""Of the token that the settings name; no name that a file may hold."""
 RATE_MAX: Final = 1_000_000
 _VERSION = 1
 _NAME = re.compile(SUBJECT_PATTERN)
@@ -354,7 +356,7 @@ class TokenTable:
         """Whether nobody is asked for a token."""
         if setting is not None:
             digest = digest_of(setting.encode()).hex()
-            self._setting = Caller(Token("--token", digest, (Action.ADMIN,), 0), monotonic_s)
+            self._setting = Caller(Token(SETTING_NAME, digest, (Action.ADMIN,), 0), monotonic_s)
 
     def refresh(self, now_ms: int) -> None:
         """Look at the file again. Raises StorageError: then all is as it was before."""
@@ -410,6 +412,10 @@ class TokenTable:
 
     def __len__(self) -> int:
         return len(self._callers)
+
+    def __iter__(self) -> Iterator[Caller]:
+        """Whoever might call now."""
+        return iter(self._callers.values())
 
     def caller(self, token: bytes) -> Caller:
         """Who showed this token. Raises AccessError (401)."""

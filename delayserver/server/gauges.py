@@ -6,6 +6,7 @@ part has which name.
 Cost: nothing until somebody asks, then some µs. Threads: belongs to the event loop.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from delayserver.config import Settings
+from delayserver.decisions.failing import FAILING_MAX
 from delayserver.delivery.queue import Queue
 from delayserver.schedule.archives import RetiredHour
 from delayserver.server.engine import Engine
-from delayserver.server.metrics import Metrics, Values
+from delayserver.server.metrics import LATENESS_SECONDS, Metrics, Values
 from delayserver.times import format_time
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class Gauges:
         """On the device, when it was looked at last."""
         self.pending_later = 0
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
+        self.dead_letters = 0
+        """As of the last checkpoint, when they were counted last."""
         self.archive_waiting: list[RetiredHour] = []
         """Retired hours that are kept until they are archived, when they were listed last."""
         self.metrics = Metrics(
@@ -194,6 +198,42 @@ class Gauges:
     def _age_s(self, since_ms: int | None) -> float:
         return 0.0 if since_ms is None else max(0, self._clock() - since_ms) / 1000
 
+    def _failing(self) -> list[dict[str, str]]:
+        """Who has had nothing but failures since when, and is not paused; the longest first."""
+        registry, failing = self._engine.registry, self._engine.subscribing.failing
+        found = (
+            (since_ms, one.name)
+            for subscription_id, since_ms in failing
+            if (one := registry.by_id(subscription_id)) is not None and not one.paused
+        )
+        longest = heapq.nsmallest(FAILING_MAX, found)
+        return [{"subscription": name, "since": format_time(ms)} for ms, name in longest]
+
+    def failing_since_ms(self, subscription_id: int) -> int:
+        """Since when a subscription has had nothing but failures here; 0: it has not."""
+        return self._engine.subscribing.failing.since_ms(subscription_id)
+
+    def subjects(
+        self, behind: str, limit: int, may_see: Callable[[str], bool]
+    ) -> tuple[list[dict[str, object]], str | None]:
+        """Subjects behind a name, in the order of their names, with what was counted of each since
+        the start of this process; and the last of the page, if there are more."""
+        engine = self._engine
+        counts = {
+            "accepted": engine.publishing.accepted_by_subject,
+            "cancelled": engine.messages.cancelled_by_subject,
+            "delivered": engine.dispatcher.delivered_by_subject,
+            "retried": engine.outcomes.retried_by_subject,
+            "dead": engine.outcomes.dead_by_subject,
+        }
+        known = (one for one in engine.sequencer.subjects.items() if one[0] > behind)
+        found = heapq.nsmallest(limit + 1, (one for one in known if may_see(one[0])))
+        page = [
+            {"name": name, **{field: of.get(number, 0) for field, of in counts.items()}}
+            for name, number in found[:limit]
+        ]
+        return page, found[limit - 1][0] if len(found) > limit else None
+
     def stats(self) -> dict[str, object]:
         """Counters since the start of this process, and what waits now."""
         engine = self._engine
@@ -206,6 +246,11 @@ class Gauges:
             "delivered": dispatcher.delivered_total,
             "retried": sum(engine.outcomes.retried_by_subject.values()),
             "dead": sum(engine.outcomes.dead_by_subject.values()),
+            "dead_letters": self.dead_letters,
+            "lateness": {
+                "bounds_ms": [bound_s * 1000 for bound_s in LATENESS_SECONDS],
+                "counts": self.metrics.lateness_seconds.counts,
+            },
             "last_seq": engine.sequencer.next_seq - 1,
             "checkpoint_seq": engine.groups.checkpoint_seq,
             "pending_loaded": engine.hours.unsettled(),
@@ -216,7 +261,10 @@ class Gauges:
             "unmatched": dispatcher.parked.count(),
             "subjects": len(engine.sequencer.subjects),
             "subscriptions": len(engine.registry),
+            "paused": sum(one.paused for one in engine.registry),
+            "failing": self._failing(),
             "unfiled_bytes": engine.groups.unfiled_bytes,
+            "replay_lag_ms": round(self._age_s(engine.groups.oldest_unfiled_ms) * 1000),
             "archive_waiting_hours": len(self.archive_waiting),
             "archive_waiting_bytes": self._archive_waiting_bytes(),
             "disk_free_bytes": self.free_bytes,

@@ -42,19 +42,20 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+        self.counts = [0] * (len(bounds) + 1)
+        """Up to each bound, from the one before it on; the last: above all."""
         self._sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count a value, so often."""
-        self._counts[bisect_left(self._bounds, value)] += count
+        self.counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> Metric:
         """Add the sum, and buckets that each count all values up to a bound; returns `family`."""
         buckets: list[tuple[str, float]] = []
         total = 0
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
+        for bound, count in zip([*map(str, self._bounds), "+Inf"], self.counts, strict=True):
             total += count
             buckets.append((bound, total))
         family.add_metric(labels, buckets, self._sum)

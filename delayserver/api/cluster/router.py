@@ -8,6 +8,7 @@
     GET  /v1/schedules, /v1/sources                  all, merged by name
     …/dead-letters/{id}                              the shard in the id
     POST /v1/messages/cancel                         each message at its shard, all at once
+    GET  /v1/subjects, /v1/dead-letters              all, merged by name and added up
     GET  /v1/subjects/{subject}/messages             all, merged by due time, then shard, then seq
     GET  /v1/stats, /v1/forecast, /metrics           all, added up, or side by side
     POST /v1/events/{key}                            all, added up
@@ -46,6 +47,7 @@ from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, RoutedPe
 from delayserver.api.cluster.sums import (
     add_backup,
     add_backups,
+    add_by_name,
     add_forecasts,
     add_stats,
     add_waiting,
@@ -111,6 +113,7 @@ class _Results(msgspec.Struct):
 
 class _Subscriptions(msgspec.Struct):
     subscriptions: list[_Row]
+    cursor: str | None = None
 
 
 _read_backup = msgspec.json.Decoder(BackupDocument).decode
@@ -368,6 +371,27 @@ class Router:
         cursor = shown[-1] if len(shown) < len(names) else end
         return _json(encode({field: [rows[name] for name in shown], "cursor": cursor}))
 
+    async def _counted(self, call: PeerCall, field: str) -> PeerAnswer:
+        """A name may be in many shards, with counts of its own in each."""
+        answers = await self._ask_all(call)
+        refused_by = self._refusal(answers)
+        if refused_by is not None:
+            return refused_by
+        pages = [msgspec.json.decode(one.body) for one in answers.values()]
+        # Behind the first end of a page there may be more than the pages show.
+        end = min((page["cursor"] for page in pages if page["cursor"] is not None), default=None)
+        added = add_by_name(page[field] for page in pages)
+        names = sorted(name for name in added if end is None or name <= end)
+        shown = names[: int(_query(call).get("limit", NAMED_PAGE_MAX))]
+        cursor = shown[-1] if len(shown) < len(names) else end
+        return _json(encode({field: [added[name] for name in shown], "cursor": cursor}))
+
+    async def _subjects(self, call: PeerCall) -> PeerAnswer:
+        return await self._counted(call, "subjects")
+
+    async def _dead_letter_counts(self, call: PeerCall) -> PeerAnswer:
+        return await self._counted(call, "subscriptions")
+
     # ── sums ───────────────────────────────────────────────────────────────────────────────────
 
     async def _stats(self, call: PeerCall) -> PeerAnswer:
@@ -401,14 +425,15 @@ class Router:
         refused_by = self._refusal(answers)
         if refused_by is not None:
             return refused_by
-        lists = [_read_subscriptions(one.body).subscriptions for one in answers.values()]
-        by_name = [{bytes(one["name"]): one for one in some} for some in lists[1:]]
+        own, *others = (_read_subscriptions(one.body) for one in answers.values())
+        by_name = [{bytes(one["name"]): one for one in some.subscriptions} for some in others]
         document = _Subscriptions(
             [
                 add_waiting(one, [some[name] for some in by_name if name in some])
-                for one in lists[0]
+                for one in own.subscriptions
                 for name in [bytes(one["name"])]
-            ]
+            ],
+            own.cursor,
         )
         return _json(encode(document))
 
@@ -587,6 +612,7 @@ _ROUTES: Final[Sequence[tuple[str, str, _Serve]]] = (
     ("POST", r"/v1/messages/([^/]+)/replay", Router._by_id),
     ("POST", r"/v1/messages/cancel", Router._cancel_many),
     ("GET DELETE PATCH PUT", r"/v1/subjects/([^/]+)/keys/(.*)", Router._by_key),
+    ("GET", r"/v1/subjects", Router._subjects),
     ("GET", r"/v1/subjects/[^/]+/messages", Router._pending),
     ("PUT GET DELETE", r"/v1/heartbeats/(.*)", Router._heartbeat),
     ("GET", r"/v1/(schedules|sources)", Router._named),
@@ -597,6 +623,7 @@ _ROUTES: Final[Sequence[tuple[str, str, _Serve]]] = (
     ("GET", r"/v1/stats", Router._stats),
     ("GET", r"/v1/forecast", Router._forecast),
     ("GET", r"/metrics", Router._metrics),
+    ("GET", r"/v1/dead-letters", Router._dead_letter_counts),
     ("GET", r"/v1/subscriptions", Router._subscriptions),
     ("GET", r"/v1/subscriptions/[^/]+", Router._subscription),
     ("PUT DELETE", r"/v1/subscriptions/([^/]+)", Router._define),

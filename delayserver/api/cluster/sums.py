@@ -5,16 +5,20 @@ Cost: a few µs per shard. Threads: pure functions.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
 from delayserver.api.documents import (
     BackupDocument,
+    FailingDocument,
     ForecastBucketDocument,
     ForecastDocument,
+    LatenessDocument,
     StatsDocument,
 )
+from delayserver.decisions.failing import FAILING_MAX
 from delayserver.recovery.backups import BackupState, BackupStep
 
 _Numbers = dict[str, msgspec.Raw]
@@ -22,6 +26,8 @@ _Numbers = dict[str, msgspec.Raw]
 BACKUP_STEPS: Final[Sequence[BackupStep]] = ("waiting", "copying", "checking")
 WAITING: Final = ("queued", "in_flight")
 """What each shard counts of a subscription."""
+FAILING: Final = "failing_since"
+"""What each shard sees of it."""
 
 
 def _first(values: Sequence[Any]) -> Any:
@@ -33,6 +39,20 @@ def _earliest(times: Sequence[str | None]) -> str | None:
     return min((time for time in times if time is not None), default=None)
 
 
+def _add_lateness(parts: Sequence[LatenessDocument]) -> LatenessDocument:
+    counts = zip(*(one.counts for one in parts), strict=True)
+    return LatenessDocument(parts[0].bounds_ms, [sum(some) for some in counts])
+
+
+def _merge_failing(parts: Sequence[Sequence[FailingDocument]]) -> list[FailingDocument]:
+    """A receiver that fails in one shard is worth a look, whatever another has seen."""
+    since: dict[str, str] = {}
+    for one in chain.from_iterable(parts):
+        since[one.subscription] = min(one.since, since.get(one.subscription, one.since))
+    longest = sorted((at, name) for name, at in since.items())[:FAILING_MAX]
+    return [FailingDocument(name, at) for at, name in longest]
+
+
 STATS: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "version": _first,
     "started_at": max,
@@ -41,6 +61,8 @@ STATS: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "delivered": sum,
     "retried": sum,
     "dead": sum,
+    "dead_letters": sum,
+    "lateness": _add_lateness,
     "last_seq": sum,
     "checkpoint_seq": sum,
     "pending_loaded": sum,
@@ -51,7 +73,10 @@ STATS: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "unmatched": sum,
     "subjects": max,
     "subscriptions": max,
+    "paused": max,
+    "failing": _merge_failing,
     "unfiled_bytes": sum,
+    "replay_lag_ms": max,
     "archive_waiting_hours": sum,
     "archive_waiting_bytes": sum,
     "disk_free_bytes": min,
@@ -136,9 +161,27 @@ def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:
 
 
 def add_waiting(own: _Numbers, others: Iterable[_Numbers]) -> _Numbers:
-    """A subscription as the first document has it, with what waits for it in all shards."""
+    """A subscription as the first document has it, with what waits for it in all shards, and the
+    earliest time since when it fails in one of them."""
     documents = [own, *others]
-    return own | {
-        name: msgspec.Raw(b"%d" % sum(int(document[name]) for document in documents))
-        for name in WAITING
-    }
+    times = (bytes(one.get(FAILING, b"null")) for one in documents)
+    since = min((text for text in times if text != b"null"), default=None)
+    failing = {} if since is None else {FAILING: msgspec.Raw(since)}
+    return (
+        own
+        | failing
+        | {
+            name: msgspec.Raw(b"%d" % sum(int(document[name]) for document in documents))
+            for name in WAITING
+        }
+    )
+
+
+def add_by_name(pages: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Rows that have a name and counts, by their names, with what all shards have counted."""
+    added: dict[str, dict[str, Any]] = {}
+    for row in chain.from_iterable(pages):
+        known = added.setdefault(row["name"], {**row, **dict.fromkeys(row.keys() - {"name"}, 0)})
+        for field in row.keys() - {"name"}:
+            known[field] += row[field]
+    return added

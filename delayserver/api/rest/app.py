@@ -28,6 +28,7 @@ from delayserver.api.problems import (
 from delayserver.api.rest import (
     backups,
     bulk,
+    console,
     docs_page,
     messages,
     operations,
@@ -35,6 +36,7 @@ from delayserver.api.rest import (
     sources,
     subscriptions,
     timers,
+    tokens,
 )
 from delayserver.api.rest.authorize import authorize
 from delayserver.api.rest.common import Parts
@@ -89,10 +91,11 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) 
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    kinds = (messages, subscriptions, bulk, operations, backups, timers, schedules, sources)
+    kinds = (messages, subscriptions, bulk, operations, backups, timers, schedules, sources, tokens)
     for routes in kinds:
         fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
-    fastapi.include_router(docs_page.router)
+    for pages in (docs_page, console):
+        fastapi.include_router(pages.router)
     fastapi.add_exception_handler(DelayServerError, _on_error)
     fastapi.add_exception_handler(StorageError, _on_error)
     fastapi.add_exception_handler(RequestValidationError, _on_invalid)

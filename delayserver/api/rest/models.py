@@ -541,6 +541,9 @@ class SubscriptionViewModel(BaseModel):
     )
     queued: int = Field(description="due, and waiting for the subscriber")
     in_flight: int
+    failing_since: Time | None = Field(
+        None, description="the first of nothing but failures, as far as this process has seen them"
+    )
     url: str | None = None
     bootstrap: str | None = None
     topic: str | None = None
@@ -569,9 +572,10 @@ class SubscriptionViewModel(BaseModel):
 
 
 class SubscriptionsModel(BaseModel):
-    """All subscriptions, oldest first."""
+    """A page of subscriptions, or all of them, oldest first."""
 
     subscriptions: list[SubscriptionViewModel]
+    cursor: str | None = Field(None, description="for the next page; null: there is nothing more")
 
 
 class RedriveModel(Strict):

@@ -13,16 +13,22 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from delayserver.api.cluster.map_call import WAIT, answer_map
 from delayserver.api.documents import (
+    NAMED_PAGE_MAX,
     ClusterDocument,
     ForecastBucketDocument,
     ForecastDocument,
     HealthDocument,
     StatsDocument,
+    SubjectDocument,
+    SubjectListDocument,
 )
 from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
+from delayserver.api.rest.authorize import CallerOf
 from delayserver.api.rest.common import INVALID, PROBLEM, Forward, PartsOf, json_answer
+from delayserver.api.rest.named import CursorQuery, LimitQuery
 from delayserver.api.rest.openapi import answer
+from delayserver.security.tokens import Action
 from delayserver.times import format_duration, parse_duration_ms
 
 Bucket = Annotated[
@@ -76,6 +82,27 @@ async def get_metrics(parts: PartsOf) -> Response:
 async def get_stats(parts: PartsOf) -> Response:
     """How much is pending, on its way and done, since this process started."""
     return json_answer(msgspec.convert(await parts.queries.stats(), StatsDocument))
+
+
+@router.get(
+    "/v1/subjects", tags=["operations"], responses=INVALID | {200: answer(SubjectListDocument)}
+)
+async def list_subjects(
+    caller: CallerOf,
+    parts: PartsOf,
+    limit: LimitQuery = NAMED_PAGE_MAX,
+    cursor: CursorQuery = None,
+) -> Response:
+    """Subjects that the token may publish or consume, with what was counted of each."""
+
+    def may_see(name: str) -> bool:
+        return caller is None or any(
+            caller.may(action, name) for action in (Action.PUBLISH, Action.CONSUME)
+        )
+
+    page, following = parts.calls.gauges.subjects(cursor or "", limit, may_see)
+    documents = msgspec.convert(page, list[SubjectDocument])
+    return json_answer(SubjectListDocument(documents, following))
 
 
 @router.get(

@@ -7,12 +7,16 @@ Cost: about 100 µs per call; a change waits for the disk, and dead letters for 
 Threads: belongs to the event loop.
 """
 
+from itertools import islice
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from delayserver.api.documents import (
+    NAMED_PAGE_MAX,
     AckedDocument,
+    DeadLetterCountDocument,
+    DeadLetterCountsDocument,
     DeadLettersDocument,
     ExtendedDocument,
     NackedDocument,
@@ -28,6 +32,7 @@ from delayserver.api.rest.common import (
     INVALID,
     LOGGED,
     MISSING,
+    OWNER_PATTERN,
     PAGE_MAX,
     PROBLEM,
     SEQ_MAX,
@@ -41,6 +46,7 @@ from delayserver.api.rest.common import (
     json_answer,
     shard_page,
 )
+from delayserver.api.rest.named import LimitQuery
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.api.rest.targets import check_fields, load_client, target_fields, target_of
 from delayserver.errors import ConflictError, InputError
@@ -98,15 +104,29 @@ async def put_subscription(
     return _view(parts.calls, await parts.calls.put_subscription(name, define))
 
 
-@router.get("/v1/subscriptions", tags=["subscriptions"])
-async def list_subscriptions(caller: CallerOf, parts: PartsOf) -> models.SubscriptionsModel:
-    """All subscriptions that the token may consume, oldest first."""
+@router.get("/v1/subscriptions", tags=["subscriptions"], responses=INVALID)
+async def list_subscriptions(
+    caller: CallerOf,
+    parts: PartsOf,
+    limit: Annotated[
+        int | None, Query(ge=1, le=PAGE_MAX, description="of a page; all, if nothing is said")
+    ] = None,
+    cursor: Annotated[str | None, Query(pattern="^[0-9]{1,10}$")] = None,
+    prefix: Annotated[str, Query(max_length=128, description="those whose names begin so")] = "",
+) -> models.SubscriptionsModel:
+    """Subscriptions that the token may consume, oldest first."""
+    from_id = int(cursor or 0)
+    found = (
+        one
+        for one in parts.calls.registry
+        if one.id >= from_id
+        and one.name.startswith(prefix)
+        and (caller is None or caller.may(Action.CONSUME, one.subject))
+    )
+    page = [_view(parts.calls, one) for one in islice(found, limit)]
+    following = next(found, None) if limit is not None else None
     return models.SubscriptionsModel(
-        subscriptions=[
-            _view(parts.calls, subscription)
-            for subscription in parts.calls.registry
-            if caller is None or caller.may(Action.CONSUME, subscription.subject)
-        ]
+        subscriptions=page, cursor=None if following is None else str(following.id)
     )
 
 
@@ -192,6 +212,28 @@ async def extend_leases(name: NamePath, request: Request, parts: PartsOf) -> Res
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get(
+    "/v1/dead-letters",
+    tags=["dead letters"],
+    responses=INVALID | {200: answer(DeadLetterCountsDocument)},
+)
+async def count_dead_letters(
+    caller: CallerOf,
+    parts: PartsOf,
+    limit: LimitQuery = NAMED_PAGE_MAX,
+    cursor: Annotated[str | None, Query(pattern=OWNER_PATTERN)] = None,
+) -> Response:
+    """Who has dead letters, and how many, as of the last checkpoint: subscriptions that the token
+    may consume, also those that were deleted."""
+
+    def may_see(subject: str) -> bool:
+        return caller is None or caller.may(Action.CONSUME, subject)
+
+    found, following = await parts.dead_letters.counts(cursor or "", limit, may_see)
+    documents = [DeadLetterCountDocument(*one) for one in found]
+    return json_answer(DeadLetterCountsDocument(documents, following))
 
 
 @router.get(
@@ -349,6 +391,11 @@ def _catch_up(subscription: Subscription) -> str | dict[str, str]:
     return "all"
 
 
+def _failing_since(calls: Calls, subscription: Subscription) -> str | None:
+    since_ms = calls.gauges.failing_since_ms(subscription.id)
+    return format_time(since_ms) if since_ms else None
+
+
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
     queued, in_flight = calls.waiting(subscription)
     policy = subscription.retry_schedule
@@ -362,6 +409,7 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         pause_reason=(subscription.pause_reason or "asked") if subscription.paused else None,
         queued=queued,
         in_flight=in_flight,
+        failing_since=_failing_since(calls, subscription),
         **target_fields(subscription),
         signed=bool(subscription.secrets) if webhook else None,
         headers=dict.fromkeys(subscription.headers, MASK) if subscription.headers else None,

@@ -29,6 +29,13 @@ def test_list_follows_the_cursor(cli):
     ]
 
 
+def test_count_says_who_has_some(cli):
+    cli.answer(200, {"subscriptions": [{"name": "shop", "count": 1000}], "cursor": None})
+    stdout = cli.run("dead-letters", "count").stdout
+    assert cli.asked[:2] == ("GET", "/v1/dead-letters?limit=100")
+    assert "shop" in stdout and "1,000" in stdout
+
+
 def test_list_shows_why(cli):
     cli.answer(200, {"dead_letters": [LETTER], "cursor": None})
     stdout = cli.run("dead-letters", "list", "shop").stdout

@@ -1,4 +1,4 @@
-"""stats, forecast, shards, ready: what is asked, what is shown."""
+"""stats, subjects, forecast, shards, whoami, ready: what is asked, what is shown."""
 
 import httpx
 
@@ -22,6 +22,26 @@ def test_forecast_counts_and_draws(cli):
     assert [line.count("█") for line in stdout.splitlines()] == [0, 40, 1]
     cli.answer(200, {"bucket": "1h", "buckets": []})
     assert cli.run("forecast").stdout == "Nothing is pending.\n"
+
+
+def test_subjects_are_listed_with_their_counts(cli):
+    counts = {"accepted": 12345, "cancelled": 0, "delivered": 7, "retried": 0, "dead": 0}
+    cli.answer(200, {"subjects": [{"name": "a", **counts}], "cursor": "a"})
+    cli.answer(200, {"subjects": [{"name": "b", **counts}], "cursor": None})
+    stdout = cli.run("subjects").stdout
+    assert [request.url.raw_path for request in cli.requests] == [
+        b"/v1/subjects?limit=100",
+        b"/v1/subjects?limit=99&cursor=a",
+    ]
+    assert "12,345" in stdout and stdout.splitlines()[-1].startswith("b")
+
+
+def test_whoami_shows_what_the_token_may(cli):
+    own = {"name": "shop", "scopes": ["publish:order.*"], "expires_at": None, "rate": None}
+    cli.answer(200, own)
+    stdout = cli.run("whoami").stdout
+    assert cli.asked == ("GET", "/v1/tokens/self", None)
+    assert "shop" in stdout and "publish:order.*" in stdout
 
 
 def test_ready(cli):

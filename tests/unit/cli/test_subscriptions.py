@@ -85,6 +85,12 @@ def test_list(cli):
     assert "yes" in result.stdout
 
 
+def test_a_list_may_be_of_names_that_begin_alike(cli):
+    cli.answer(200, {"subscriptions": [], "cursor": None})
+    cli.run("subscriptions", "--prefix", "shop&")
+    assert cli.asked[:2] == ("GET", "/v1/subscriptions?prefix=shop%26")
+
+
 def test_an_empty_list_says_what_to_do(cli):
     cli.answer(200, {"subscriptions": []})
     assert "delayserver subscribe" in cli.run("subscriptions").stdout

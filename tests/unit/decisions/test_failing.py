@@ -42,7 +42,9 @@ def test_who_does_not_ask_for_it_is_never_paused(now_ms: int) -> None:
     hook = subscription(3, type="webhook")
     failing.failed(hook, START_MS)
     assert failing.failed(hook, now_ms) is Consequence.NOTHING
-    assert failing.since_ms(hook.id) == 0
+    assert list(failing) == [(hook.id, START_MS)]
+    failing.arrived(hook, now_ms)
+    assert list(failing) == []
 
 
 def test_a_clock_that_was_set_back_pauses_nobody() -> None:

@@ -321,10 +321,34 @@ def test_a_subscription_that_others_do_not_know_yet_waits_in_none_of_them() -> N
     assert answer is not None and answer.status == 404
 
     def lists(shard: int, call: PeerCall) -> PeerAnswer:
-        return document_answer({"subscriptions": [document] if shard != 2 else []})
+        return document_answer({"subscriptions": [document] if shard != 2 else [], "cursor": "7"})
 
     answer = ToldPeers(COUNT, lists).route(PeerCall("GET", "/v1/subscriptions"))
-    assert body_of(answer) == {"subscriptions": [{"name": "s", "queued": 9, "in_flight": 3}]}
+    added = {"name": "s", "queued": 9, "in_flight": 3}
+    assert body_of(answer) == {"subscriptions": [added], "cursor": "7"}
+
+
+def test_counts_by_name_are_added_up_as_far_as_all_pages_reach() -> None:
+    """Of behind `c`, where the page of one shard ends, others may have shown more than it has."""
+    pages = {
+        0: ([("a", 1), ("c", 1)], "c"),
+        1: ([("b", 2), ("d", 2)], None),
+        2: ([], None),
+        3: ([("a", 4)], None),
+    }
+
+    def lists(shard: int, call: PeerCall) -> PeerAnswer:
+        rows, cursor = pages[shard]
+        subjects = [{"name": name, "accepted": count} for name, count in rows]
+        return document_answer({"subjects": subjects, "cursor": cursor})
+
+    def page(query: bytes) -> tuple[list[tuple[str, int]], str | None]:
+        answer = body_of(ToldPeers(COUNT, lists).route(PeerCall("GET", "/v1/subjects", query)))
+        rows = [(one["name"], one["accepted"]) for one in answer["subjects"]]
+        return rows, answer["cursor"]
+
+    assert page(b"") == ([("a", 5), ("b", 2), ("c", 1)], "c")
+    assert page(b"limit=2") == ([("a", 5), ("b", 2)], "b")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,17 @@ from delayserver.api.cluster.sums import (
     STATS,
     add_backup,
     add_backups,
+    add_by_name,
     add_forecasts,
     add_stats,
     add_waiting,
 )
 from delayserver.api.documents import (
     BackupDocument,
+    FailingDocument,
     ForecastBucketDocument,
     ForecastDocument,
+    LatenessDocument,
     StatsDocument,
     backup_document,
 )
@@ -24,14 +27,19 @@ from delayserver.recovery.backups import BackupState, BackupStep, BackupView
 NUMBERS = [
     name
     for name in StatsDocument.__struct_fields__
-    if name not in ("version", "started_at", "oldest_due_at")
+    if name not in ("version", "started_at", "oldest_due_at", "lateness", "failing")
 ]
 
 
 def stats(number: int, started_at: str, oldest_due_at: str | None) -> StatsDocument:
     counts = {name: number * (n + 1) for n, name in enumerate(NUMBERS)}
     return StatsDocument(
-        version=f"1.{number}", started_at=started_at, oldest_due_at=oldest_due_at, **counts
+        version=f"1.{number}",
+        started_at=started_at,
+        oldest_due_at=oldest_due_at,
+        lateness=LatenessDocument([1.0, 2.0], [number, 0, 10 * number]),
+        failing=[FailingDocument("both", f"t{number}"), FailingDocument(f"of-{number}", "t3")],
+        **counts,
     )
 
 
@@ -51,7 +59,13 @@ def test_stats() -> None:
     assert added.started_at == "2026-11-21T16:30:00.000Z"
     assert added.oldest_due_at == "2026-11-21T17:00:00.000Z"
     one = stats(1, "", None)
-    factors = {"subjects": 4, "subscriptions": 4, "disk_free_bytes": 1}
+    assert added.lateness == LatenessDocument([1.0, 2.0], [7, 0, 70])
+    assert [(one.subscription, one.since) for one in added.failing] == [
+        ("both", "t1"),
+        *((f"of-{number}", "t3") for number in (1, 2, 4)),
+    ]
+    most = dict.fromkeys(("subjects", "subscriptions", "paused", "replay_lag_ms"), 4)
+    factors = most | {"disk_free_bytes": 1}
     for name in NUMBERS:
         assert getattr(added, name) == getattr(one, name) * factors.get(name, 7), name
 
@@ -131,3 +145,24 @@ def test_backups_of_all_shards_are_put_together_by_name() -> None:
         {0: [backup(0, name="b"), backup(0, name="a", began_ms=5)], 1: [backup(1, name="b")]}
     )
     assert [(one.name, one.state) for one in found] == [("a", "failed"), ("b", "complete")]
+
+
+def test_a_subscription_fails_since_the_earliest_failure_in_a_shard() -> None:
+    read = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    own = b'{"queued":0,"in_flight":0,"failing_since":null}'
+    later = b'{"queued":0,"in_flight":0,"failing_since":"2026-11-21T00:00:00.000Z"}'
+    added = add_waiting(read(own), [read(later), read(later.replace(b"21T", b"20T")), read(own)])
+    assert bytes(added["failing_since"]) == b'"2026-11-20T00:00:00.000Z"'
+    assert bytes(add_waiting(read(own), [read(own)])["failing_since"]) == b"null"
+
+
+def test_rows_with_names_are_added_up() -> None:
+    pages = [
+        [{"name": "b", "n": 1, "m": 0}],
+        [],
+        [{"name": "a", "n": 2, "m": 5}, {"name": "b", "n": 3, "m": 4}],
+    ]
+    assert add_by_name(pages) == {
+        "b": {"name": "b", "n": 4, "m": 4},
+        "a": {"name": "a", "n": 2, "m": 5},
+    }

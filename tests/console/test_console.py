@@ -1,0 +1,351 @@
+"""The console in a real browser: what an operator does, and what is seen of it.
+
+Messages are published by the API; all else is done with the buttons. `DELAYSERVER_PICTURES=1`
+writes the pictures of docs/console.md anew."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from delayserver.security.tokens import TokenFile
+from storage.files import OsFiles
+from tests.integration.api_support import unique, wait_until
+
+PICTURES = Path(__file__).parents[2] / "docs" / "images"
+COLOURS = 256
+VIEWS = (
+    "",
+    "messages",
+    "subjects",
+    "subscriptions",
+    "dead-letters",
+    "schedules",
+    "heartbeats",
+    "sources",
+    "cluster",
+    "bulk",
+    "tokens",
+)
+NARROW = {"width": 360, "height": 740}
+BAD = ("serious", "critical")
+ONCE = {"max_attempts": 1}
+
+
+def button(page: Page, name: str, *, exact: bool = True):
+    return page.get_by_role("button", name=name, exact=exact)
+
+
+def confirm(page: Page, name: str) -> None:
+    """Say yes to what a dialog asks."""
+    page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
+
+
+def title(page: Page, text: str) -> None:
+    expect(page.get_by_role("heading", level=1, name=text, exact=True)).to_be_visible()
+
+
+def fact(page: Page, name: str):
+    """What stands under a name."""
+    return page.locator(".facts div").filter(has=page.get_by_text(name, exact=True)).locator("dd")
+
+
+def badge(page: Page, text: str) -> None:
+    """The state beside the title."""
+    expect(page.locator(".head .badge")).to_have_text(text)
+
+
+def test_log_in_and_out(open_console, server):
+    page = open_console(token=None)
+    field = page.get_by_label("Token")
+    expect(field).to_be_focused()
+    field.fill("guess")
+    button(page, "Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("the token is not valid")
+    field.fill(server.tokens["operator"])
+    button(page, "Log in").click()
+    title(page, "Overview")
+    page.reload()
+    title(page, "Overview")
+    button(page, "Log out").click()
+    expect(field).to_be_visible()
+    page.reload()
+    expect(field).to_be_visible()
+
+
+def test_a_message_is_found_fired_and_replayed(open_console, server, receiver):
+    subject = unique("fired")
+    url = receiver.hook(200)
+    server.subscribe(subject, subject, url=url)
+    published = server.publish(subject, key="k/1", delay="1h", body={"order": 10**20})
+    page = open_console()
+    title(page, "Overview")
+    page.keyboard.press("/")
+    page.keyboard.type(f"{subject}/k/1")
+    page.keyboard.press("Enter")
+    badge(page, "scheduled")
+    # A number that no float holds is shown as it was published.
+    expect(page.get_by_role("region", name="Body")).to_contain_text(str(10**20))
+    button(page, "Fire now").click()
+    badge(page, "delivered")
+    expect(page.locator(".timeline li")).to_contain_text(["Delivered with status 200"])
+    assert receiver.next(url).headers["webhook-id"] == published["id"]
+    button(page, "Replay").click()
+    assert receiver.next(url).headers["delay-replay"] == "1"
+    expect(page.get_by_role("status").filter(has_text="Delivered again")).to_be_visible()
+
+
+def test_messages_are_listed_moved_and_cancelled(open_console, server):
+    subject = unique("listed")
+    ids = [server.publish(subject, delay=f"{n + 1}h")["id"] for n in range(60)]
+    page = open_console("messages")
+    page.get_by_role("combobox", name="Subject", exact=True).fill(subject)
+    button(page, "Find").click()
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(50)
+    button(page, "Next").click()
+    expect(rows).to_have_count(10)
+    for number in (50, 51):
+        page.get_by_label(f"Select {ids[number]}").check()
+    button(page, "Cancel selected (2)").click()
+    confirm(page, "Cancel them")
+    expect(rows).to_have_count(8)
+    assert server.look_up(ids[51])["state"] == "cancelled"
+    rows.first.get_by_role("link").click()
+    badge(page, "scheduled")
+    button(page, "Move…").click()
+    page.get_by_label("New due time").fill("3 days")
+    confirm(page, "Move")
+    # What the server refuses is told in its words.
+    expect(page.locator(".notice.bad")).to_contain_text("duration")
+    button(page, "Move…").click()
+    page.get_by_label("New due time").fill("3d")
+    confirm(page, "Move")
+    expect(page.get_by_text("in 2 d 23 h").first).to_be_visible()
+    button(page, "Cancel…").click()
+    confirm(page, "Leave it")
+    badge(page, "scheduled")
+    button(page, "Cancel…").click()
+    confirm(page, "Cancel it")
+    badge(page, "cancelled")
+    expect(button(page, "Move…")).to_have_count(0)
+
+
+def test_dead_letters_are_redriven_one_some_and_all(open_console, server, receiver):
+    subject = unique("dead")
+    url = receiver.hook(*[500] * 9, 200)
+    server.subscribe(subject, subject, url=url, retry=ONCE)
+    ids = [server.publish(subject, key=str(n))["id"] for n in range(6)]
+    letters = f"/v1/subscriptions/{subject}/dead-letters"
+    wait_until(lambda: len(server.ask("GET", letters)["dead_letters"]) == 6)
+    page = open_console()
+    expect(page.get_by_text("Receiver down").first).to_be_visible()
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Dead letters").click()
+    page.get_by_role("link", name=subject).click()
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(6)
+    expect(rows.first).to_contain_text("HTTP 500")
+    button(page, f"Redrive {ids[0]}").click()
+    expect(page.get_by_text("1 will be delivered again")).to_be_visible()
+    for one in ids[1:3]:
+        page.get_by_label(f"Select {one}").check()
+    button(page, "Redrive selected (2)").click()
+    expect(page.get_by_text("2 will be delivered again")).to_be_visible()
+    # All three are refused once more; from now on they are taken.
+    wait_until(lambda: receiver.count(url) == 9)
+    wait_until(lambda: len(server.ask("GET", letters)["dead_letters"]) == 6)
+    page.reload()
+    button(page, "Redrive all…").click()
+    confirm(page, "Redrive all")
+    expect(page.get_by_text("6 will be delivered again")).to_be_visible()
+    expect(page.get_by_text("None.", exact=True)).to_be_visible()
+    wait_until(lambda: all(server.look_up(one)["state"] == "delivered" for one in ids))
+
+
+def test_a_subscription_is_paused_resumed_and_deleted(open_console, server):
+    name = unique("stopped")
+    server.subscribe(name, name)
+    page = open_console("subscriptions")
+    page.get_by_label("Beginning of a name").fill(name)
+    page.keyboard.press("Enter")
+    button(page, f"Pause {name}").click()
+    expect(page.get_by_role("cell", name="paused")).to_be_visible()
+    assert server.ask("GET", f"/v1/subscriptions/{name}")["paused"]
+    page.get_by_role("link", name=name, exact=True).click()
+    button(page, f"Resume {name}").click()
+    badge(page, "active")
+    server.publish(name)
+    expect(fact(page, "Waiting")).to_have_text("1")
+    button(page, "Delete…").click()
+    confirm(page, "Delete it")
+    title(page, "Subscriptions")
+    server.ask("GET", f"/v1/subscriptions/{name}", 404)
+
+
+def test_a_schedule_is_triggered_and_paused(open_console, server):
+    name = unique("nightly")
+    definition = {"subject": name, "cron": "0 3 * * *", "body": {"shop": 7}}
+    server.ask("PUT", f"/v1/schedules/{name}", 201, json=definition)
+    page = open_console("schedules")
+    page.get_by_role("link", name=name, exact=True).click()
+    expect(page.locator("main ol li")).to_have_count(5)
+    button(page, "Trigger").click()
+    expect(fact(page, "Runs")).to_have_text("1")
+    button(page, f"Pause {name}").click()
+    badge(page, "paused")
+    assert server.ask("GET", f"/v1/schedules/{name}")["paused"]
+
+
+def test_a_heartbeat_is_found_and_ended(open_console, server):
+    key = unique("worker/7?")
+    document = {"timeout": "1h", "subject": "worker.lost"}
+    path = "/v1/heartbeats/" + key.replace("?", "%3F")
+    server.ask("PUT", path, 201, json=document)
+    page = open_console("heartbeats")
+    page.get_by_role("textbox", name="Key", exact=True).fill(key)
+    button(page, "Find").click()
+    button(page, "End…").click()
+    confirm(page, "End it")
+    expect(page.get_by_role("alert")).to_be_visible()
+    server.ask("GET", path, 404)
+
+
+def test_what_a_token_may_not_do_is_not_shown(open_console, server):
+    subject = unique("seen")
+    server.subscribe(subject, subject)
+    published = server.publish(subject, delay="1h")
+    page = open_console(f"messages/{published['id']}", token="consumer")
+    badge(page, "scheduled")
+    for name in ("Fire now", "Move…", "Cancel…"):
+        expect(button(page, name)).to_have_count(0)
+    views = page.get_by_role("navigation", name="Views")
+    expect(views.get_by_role("link", name="Subscriptions")).to_be_visible()
+    expect(views.get_by_role("link", name="Bulk")).to_have_count(0)
+    page.goto("/console#/subscriptions")
+    expect(button(page, f"Pause {subject}")).to_be_visible()
+    page.goto("/console#/bulk")
+    title(page, "Nothing here")
+
+
+def test_keys(open_console):
+    page = open_console()
+    title(page, "Overview")
+    page.keyboard.press("g")
+    page.keyboard.press("s")
+    title(page, "Subscriptions")
+    # Who hears the page is told where it is.
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("find a message")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_restart_is_seen_and_got_over(open_console, server):
+    page = open_console()
+    pulse = page.locator(".pulse")
+    expect(pulse).to_have_text("Live")
+    server.process.kill()
+    expect(pulse).to_have_text("Not reached")
+    server.start()
+    expect(pulse).to_have_text("Live")
+    page.reload()
+    title(page, "Overview")
+
+
+def test_who_is_not_let_in_any_more_logs_in_again(open_console, server):
+    page = open_console("tokens", token="leaving")
+    title(page, "Tokens")
+    expect(page.get_by_role("cell", name="consumer")).to_be_visible()
+    TokenFile(OsFiles(str(server.data_dir))).revoke("leaving")
+    expect(page.get_by_role("alert")).to_contain_text("Please log in again")
+    page.get_by_label("Token").fill(server.tokens["operator"])
+    button(page, "Log in").click()
+    title(page, "Tokens")
+
+
+# ── how it looks, and to whom ────────────────────────────────────────────────────────────────────
+
+
+def picture(page: Page, name: str) -> None:
+    """A picture for the documents, if they are wanted."""
+    if os.environ.get("DELAYSERVER_PICTURES"):
+        image = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS)
+        image.save(PICTURES / f"console-{name}.png", optimize=True)
+
+
+@pytest.fixture(scope="session")
+def filled(server, receiver):
+    """Something in every view: views to look at one thing each."""
+    url = receiver.hook((500, {}, "no stock"))
+    server.subscribe("billing", "order.unpaid", url=url, retry=ONCE)
+    server.subscribe("refunds", "envelope.*")
+    server.subscribe("sms-gateway", "sms", url=receiver.hook(200))
+    server.ask("POST", "/v1/subscriptions/sms-gateway/pause")
+    for name, when in (("report-daily", {"cron": "0 9 * * MON-FRI"}), ("cleanup", {"every": "1h"})):
+        definition = {"subject": name, "body": {"shop": 7}, "timezone": "Europe/Berlin"} | when
+        server.ask("PUT", f"/v1/schedules/{name}", 201, json={**definition})
+    server.ask("PUT", "/v1/heartbeats/worker-7", 201, json={"timeout": "1h", "subject": "lost"})
+    subjects = ("order.unpaid", "envelope.refund", "trial.ends")
+    batch = [
+        {
+            "subject": subjects[n % 3],
+            "key": str(1000 + n),
+            "body": {"order": 1000 + n, "total": 5 + n * 7 % 495},
+            "headers": {"x-shop": "7"},
+            "delay": f"{10 + (n * 7919 % 2500) * (n * 104_729 % 2500) // 2900}m",
+        }
+        for n in range(900)
+    ]
+    ids = server.ask("POST", "/v1/messages/batch", json=batch)["ids"]
+    dead = [server.publish("order.unpaid", key=str(n), body={"order": n})["id"] for n in range(4)]
+    server.publish("nobody.listens")
+    letters = "/v1/subscriptions/billing/dead-letters"
+    wait_until(lambda: len(server.ask("GET", letters)["dead_letters"]) == 4)
+    return [
+        *VIEWS,
+        "messages?subject=order.unpaid",
+        f"messages/{ids[0]}",
+        f"messages/{dead[0]}",
+        "subscriptions/billing",
+        "dead-letters/billing",
+        "schedules/report-daily",
+        "heartbeats/worker-7",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_is_for_everybody(open_console, filled, scheme):
+    """No finding of axe that is serious, and nothing that a narrow screen cuts off. Of the colours
+    alone there are two sets."""
+    axe = Axe()
+    rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
+    page = open_console(color_scheme=scheme)
+    # A dead message, which shows most.
+    pictures = {"": "overview", filled[-5]: "message"} if scheme == "light" else {"": "overview"}
+    found = []
+    for view in filled:
+        page.set_viewport_size({"width": 1280, "height": 820})
+        page.goto(f"/console#/{view}")
+        expect(page.locator("main h1")).to_be_visible()
+        expect(page.locator("main").get_by_text("Loading…")).to_have_count(0)
+        if view in pictures:
+            picture(page, pictures[view] + ("-dark" if scheme == "dark" else ""))
+        for one in axe.run(page, options=rules).response["violations"]:
+            if one["impact"] in BAD:
+                where = [node["html"] for node in one["nodes"]][:3]
+                found.append((scheme, view, one["id"], where))
+        page.set_viewport_size(NARROW)
+        if page.evaluate("document.documentElement.scrollWidth") > NARROW["width"]:
+            found.append((scheme, view, "wider than the screen", []))
+    assert not found, "\n".join(map(str, found))
+
+
+def test_the_log_in_is_for_everybody(open_console):
+    page = open_console(token=None)
+    expect(page.get_by_label("Token")).to_be_visible()
+    assert not [one for one in Axe().run(page).response["violations"] if one["impact"] in BAD]
