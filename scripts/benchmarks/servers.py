@@ -8,10 +8,8 @@ can do, which tells how fast this machine is today. Either counts as started whe
 
 import argparse
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from load import LoadConnection, http_request
+
+from delayserver.cli.demo.process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_MAX_S = 60.0
@@ -203,34 +203,6 @@ def _wait_until_ready(
             pass
         time.sleep(0.005)
     raise BenchmarkError(f"the server was not ready after {start_max_s:.0f} s")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def free_ports(count: int) -> int:
-    """The first of so many ports of loopback in a row that nobody listens on, below those that the
-    system gives to clients: between two looks somebody's connection may have one of them."""
-    # Other ones in each process, so that two that start at once do not take the same.
-    rng = random.Random(os.getpid())
-    while True:
-        first = rng.randrange(12_000, 32_000)
-        if all(map(_is_free, range(first, first + count))):
-            return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

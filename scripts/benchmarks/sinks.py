@@ -55,7 +55,9 @@ from report import (
     write_json,
 )
 from rich.markup import escape
-from servers import ROOT, BenchmarkError, Served, add_directory, delay_server, free_ports
+from servers import ROOT, BenchmarkError, Served, add_directory, delay_server
+
+from delayserver.cli.demo.process import free_ports
 
 SUBJECT = "bench.sink"
 BODY = {"order": 1001, "text": "x" * 170}

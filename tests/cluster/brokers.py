@@ -4,8 +4,6 @@ import contextlib
 import itertools
 import logging
 import os
-import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from delayserver.cli.demo.process import free_ports
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 
@@ -43,7 +42,7 @@ class Brokers:
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
         """They run inside of it, and are gone with their data behind it."""
-        self._port = free_port(10 * self.count)
+        self._port = free_ports(10 * self.count)
         # Of the ids that the script makes up one in 64 begins like an option.
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "cluster").write_text("-Zb3PVYrQpiNEZ9dYQWbkA\n")
@@ -135,23 +134,3 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < give_up_s, "it did not become so"
         time.sleep(0.1)
-
-
-def free_port(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on, below those that the system gives
-    to clients."""
-    # Another one in each process, so that two that start at once do not take the same.
-    rng = random.Random(os.getpid())
-    while True:
-        first = rng.randrange(12_000, 32_000)
-        if all(map(is_free, range(first, first + count))):
-            return first
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.cluster.brokers import free_port
+from delayserver.cli.demo.process import free_ports
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 START_TIMEOUT_S = 250
@@ -26,7 +26,7 @@ class Here:
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[Self]:
         """It runs inside of it, and is gone with its data behind it."""
-        first = free_port(10 + 10 * self.brokers)
+        first = free_ports(10 + 10 * self.brokers)
         self.variables = {
             "CLUSTER_HERE": str(self.home / "nodes"),
             "CLUSTER_PORT": str(first),

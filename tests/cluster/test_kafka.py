@@ -18,11 +18,12 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
+from delayserver.cli.demo.process import free_port
 from storage.errors import EngineError
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.meta import MetaLog, make_identity
-from tests.cluster.brokers import Brokers, free_port, wait_until
+from tests.cluster.brokers import Brokers, wait_until
 from tests.engine_contract import EngineContract, Opener, read_until
 
 ROOT = Path(__file__).parents[2]
@@ -313,7 +314,7 @@ def test_an_append_that_is_not_answered_in_time(brokers: Brokers) -> None:
 
 
 def test_nobody_is_there(caplog: pytest.LogCaptureFixture) -> None:
-    url = ClusterUrl((f"127.0.0.1:{free_port(1)}",), "nobody")
+    url = ClusterUrl((f"127.0.0.1:{free_port()}",), "nobody")
     engine = KafkaEngine(ClientSettings(url, {"socket.timeout.ms": "1000"}, 1500))
     log = engine.log(0)
     assert log.end() is None

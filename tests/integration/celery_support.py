@@ -16,8 +16,7 @@ from typing import Any
 import kombu
 import pytest
 
-from delayserver.cli.demo.process import free_port
-from tests.cluster.brokers import free_port as free_ports
+from delayserver.cli.demo.process import free_port, free_ports
 from tests.integration.api_support import ApiServer, unique, wait_until
 from tests.integration.celery_app import DUMP_SIGNAL, make_app
 

@@ -11,7 +11,7 @@ import aiormq
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError
 
-from tests.cluster.brokers import free_port as free_ports
+from delayserver.cli.demo.process import free_ports
 from tests.integration.api_support import wait_until
 from tests.sinks import tls
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need

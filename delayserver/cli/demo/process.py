@@ -6,6 +6,7 @@ methods block, and may be called from any thread, one at a time.
 
 import http.client
 import os
+import random
 import signal
 import socket
 import ssl
@@ -25,11 +26,33 @@ class ServerFailed(Exception):
     """The server ended, or did not become ready; the text holds the end of its log."""
 
 
+_ports = random.Random(os.getpid())
+"""Others in each process, so that two that start at once do not take the same."""
+
+
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """A port of loopback that nobody listens on. See `free_ports`."""
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports of loopback in a row that nobody listens on, below those that the
+    system gives to clients: between two looks, or while a server is killed and comes again,
+    somebody's connection may have one of them."""
+    while True:
+        first = _ports.randrange(12_000, 32_000)
+        if all(map(is_free, range(first, first + count))):
+            return first
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens there."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def damage_in(data_dir: Path) -> list[str]:

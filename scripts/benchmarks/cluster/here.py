@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from levels.bench import Bench
-from servers import ROOT, BenchmarkError, free_ports
+from servers import ROOT, BenchmarkError
 
 from delayserver.api.cluster.placement import in_order
+from delayserver.cli.demo.process import free_ports
 
 NODES = ("n1", "n2")
 COMMAND_MAX_S = 250

@@ -7,8 +7,9 @@ import numpy as np
 from consumers import Received, bare_timers, pull_in_turn, pull_on_time, receive_webhooks
 from load import BatchRequests, ConnectionResult, make_batches, publish_batches
 from report import Figure
-from servers import BenchmarkError, Served, free_port
+from servers import BenchmarkError, Served
 
+from delayserver.cli.demo.process import free_port
 from levels.bench import (
     BATCH,
     BODY,

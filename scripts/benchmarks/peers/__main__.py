@@ -37,8 +37,9 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from servers import add_directory, disk_directory, free_ports
+from servers import add_directory, disk_directory
 
+from delayserver.cli.demo.process import free_ports
 from peers.base import ClosedLoop, ClosedLoopResult, Peer, PeerError, cancel, consume, publish, run
 from peers.beanstalkd import Beanstalkd
 from peers.bullmq import BullMQ

@@ -20,8 +20,9 @@ import numpy as np
 from load import LoadError
 from peers.base import BODY_BYTES, ClosedLoop, cancel, run
 from peers.redis import RedisSortedSet
-from servers import cpu_s_of, free_port
+from servers import cpu_s_of
 
+from delayserver.cli.demo.process import free_port
 from shards.sides import Load, Side, Turn, measured
 
 PROGRAM = "redis-benchmark"
