@@ -15,6 +15,7 @@ from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.cluster.doors import doors
 from tests.cluster.nodes import NodeProcess, running, until
+from tests.observe.rules import fires
 
 
 def unseen(node: NodeProcess) -> float:
@@ -62,6 +63,7 @@ def test_an_owner_that_is_cut_off_from_other_nodes(
         for node in others:
             assert [node.call("GET", f"/v1/messages/{one}")["id"] for one in kept] == kept
             until(lambda node=node: unseen(node) == 1, "it does not see that one")
+            assert fires(tmp_path, "DelayserverNodesUnseen", node.text("/metrics")) == ""
         assert "gives its shard away" in owner.log_path.read_text()
         assert "other nodes that cannot be reached" in others[0].log_path.read_text()
         # It passes on what its clients want, and has followed.

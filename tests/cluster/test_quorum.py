@@ -14,6 +14,7 @@ import pytest
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.cluster.nodes import NodeProcess, running, until
+from tests.observe.rules import fires
 
 LOST = (1, 2)
 MESSAGE = {"subject": "order.late", "body": 1, "delay": "1h"}
@@ -66,6 +67,7 @@ def test_two_of_three_brokers_are_lost(brokers: Brokers, url: ClusterUrl, tmp_pa
         assert refusal(node, "POST", "/v1/messages", MESSAGE)
         assert not waiting, "nobody was answered"
         until(lambda: "delayserver_office_lease 0" in node.text("/metrics"), "the lease is over")
+        assert fires(tmp_path, "DelayserverNoLease", node.text("/metrics")) == ""
         # It might be another's by then, who has cancelled it.
         assert refusal(node, "GET", f"/v1/messages/{kept[0]}")
 

@@ -1,4 +1,5 @@
-"""Real brokers on free ports of the loopback: started, killed, stopped and gone on with, by pid."""
+"""Real brokers and other programs on free ports of the loopback: started, killed, stopped and gone
+on with, by pid."""
 
 import os
 import shutil
@@ -52,11 +53,8 @@ def need(program: str, ensure: str) -> str:
     return found
 
 
-class Broker(ABC):
-    """A broker with a directory, a port and an account of its own."""
-
-    kind: ClassVar[str]
-    """The type of its subscriptions."""
+class Program(ABC):
+    """A program with a directory and a port of its own."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -67,30 +65,6 @@ class Broker(ABC):
     @abstractmethod
     def command(self) -> list[str]:
         """What starts it."""
-
-    @abstractmethod
-    def definition(self, name: str, password: str = ESCAPED) -> dict[str, Any]:
-        """The fields of a subscription that sends to the place of that name."""
-
-    @abstractmethod
-    def prepare(self, name: str) -> None:
-        """Make that place."""
-
-    @abstractmethod
-    def refuse(self, name: str) -> str:
-        """Have the place refuse messages; what a reason says then."""
-
-    @abstractmethod
-    def read(self, name: str, count: int) -> list[Entry]:
-        """All that is there, at least so many."""
-
-    def connections(self) -> int:
-        """How many clients are connected to it."""
-        # The client's ends: that of a broker may be a socket of IPv6.
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        return sum(
-            line[2] == f"0100007F:{self.port:04X}" and line[3] == ESTABLISHED for line in lines
-        )
 
     def environment(self) -> Mapping[str, str]:
         return os.environ
@@ -140,3 +114,34 @@ class Broker(ABC):
         assert self._process is not None
         if self._process.poll() is None:
             self.kill()
+
+
+class Broker(Program):
+    """A broker with an account of its own."""
+
+    kind: ClassVar[str]
+    """The type of its subscriptions."""
+
+    @abstractmethod
+    def definition(self, name: str, password: str = ESCAPED) -> dict[str, Any]:
+        """The fields of a subscription that sends to the place of that name."""
+
+    @abstractmethod
+    def prepare(self, name: str) -> None:
+        """Make that place."""
+
+    @abstractmethod
+    def refuse(self, name: str) -> str:
+        """Have the place refuse messages; what a reason says then."""
+
+    @abstractmethod
+    def read(self, name: str, count: int) -> list[Entry]:
+        """All that is there, at least so many."""
+
+    def connections(self) -> int:
+        """How many clients are connected to it."""
+        # The client's ends: that of a broker may be a socket of IPv6.
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(
+            line[2] == f"0100007F:{self.port:04X}" and line[3] == ESTABLISHED for line in lines
+        )

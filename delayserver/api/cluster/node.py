@@ -36,6 +36,7 @@ import structlog
 
 from delayserver.api.cluster.book import Entry, OwnerBook, encode_line
 from delayserver.api.cluster.copying import HttpPeer
+from delayserver.api.cluster.exposition import standby_metrics
 from delayserver.api.cluster.follow import Follow
 from delayserver.api.cluster.joining import open_engine
 from delayserver.api.cluster.keeping import ReplicaKeeper
@@ -357,28 +358,14 @@ class NodeShard:
             self._tell(encode_line(entry))
 
     def _metrics(self, follow: Follow) -> str:
-        shard, standby = self._place.shard, follow.standby
-        has_replica = int(follow.onlooker is None)
-        lag = None if standby is None else standby.lag_records
-        lag_s = None if standby is None else standby.lag_ms / 1000
-        differs = standby is not None and standby.clock_differs
-        return (
-            "# HELP delayserver_standby_lag_records Records of the shard's log that were not read\n"
-            "# TYPE delayserver_standby_lag_records gauge\n"
-            f'delayserver_standby_lag_records{{shard="{shard}"}} {"NaN" if lag is None else lag}\n'
-            "# HELP delayserver_standby_lag_seconds How long ago all of the shard's log was filed\n"
-            "# TYPE delayserver_standby_lag_seconds gauge\n"
-            f'delayserver_standby_lag_seconds{{shard="{shard}"}} '
-            f"{'NaN' if lag_s is None else lag_s}\n"
-            "# HELP delayserver_unseen_nodes Other nodes that cannot be reached from this one\n"
-            "# TYPE delayserver_unseen_nodes gauge\n"
-            f'delayserver_unseen_nodes{{shard="{shard}"}} {self._unseen_nodes()}\n'
-            "# HELP delayserver_standby_clock_differs Whether the owner's clock is another one\n"
-            "# TYPE delayserver_standby_clock_differs gauge\n"
-            f'delayserver_standby_clock_differs{{shard="{shard}"}} {int(differs)}\n'
-            "# HELP delayserver_standby_has_replica Whether this node is to have the shard\n"
-            "# TYPE delayserver_standby_has_replica gauge\n"
-            f'delayserver_standby_has_replica{{shard="{shard}"}} {has_replica}\n'
+        standby = follow.standby
+        return standby_metrics(
+            self._place.shard,
+            lag_records=None if standby is None else standby.lag_records,
+            lag_s=None if standby is None else standby.lag_ms / 1000,
+            unseen_nodes=self._unseen_nodes(),
+            clock_differs=standby is not None and standby.clock_differs,
+            has_replica=follow.onlooker is None,
         )
 
     def _unseen_nodes(self) -> int:

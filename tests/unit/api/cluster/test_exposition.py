@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from delayserver.api.cluster.exposition import merge_metrics
+from delayserver.api.cluster.exposition import merge_metrics, standby_metrics
 
 ANSWERS = "delayserver_shard_answers"
 NAMES = ["plain", 'with "quotes"', 'brace } shard="7"', "line\nbreak", "back\\slash"]
@@ -66,3 +66,30 @@ def test_who_does_not_answer_is_named_and_the_rest_is_given() -> None:
 
 def test_there_may_be_nothing() -> None:
     assert samples_of(merge_metrics({0: "", 1: ""})).keys() == {ANSWERS}
+
+
+def on_standby(lag_records: int | None, lag_s: float | None) -> str:
+    return standby_metrics(
+        3,
+        lag_records=lag_records,
+        lag_s=lag_s,
+        unseen_nodes=1,
+        clock_differs=False,
+        has_replica=True,
+    )
+
+
+def test_a_standby_shows_how_far_it_is() -> None:
+    shown = samples_of(on_standby(7, 0.5))
+    values = {name: samples[0][2] for name, samples in shown.items()}
+    assert values == {
+        "delayserver_standby_lag_records": "7",
+        "delayserver_standby_lag_seconds": "0.5",
+        "delayserver_unseen_nodes": "1",
+        "delayserver_standby_clock_differs": "0",
+        "delayserver_standby_has_replica": "1",
+    }
+    assert {samples[0][1]["shard"] for samples in shown.values()} == {"3"}
+    without = samples_of(on_standby(None, None))
+    lags = [without[f"delayserver_standby_lag_{one}"][0][2] for one in ("records", "seconds")]
+    assert lags == ["nan", "nan"]
