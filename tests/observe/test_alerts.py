@@ -124,6 +124,11 @@ CASES = [
         {f"delayserver_archive_waiting_hours{{{J}}}": "0 25x150"},
         *(60, 61),
     ),
+    Case(
+        "DelayserverBackupsFail",
+        {f"delayserver_backups_failed_total{{{J}}}": "0x4 1x160"},
+        *(2, 3, 70),
+    ),
     Case("DelayserverMemory", {f"process_resident_memory_bytes{{{J}}}": "3e9x60"}, 14, 15),
     Case(
         "DelayserverDescriptors",

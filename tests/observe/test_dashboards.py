@@ -17,6 +17,7 @@ NOT_SHOWN = {
     "timeouts": "the same",
     "imports_total": "a bulk load tells itself how far it is",
     "archive_waiting_bytes": "archive_waiting_hours is what grows",
+    "backup_last_bytes": "that of the directory, nearly",
     "commits_total": "group_records counts them",
 }
 """Metrics of the table without a panel, and why."""

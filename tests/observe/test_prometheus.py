@@ -39,6 +39,7 @@ class Day:
         self.prometheus = prometheus
         self.receiver = receiver
         self.api = ApiServer(directory)
+        self.backups = directory / "backups"
         self._control = directory / "control"
         self._offset_ms = 0
         self.seen: dict[str, dict[str, Any]] = {}
@@ -107,7 +108,12 @@ def test_nothing_is_scraped(day: Day) -> None:
 def test_a_server_that_is_well_fires_nothing(day: Day) -> None:
     day.start(
         **{"archive": True, "checkpoint_ms": 200, "webhook_connections_max": 3},
-        **{"unfiled_max_bytes": SMALL, "checkpoint_bytes": SMALL, "group_max_bytes": SMALL},
+        **{
+            "backup_dir": day.backups,
+            "unfiled_max_bytes": SMALL,
+            "checkpoint_bytes": SMALL,
+            "group_max_bytes": SMALL,
+        },
     )
     day.prometheus.scrape({"delayserver": day.api.process.port})
     # What has a level that a test can reach fires, which shows that the server is looked at.
@@ -201,6 +207,12 @@ def test_what_cannot_be_read(day: Day) -> None:
     day.until_fires("DelayserverErrors")
     day.later(1)
     day.until_fires("DelayserverDamage")
+
+
+def test_no_room_for_a_backup(day: Day) -> None:
+    day.order(fault="full", where="nightly", s=60, wait_s=0)
+    day.api.ask("POST", "/v1/backups", 202, json={"name": "nightly"})
+    day.until_fires("DelayserverBackupsFail")
 
 
 def test_it_is_started_again_with_little_room(day: Day) -> None:

@@ -32,10 +32,10 @@ from typing import Any
 from delayserver.api import process
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
-from delayserver.server import server
+from delayserver.server import backups, server
 from delayserver.server.metrics import TimedFiles
 from storage.errors import DiskFullError, ExhaustedError, UnreadableError
-from storage.files import FILE_MODE, Buffer, OsFile
+from storage.files import FILE_MODE, Buffer, OsFile, OsFiles
 
 DROP_EVERY = 50
 
@@ -133,6 +133,11 @@ class FaultyFiles(TimedFiles):
         return super().open(path, create=create, mode=mode)
 
 
+def _files_of_backups(root: str, **named: Any) -> OsFiles:
+    """Those of the directory of backups fail, too; those of tokens are only read."""
+    return OsFiles(root, **named) if named else FaultyFiles(root)
+
+
 def _refuse(call: str, path: str) -> None:
     if AROUND.has("full", path):
         raise DiskFullError(call, path, "ENOSPC, injected")
@@ -170,6 +175,7 @@ def main() -> None:
     threading.Thread(target=AROUND.listen, args=(where,), daemon=True).start()
     vars(process)["Server"] = SoakServer
     vars(server)["TimedFiles"] = FaultyFiles
+    vars(backups)["OsFiles"] = _files_of_backups
     sys.argv[1:] = rest
     command()
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 NODES = ("n1", "n2", "n3")
 BROKERS = ("kafka1", "kafka2", "kafka3")
+OBSERVERS = ("prometheus", "grafana")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,8 @@ def settings_of(service: Any) -> Settings:
 def test_by_default_it_is_one_server(document: Any) -> None:
     profiles = {name: one.get("profiles") for name, one in document["services"].items()}
     of_cluster = {name: ["cluster"] for name in ("create", *NODES, *BROKERS)}
-    assert profiles == {"delayserver": None} | of_cluster
+    of_observers = {name: ["observe"] for name in OBSERVERS}
+    assert profiles == {"delayserver": None} | of_cluster | of_observers
     assert settings_of(document["services"]["delayserver"]).shards == 1
 
 
@@ -97,8 +99,33 @@ def test_every_volume_is_one(document: Any) -> None:
         volume.partition(":")[0]
         for service in document["services"].values()
         for volume in service.get("volumes", ())
+        if not volume.startswith("./")
     }
     assert used == {*document["volumes"]}
+
+
+def test_what_is_mounted_is_there_and_named(document: Any) -> None:
+    services = document["services"]
+    for name in OBSERVERS:
+        assert services[name]["secrets"] == ["token"]
+        for volume in services[name]["volumes"]:
+            source = volume.partition(":")[0]
+            assert not source.startswith("./") or (ROOT / source).is_dir(), source
+    config = yaml.safe_load((ROOT / "deploy/prometheus/compose.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert job["job_name"] == "delayserver"
+    assert job["static_configs"] == [{"targets": ["delayserver:8080"]}]
+    assert all((ROOT / "deploy/prometheus" / rules).is_file() for rules in config["rule_files"])
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/delayserver.yml").read_text())[
+        "providers"
+    ]
+    mounted = f"./deploy/grafana/dashboards:{provider['options']['path']}:ro"
+    assert mounted in services["grafana"]["volumes"]
 
 
 def has_compose() -> bool:
@@ -109,7 +136,7 @@ def has_compose() -> bool:
 
 
 @pytest.mark.skipif(not has_compose(), reason="needs docker compose")
-@pytest.mark.parametrize("profile", [(), ("--profile", "cluster")])
+@pytest.mark.parametrize("profile", [(), ("--profile", "cluster"), ("--profile", "observe")])
 def test_docker_takes_it(profile: tuple[str, ...]) -> None:
     done = subprocess.run(
         ["docker", "compose", *profile, "config", "--quiet"],
