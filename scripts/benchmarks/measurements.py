@@ -38,6 +38,7 @@ BENCHMARKS = (
     "timers",
     "purgatory",
     "schedules",
+    "console",
     "lanes",
     "peers",
     "shards",

@@ -17,6 +17,8 @@ import pytest
 from levels.bench import Bench, Size, prebuild
 from servers import delay_server
 
+from tests.sinks.programs import need
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "scripts" / "benchmarks"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"}
@@ -100,6 +102,12 @@ def test_timers(tmp_path: Path) -> None:
 def test_schedules(tmp_path: Path) -> None:
     found, _ = figures("schedules", tmp_path)
     assert len(found) == 4
+
+
+def test_console(tmp_path: Path) -> None:
+    need("chromium", "ensure_chromium")
+    found, _ = figures("console", tmp_path)
+    assert len(found) == 5
 
 
 def test_purgatory(tmp_path: Path) -> None:
