@@ -31,7 +31,7 @@ REFUSED = "Failed to load resource"
 """What the browser says of each answer that is no success: a page may have to do with those."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with ApiServer(tmp_path_factory.mktemp("console")) as started:
         for name, scopes in SCOPES.items():
@@ -42,15 +42,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         started.shut_down()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
     yield receiver
     receiver.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Ended with the file: as long as it is there, its event loop counts as the running one of this
+    process, and no other can be."""
     program = need("chromium", "ensure_chromium")
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:

@@ -283,7 +283,7 @@ def picture(page: Page, name: str, server) -> None:
         image.save(PICTURES / f"console-{name}.png", optimize=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def filled(server, receiver):
     """Something in every view: views to look at one thing each."""
     url = receiver.hook((500, {}, "no stock"))

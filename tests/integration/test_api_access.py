@@ -46,7 +46,8 @@ BODIES[("POST", "/v1/schedules/preview")] = SCHEDULE
 SOURCE = {"type": "kafka", "bootstrap": "127.0.0.1:9", "topic": "t", "subject": MINE}
 BODIES[("PUT", "/v1/sources/{name}")] = SOURCE
 CALLS = sorted(RULES)
-NOT_REFUSED = {200, 201, 204, 404}
+NOT_REFUSED = {200, 201, 204, 404, 409}
+"""409: this server has no directory for backups."""
 
 
 def fatal(error):
