@@ -31,9 +31,9 @@ from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.server.calls import Calls
 
-IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma")
-"""What libraries import when they first need it. That may be when there is no descriptor for a
-module's file, and be the end of whoever needs it."""
+IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma", "delayserver.recovery.check")
+"""What libraries import when they first need it, and what only a backup needs. That may be when
+there is no descriptor for a module's file, and be the end of whoever needs it."""
 
 READ_HEADERS: Final = (
     "Authorization",

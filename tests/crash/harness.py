@@ -3,6 +3,7 @@
     load          `tests.load`: publishes, batches, cancels and moves; a webhook and consumers
     each round    start, perhaps killed while it recovers; load; SIGKILL at a random moment, or as
                   soon as a checkpoint shows in the files
+    some rounds   a backup is made meanwhile; what is complete is restored in the end, and compared
     some rounds   the clock is set forward so that the hour changes within the round
     the end       all that is open has to be delivered, and after a graceful stop and one more start
                   nothing may come again
@@ -31,7 +32,10 @@ from delayserver.cli.demo.ledger import (
 )
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.receiver import Receiver
+from delayserver.cli.session import path
+from delayserver.client.errors import UnansweredError
 from delayserver.client.transport import HttpTransport, Transport
+from tests.crash.backups import Facts
 from tests.load import CONSUMED, HOUR_MS, RETRY_S, Load
 from tests.long_run import Outcome
 
@@ -46,6 +50,11 @@ CHECKPOINT_WAIT_S = 1.5
 LOOK_S = 0.0005
 RECEIVE_TURNS = 10
 """Of the event loop; a delivery takes three, from the socket to the ledger."""
+BACKUP_SHARE = 0.5
+"""Of the rounds: a backup is begun with the load."""
+BACKUP_WAIT_SHARE = 0.6
+"""Of these: the load goes on until it is complete."""
+BACKUP_POLL_S = 0.02
 CHECK_SHARE = 0.3
 """Of the rounds: the files are checked while the server is down."""
 
@@ -54,6 +63,7 @@ class CrashRun(Load[DemoLedger]):
     """One run on one data directory."""
 
     PUBLISHERS = 8
+    makes_backups = True
 
     def __init__(
         self,
@@ -71,6 +81,9 @@ class CrashRun(Load[DemoLedger]):
         self._seed = seed
         # What happens to the server does not depend on how far the load happens to get.
         self._fate = random.Random(seed)
+        # What was added later must not change what becomes of a seed.
+        self._backup_fate = random.Random(seed + 2)
+        self._backups: list[Facts] = []
         self._directory = directory
         self._deadline_s = None if minutes is None else time.monotonic() + 60 * minutes
         self._report = report
@@ -133,10 +146,17 @@ class CrashRun(Load[DemoLedger]):
 
     async def _round(self) -> None:
         """Load until the kill, and the next start, which may be killed as well."""
+        backup: asyncio.Task[None] | None = None
+        if self.makes_backups and self._backup_fate.random() < BACKUP_SHARE:
+            backup = asyncio.create_task(self._back_up(f"round-{self.rounds_done}"))
         await asyncio.sleep(self._fate.uniform(*LOAD_S))
+        if backup is not None and self._backup_fate.random() < BACKUP_WAIT_SHARE:
+            await asyncio.wait([backup], timeout=GRACE_S)
         if self._fate.random() < CHECKPOINT_SHARE and await self._in_a_checkpoint():
             self.counts["kills in a checkpoint"] += 1
         await self._kill()
+        if backup is not None:
+            await backup
         if self._fate.random() < CHECK_SHARE:
             await self._check()
         if self._fate.random() < 0.3:
@@ -149,6 +169,35 @@ class CrashRun(Load[DemoLedger]):
             await self._kill()
             self.counts["kills during start"] += 1
         await self._start()
+
+    async def _back_up(self, name: str) -> None:
+        """Make a backup, unless the kill comes before it is complete."""
+        facts = Facts(name, self.ledger.orders, self.ledger.offset_ms)
+        where = path("backups", name)
+        try:
+            status, answer = await self._ask_once("POST", path("backups"), {"name": name})
+            while status in (200, 202) and answer["state"] == "running":
+                await asyncio.sleep(BACKUP_POLL_S)
+                status, answer = await self._ask_once("GET", where)
+        except UnansweredError:
+            self.counts["backups cut off"] += 1
+            return
+        if answer.get("state") != "complete":
+            self.failures.append(f"the backup {name} came to nothing: {answer}")
+            return
+        facts.completed()
+        self._backups.append(facts)
+        self.counts["backups"] += 1
+
+    async def _compare_backups(self) -> None:
+        """Nothing runs any more: restore each backup, and ask it for what the ledger had."""
+        for facts in self._backups:
+            restored = self._directory / "restored" / facts.name
+            self.failures += await asyncio.to_thread(facts.broken_in, self._backup_dir, restored)
+
+    @property
+    def _backup_dir(self) -> Path:
+        return self._directory / "backups"
 
     async def _in_a_checkpoint(self) -> bool:
         """Wait until the server files or commits; False if it does not.
@@ -203,6 +252,7 @@ class CrashRun(Load[DemoLedger]):
             "--dedupe-window-ms=2d",
             f"--retention-ms={choose((0, 1000, HOUR_MS))}",
             "--disk-reserve-bytes=1048576",
+            *([f"--backup-dir={self._backup_dir}"] if self.makes_backups else []),
         ]
         self._server.start()
 
@@ -232,6 +282,7 @@ class CrashRun(Load[DemoLedger]):
         await asyncio.sleep(QUIET_S)
         await self._stop()
         await self._check()
+        await self._compare_backups()
 
     async def _publish_no_more(self, publishers: list[asyncio.Task[None]]) -> None:
         for publisher in publishers:

@@ -125,6 +125,7 @@ class ShardsCrashRun(CrashRun):
     """One run on the directory of several shards."""
 
     MIXED_SHARE = 0.5
+    makes_backups = False
     ledger: ShardsLedger
     _server: ShardedServer
 

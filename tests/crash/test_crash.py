@@ -4,6 +4,9 @@ import asyncio
 
 import pytest
 
+from delayserver.cli.demo.ledger import Order
+from delayserver.records.message import State
+from tests.crash.backups import Facts
 from tests.crash.harness import CrashRun
 from tests.crash.shards import Blow, ShardsCrashRun, shard_of_order
 from tests.load import HOUR_MS
@@ -26,6 +29,7 @@ def test_killed_again_and_again(seed, tmp_path):
     assert outcome.counts["kills in a checkpoint"] >= 1
     assert outcome.counts["hour changes"] >= 1
     assert outcome.counts["checks of the files"] >= 2
+    assert outcome.counts["backups"] + outcome.counts["backups cut off"] >= 1
     assert outcome.verdict.delivered > 100
     assert outcome.verdict.cancelled > 10
     assert outcome.counts["acknowledged"] > 50
@@ -101,3 +105,27 @@ def test_parts_of_a_batch_are_what_each_shard_said(tmp_path, monkeypatch):
         assert [one.refused for one in orders] == [
             not outcome and not one.answered for one in orders
         ]
+
+
+def test_what_a_backup_has_not_as_it_was_is_named():
+    def order(number, **facts):
+        made = Order(number, "load.pull", None, ("pull",), {}, message_ids={str(number)}, **facts)
+        made.answered = True
+        return made
+
+    settled = order(3)
+    settled.received("pull", "3", 5, settled=False).acknowledged(6)
+    before = [order(1), order(2, cancelled_ms=5), settled, order(4, cancel_asked=True)]
+    facts = Facts("one", before, 0)
+    facts.completed()
+    before.append(order(5))
+
+    def broken(*states):
+        named = dict(zip("12345", states, strict=True))
+        return [text.split("'")[1] for text in facts._broken(named, {"5"} & {*named})]
+
+    scheduled, cancelled, delivered = State.SCHEDULED, State.CANCELLED, State.DELIVERED
+    assert broken(scheduled, cancelled, delivered, None, None) == []
+    assert broken(delivered, None, None, scheduled, None) == []
+    assert broken(None, scheduled, scheduled, None, None) == ["1", "2", "3"]
+    assert list(facts._broken(dict.fromkeys("12345", scheduled), {"5"}))[-1].startswith("5 came")

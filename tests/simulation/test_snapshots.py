@@ -1,17 +1,21 @@
 """A snapshot that is taken at any moment of any history is what the source was at that moment,
 however long it takes to be copied."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
+import numpy as np
+
 from delayserver.recovery.incoming import Incoming
-from delayserver.recovery.snapshots import HeldSnapshot, Snapshots
+from delayserver.recovery.snapshots import HeldSnapshot, Snapshots, measure_settled
 from delayserver.server.threads import SnapshotRequest
 from delayserver.testing import World
 from delayserver.testing.server import SimulatedServer
 from storage.check import assert_clean
 from storage.directory import open_identity
 from storage.errors import StorageError
+from storage.rows import DISPATCH_DTYPE
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
 from tests.peers import LocalPeer, content_of, settled_in
@@ -21,9 +25,13 @@ LIVES = 3
 
 
 class Taken:
-    """A snapshot, and what the source was when it was taken."""
+    """A snapshot, and what the source was when it was taken.
 
-    def __init__(self, world: World, server: SimulatedServer) -> None:
+    `is_of_a_backup`: what is settled is measured before the checkpoint."""
+
+    def __init__(
+        self, world: World, server: SimulatedServer, *, is_of_a_backup: bool = False
+    ) -> None:
         self._world = world
         self._server = server
         self.snapshots = Snapshots(world.disk, server.store.identity)
@@ -31,13 +39,17 @@ class Taken:
         self.is_refused = False
         self.content: dict[str, object]
         self.settled: set[bytes]
+        self.measured: dict[str, int] | None = None
+        if is_of_a_backup:
+            self.measured, self.settled = measure_settled(world.disk), settled_in(world.disk)
         server.replayer.put(SnapshotRequest(self._take, self._done))
 
     def _take(self) -> HeldSnapshot:
-        held = self.snapshots.take(self._server.store)
+        held = self.snapshots.take(self._server.store, self.measured)
         inner = self._world.catalog
         self.content = content_of(self._world.disk, inner)
-        self.settled = settled_in(self._world.disk)
+        if self.measured is None:
+            self.settled = settled_in(self._world.disk)
         return held
 
     def _done(self, held: object, error: StorageError | None) -> None:
@@ -58,11 +70,14 @@ class WorldOfSnapshots(World):
         super()._step()
         assert self.server is not None
         if (self.taken is None or self.taken.is_refused) and self.rng.random() < 0.02:
-            self.taken = Taken(self, self.server)
+            self.taken = self._take(self.server)
         elif self.taken is not None and self.taken.held is not None and self.rng.random() < 0.02:
             self._copy(self.taken, self.taken.held)
             self.copies += 1
             self.taken = None
+
+    def _take(self, server: SimulatedServer) -> Taken:
+        return Taken(self, server)
 
     def _copy(self, taken: Taken, held: HeldSnapshot) -> None:
         files = SimulatedFiles()
@@ -73,6 +88,10 @@ class WorldOfSnapshots(World):
         assert content_of(files, catalog) == taken.content
         assert settled_in(files) >= taken.settled
         assert_clean(files, catalog)
+        self._look_at(files, held)
+
+    def _look_at(self, files: SimulatedFiles, held: HeldSnapshot) -> None:
+        """The copy."""
 
     def live(self, steps: int) -> None:
         self.taken = None  # It ended with the process.
@@ -87,3 +106,45 @@ def test_it_is_what_the_source_was() -> None:
                 world.live(300)
             copies += world.copies
     assert copies > WORLDS
+
+
+class WorldOfBackups(WorldOfSnapshots):
+    """The same for backups: whoever restores one gives the seqs behind its checkpoint to other
+    messages, so it must not have that they are settled."""
+
+    is_measured = True
+    ahead = 0
+    """Rows that settle what is not in the copy."""
+
+    def _take(self, server: SimulatedServer) -> Taken:
+        return Taken(self, server, is_of_a_backup=self.is_measured)
+
+    def _look_at(self, files: SimulatedFiles, held: HeldSnapshot) -> None:
+        for row in settled_in(files):
+            seq = int(np.frombuffer(row, DISPATCH_DTYPE)["seq"][0])
+            self.ahead += seq > held.manifest.checkpoint_seq
+
+
+AHEAD_SEEDS = (70, 78, 94, 109, 115)
+"""Of the first 150, those in which what is settled gets ahead of what is filed."""
+
+
+def ahead_in(world: type[WorldOfBackups], seeds: Iterable[int]) -> int:
+    ahead = 0
+    for seed in seeds:
+        with world(seed) as one:
+            for _ in range(LIVES):
+                one.live(300)
+            ahead += one.ahead
+    return ahead
+
+
+def test_a_backup_settles_nothing_that_is_not_in_it() -> None:
+    assert ahead_in(WorldOfBackups, (*range(6), *AHEAD_SEEDS)) == 0
+
+
+def test_what_is_settled_has_to_be_measured_before_the_checkpoint() -> None:
+    class Unmeasured(WorldOfBackups):
+        is_measured = False
+
+    assert ahead_in(Unmeasured, AHEAD_SEEDS) > 0
