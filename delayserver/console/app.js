@@ -85,7 +85,10 @@ function Ways() {
   const { parts } = route.use();
   const here = parts[0] ?? '';
   const { now } = statistics.use();
-  return html`<nav class="ways" aria-label="Views"><ul>${shownViews().map(
+  const list = useRef(null);
+  // On a narrow screen they stand in a line that is longer than the screen.
+  useEffect(() => list.current.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'center' }), [here]);
+  return html`<nav class="ways" aria-label="Views"><ul ref=${list}>${shownViews().map(
     ([path, title]) => html`<li key=${path}>
       <a href=${to(path ? [path] : [])} aria-current=${path === here ? 'page' : undefined}>${title}${
         path === 'dead-letters' && now?.dead_letters > 0 && html`<span class="count">${now.dead_letters > 999 ? '999+' : now.dead_letters}</span>`

@@ -5,13 +5,14 @@ import uPlot from './vendor/uplot.js';
 import { html, useEffect, useRef } from './dom.js';
 import { moment } from './format.js';
 
+const LEAST_S = 120;
 const dark = matchMedia('(prefers-color-scheme: dark)');
 
 /**
  * `atS`: seconds since the epoch, ascending; `series`: `{label, color, values}` each, `color` a
  * custom property; `show`: a value as text; `least`: what the axis shows at least; `bars`: a bar from each time on, instead of lines.
  */
-export function Chart({ label, atS, series, show, height = 170, bars = false, step = 3600, least = 1 }) {
+export function Chart({ label, atS, series, show, height = heightHere(), bars = false, step = 3600, least = 1 }) {
   const place = useRef(null);
   const words = useRef(null);
   const plot = useRef(null);
@@ -46,7 +47,7 @@ export function Chart({ label, atS, series, show, height = 170, bars = false, st
           legend: { show: false },
           cursor: { drag: { x: false, y: false }, points: { show: !bars } },
           scales: {
-            x: { range: bars ? (_, low, high) => [low - step / 2, high + step / 2] : undefined },
+            x: { range: (_, low, high) => reach(low, high, bars ? step : 0) },
             y: { range: (_, low, high) => [0, Math.max(high ?? 0, least) * 1.08] },
           },
           axes: [{ ...axis, size: 28, values: times }, { ...axis, size: 64, values: (_, splits) => splits.map((one) => shown.current.show(one)) }],
@@ -93,6 +94,15 @@ export function Chart({ label, atS, series, show, height = 170, bars = false, st
     )}<span class="at muted"></span></figcaption>
   </figure>`;
 }
+
+/** Of the axis of time: half a bar to both sides, or the last minutes at least. */
+function reach(low, high, step) {
+  if (step) return [low - step / 2, high + step / 2];
+  const until = high ?? Date.now() / 1000;
+  return [Math.min(low ?? until, until - LEAST_S), until];
+}
+
+const heightHere = () => Math.round(Math.min(340, Math.max(160, window.innerHeight / 5)));
 
 function times(_, splits, _axis, _space, increment) {
   return splits.map((at) => {

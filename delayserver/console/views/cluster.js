@@ -21,7 +21,7 @@ export default function Cluster() {
     return found;
   }, EVERY_S);
   if (!data) return html`<${Head} title="Shards" />${error ? html`<${Trouble} error=${error} />` : html`<${Loading} />`}`;
-  const isCluster = data.nodes.length > 0;
+  const isCluster = data.shards.some((one) => one.epoch > 0);
   return html`<${Head} title="Shards" />
     <${Trouble} error=${error} />
     <${Section} title="Shards"><${Table} caption="Shards" rows=${data.shards} keyOf=${(one) => one.shard} empty="None."
