@@ -21,7 +21,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
@@ -48,6 +48,15 @@ RECEIVE_TURNS = 10
 """Of the event loop; a delivery takes three, from the socket to the ledger."""
 CHECK_SHARE = 0.3
 """Of the rounds: the files are checked while the server is down."""
+
+
+class RunOptions(TypedDict, total=False):
+    """What all kinds of runs are given. See `CrashRun`."""
+
+    seed: Required[int]
+    rounds: Required[int]
+    minutes: float | None
+    report: Callable[["CrashRun"], None]
 
 
 class CrashRun(Load[DemoLedger]):
