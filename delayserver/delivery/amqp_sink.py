@@ -13,8 +13,8 @@ for each subscription: an exchange that is not there makes the broker close the 
 it, and only that one. Also, the client finds what was returned by its message id, and two
 subscriptions may have the same message under way. Heartbeats find a broker that has gone.
 
-Cost: 100 µs of the event loop for a message: aiormq's, nearly all of it. Threads: belongs to the
-event loop.
+Cost: 100 to 200 µs of the processor for a message: aiormq's, nearly all of it. Threads: belongs to
+the event loop.
 """
 
 import asyncio

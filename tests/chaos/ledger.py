@@ -18,12 +18,13 @@ Cost: as the ledger below it. Threads: one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
     DemoLedger,
     Order,
+    OrderFields,
     Outage,
     Receipt,
     in_flight_ms,
@@ -107,15 +108,8 @@ class ChaosLedger(DemoLedger):
         self.deliveries: list[Delivery] = []
         self.pulls: list[Pulled] = []
 
-    def _open(
-        self,
-        number: int,
-        subject: str,
-        key: str | None,
-        subscriptions: tuple[str, ...],
-        body: dict[str, object],
-    ) -> Order:
-        return SkewedOrder(number, subject, key, subscriptions, body)
+    def _open(self, **fields: Unpack[OrderFields]) -> Order:
+        return SkewedOrder(**fields)
 
     def _skew(self, order: Order) -> None:
         assert isinstance(order, SkewedOrder)

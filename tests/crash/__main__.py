@@ -4,10 +4,9 @@ Threads: one.
 """
 
 from collections.abc import Coroutine
-from typing import Any
 
 from tests.crash.brokers import BrokersCrashRun, missing_programs
-from tests.crash.harness import CrashRun
+from tests.crash.harness import CrashRun, RunOptions
 from tests.crash.shards import ShardsCrashRun
 from tests.long_run import Begun, Outcome, run_script, script_parser
 
@@ -25,7 +24,6 @@ def main() -> None:
         default=1,
         help="processes of the server, which are killed one by one as well (default: 1)",
     )
-
     parser.add_argument(
         "--brokers",
         action="store_true",
@@ -45,18 +43,23 @@ def main() -> None:
             begun.progress(run.rounds_done, None if minutes else rounds, text)
 
         arguments = begun.arguments
-        if arguments.brokers and arguments.shards > 1:
+        if arguments.brokers and shards > 1:
             parser.error("--brokers is for a server alone")
         if arguments.brokers and (missing := missing_programs()):
             parser.error(f"--brokers needs {', '.join(missing)}")
-        common: dict[str, Any] = {"seed": begun.seed, "rounds": rounds, "minutes": minutes}
+        options: RunOptions = {
+            "seed": begun.seed,
+            "rounds": rounds,
+            "minutes": minutes,
+            "report": report,
+        }
         run: CrashRun
         if arguments.brokers:
-            run = BrokersCrashRun(begun.directory, **common, report=report)
+            run = BrokersCrashRun(begun.directory, **options)
         elif shards == 1:
-            run = CrashRun(begun.directory, **common, report=report)
+            run = CrashRun(begun.directory, **options)
         else:
-            run = ShardsCrashRun(begun.directory, shards=shards, **common, report=report)
+            run = ShardsCrashRun(begun.directory, shards=shards, **options)
         return run.run()
 
     run_script(parser, "crash", start)

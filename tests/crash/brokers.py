@@ -26,17 +26,24 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Unpack
 
 import aiormq
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from confluent_kafka import KafkaError, Message, Producer
 
-from delayserver.cli.demo.ledger import RECEIVE_MS, RECORD_MS, DemoLedger, Order, Receipt
+from delayserver.cli.demo.ledger import (
+    RECEIVE_MS,
+    RECORD_MS,
+    DemoLedger,
+    Order,
+    OrderFields,
+    Receipt,
+)
 from delayserver.cli.demo.process import ServerFailed
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
-from tests.crash.harness import CHECK_SHARE, GRACE_S, LOAD_S, QUIET_S, CrashRun
+from tests.crash.harness import CHECK_SHARE, GRACE_S, LOAD_S, QUIET_S, CrashRun, RunOptions
 from tests.long_run import Outcome
 from tests.sinks.kafka_server import KafkaBroker
 from tests.sinks.nats_server import NatsServer
@@ -147,15 +154,8 @@ class BrokersLedger(DemoLedger):
         known = bisect_right(self._offsets, machine_ms, key=lambda step: step[0])
         return machine_ms + self._offsets[max(0, known - 1)][1]
 
-    def _open(
-        self,
-        number: int,
-        subject: str,
-        key: str | None,
-        subscriptions: tuple[str, ...],
-        body: dict[str, object],
-    ) -> Order:
-        return DatedOrder(number, subject, key, subscriptions, body, clock=self.now_ms)
+    def _open(self, **fields: Unpack[OrderFields]) -> Order:
+        return DatedOrder(**fields, clock=self.now_ms)
 
     def lateness_ms(self, order: Order, first_ms: int) -> int | None:
         """Brokers that are away make what they are to have late; nobody counts that here."""
@@ -248,23 +248,8 @@ class BrokersCrashRun(CrashRun):
     subjects = tuple(subscribers)
     ledger: BrokersLedger
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        seed: int,
-        rounds: int,
-        minutes: float | None = None,
-        report: Callable[[CrashRun], None] = lambda run: None,
-    ) -> None:
-        super().__init__(
-            directory,
-            seed=seed,
-            rounds=rounds,
-            minutes=minutes,
-            report=report,
-            ledger=BrokersLedger(),
-        )
+    def __init__(self, directory: Path, **options: Unpack[RunOptions]) -> None:
+        super().__init__(directory, ledger=BrokersLedger(), **options)
         self._rabbitmq = RabbitMq(directory / "amqp")
         self._kafka = KafkaBroker(directory / "kafka")
         self._redis = RedisServer(directory / "redis")

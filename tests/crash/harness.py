@@ -22,7 +22,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
@@ -57,6 +57,15 @@ BACKUP_WAIT_SHARE = 0.6
 BACKUP_POLL_S = 0.02
 CHECK_SHARE = 0.3
 """Of the rounds: the files are checked while the server is down."""
+
+
+class RunOptions(TypedDict, total=False):
+    """What all kinds of runs are given. See `CrashRun`."""
+
+    seed: Required[int]
+    rounds: Required[int]
+    minutes: float | None
+    report: Callable[["CrashRun"], None]
 
 
 class CrashRun(Load[DemoLedger]):

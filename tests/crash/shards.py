@@ -16,10 +16,10 @@ means that nothing was done, and of a batch the part that each shard has taken s
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from delayserver.cli.demo.ledger import DemoLedger, Order, Outage
 from delayserver.cli.demo.process import ServerFailed
@@ -27,7 +27,7 @@ from delayserver.cli.demo.sharded import ShardedServer
 from delayserver.client.transport import Transport
 from delayserver.records.message_id import read_id
 from storage.shards import shard_directory
-from tests.crash.harness import CHECK_SHARE, CHECKPOINT_SHARE, LOAD_S, CrashRun
+from tests.crash.harness import CHECK_SHARE, CHECKPOINT_SHARE, LOAD_S, CrashRun, RunOptions
 from tests.load import HOUR_MS, Spread
 
 CLIENTS = 8
@@ -129,24 +129,8 @@ class ShardsCrashRun(CrashRun):
     ledger: ShardsLedger
     _server: ShardedServer
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        shards: int,
-        seed: int,
-        rounds: int,
-        minutes: float | None = None,
-        report: Callable[[CrashRun], None] = lambda run: None,
-    ) -> None:
-        super().__init__(
-            directory,
-            seed=seed,
-            rounds=rounds,
-            minutes=minutes,
-            report=report,
-            ledger=ShardsLedger(shards),
-        )
+    def __init__(self, directory: Path, *, shards: int, **options: Unpack[RunOptions]) -> None:
+        super().__init__(directory, ledger=ShardsLedger(shards), **options)
         self._count = shards
         self._all = range(shards)
         self._plan = NO_BLOWS

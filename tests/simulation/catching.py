@@ -19,6 +19,12 @@ SEEDS = Path(__file__).with_name("caught.json")
 MUST_WRITE = os.environ.get("CANARY_SEEDS") == "write"
 
 
+def caught_seeds(names: Iterable[str]) -> set[int]:
+    """The worlds that caught these last."""
+    known = json.loads(SEEDS.read_bytes())
+    return {known[name] for name in names if name in known}
+
+
 def first_catch(
     name: str,
     seeds: Iterable[int],

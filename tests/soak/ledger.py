@@ -19,8 +19,9 @@ Threads: one.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Unpack
 
-from delayserver.cli.demo.ledger import DemoLedger, Order
+from delayserver.cli.demo.ledger import DemoLedger, Order, OrderFields
 
 LOOK_MS = 1100
 """A server sees within a second that its clock was set, and may be late by that."""
@@ -156,15 +157,8 @@ class SoakLedger(DemoLedger):
             return None
         return first_ms - at_ms
 
-    def _open(
-        self,
-        number: int,
-        subject: str,
-        key: str | None,
-        subscriptions: tuple[str, ...],
-        body: dict[str, object],
-    ) -> Order:
-        return SoakOrder(number, subject, key, subscriptions, body, clock=self.clock)
+    def _open(self, **fields: Unpack[OrderFields]) -> Order:
+        return SoakOrder(**fields, clock=self.clock)
 
     def step(self, offset_ms: int, ordered_ms: int) -> None:
         """The server has confirmed that its clock was set."""

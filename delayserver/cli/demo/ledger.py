@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 RECORD_MS = 1000
 """After this time a delivery that was answered is certainly recorded: the server writes it at once,
@@ -54,6 +55,16 @@ class Receipt:
         """The acknowledgement was answered."""
         self.settled_ms = now_ms
         self.is_recorded = True
+
+
+class OrderFields(TypedDict):
+    """What an order is from its first moment on. See `Order`."""
+
+    number: int
+    subject: str
+    key: str | None
+    subscriptions: tuple[str, ...]
+    body: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -263,19 +274,14 @@ class DemoLedger:
         if filling:
             body["filling"] = filling
         key = str(number) if with_key else None
-        order = self._open(number, subject, key, subscriptions, body)
+        order = self._open(
+            number=number, subject=subject, key=key, subscriptions=subscriptions, body=body
+        )
         self.orders.append(order)
         return order
 
-    def _open(
-        self,
-        number: int,
-        subject: str,
-        key: str | None,
-        subscriptions: tuple[str, ...],
-        body: dict[str, object],
-    ) -> Order:
-        return Order(number, subject, key, subscriptions, body)
+    def _open(self, **fields: Unpack[OrderFields]) -> Order:
+        return Order(**fields)
 
     def receive(
         self, subscription: str, message_id: str, body: object, *, settled: bool
