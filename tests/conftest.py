@@ -13,10 +13,14 @@ marked `unchecked`.
 
 What was checked is removed, unless the test has failed: a server sets 64 MiB aside for its message
 log, and all of them would fill a disk before a run has ended.
+
+Files that wait for clocks, brokers and processes come first: several workers take whole files, and
+what is last of all should be short, lest three of them look on while one goes through its file.
 """
 
 import shutil
 from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +37,32 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+HERE = Path(__file__).parent
+LONG_FILES_FIRST = (
+    "integration/test_bench.py",
+    "cluster/",
+    "pipeline/",
+    "simulation/",
+    "console/",
+    "crash/",
+    "soak/",
+    "sinks/",
+    "observe/",
+    "integration/",
+)
+"""Of this folder, by how much time a file of them takes; all others come behind."""
+
 STORES = Stores()
 _FAILED = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(HERE).as_posix()
+        found = (at for at, long in enumerate(LONG_FILES_FIRST) if path.startswith(long))
+        return next(found, len(LONG_FILES_FIRST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)
