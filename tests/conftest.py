@@ -14,11 +14,13 @@ marked `unchecked`.
 What was checked is removed, unless the test has failed: a server sets 64 MiB aside for its message
 log, and all of them would fill a disk before a run has ended.
 
-Files that wait for clocks, brokers and processes come first: several workers take whole files, and
-what is last of all should be short, lest three of them look on while one goes through its file.
+Several workers take whole files. Those that take long come before all others, lest one worker go
+through such a file alone at the end; each folder of them is spread over the time of all, since a
+machine is slow under brokers and Sparks of all workers at once.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,31 +40,29 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 HERE = Path(__file__).parent
-LONG_FILES_FIRST = (
-    "integration/test_bench.py",
-    "cluster/",
-    "pipeline/",
-    "simulation/",
-    "console/",
-    "crash/",
-    "soak/",
-    "sinks/",
-    "observe/",
-    "integration/",
-)
-"""Of this folder, by how much time a file of them takes; all others come behind."""
+LONGEST_FILE = "integration/test_bench.py"
+LONG_FILES = {
+    *("cluster", "console", "crash", "integration", "observe", "pipeline", "simulation", "sinks"),
+    "soak",
+}
+"""Folders here whose files wait for clocks, brokers and processes."""
 
 STORES = Stores()
 _FAILED = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(HERE).as_posix()
-        found = (at for at, long in enumerate(LONG_FILES_FIRST) if path.startswith(long))
-        return next(found, len(LONG_FILES_FIRST))
-
-    items.sort(key=place)
+    """Order the files, and leave each as it is."""
+    files = dict.fromkeys(item.path.relative_to(HERE).as_posix() for item in items)
+    folders = Counter(file.split("/")[0] for file in files)
+    seen: Counter[str] = Counter()
+    places: dict[str, float] = {}
+    for file in files:
+        folder = file.split("/")[0]
+        seen[folder] += 1
+        places[file] = seen[folder] / folders[folder] if folder in LONG_FILES else 2
+    places[LONGEST_FILE] = 0
+    items.sort(key=lambda item: places[item.path.relative_to(HERE).as_posix()])
 
 
 @pytest.fixture(scope="session", autouse=True)
