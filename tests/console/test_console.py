@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from playwright.sync_api import TimeoutError as PageTimeout
 
 from delayserver.security.tokens import TokenFile
@@ -165,6 +165,31 @@ def test_dead_letters_are_redriven_one_some_and_all(open_console, server, receiv
     expect(page.get_by_text("6 will be delivered again")).to_be_visible()
     expect(page.get_by_text("None.", exact=True)).to_be_visible()
     wait_until(lambda: all(server.look_up(one)["state"] == "delivered" for one in ids))
+
+
+def test_each_is_redriven_once_by_all_while_the_receiver_is_down(open_console, server, receiver):
+    """Page after page, each of which is asked for when what was redriven has died again."""
+    subject, count = unique("down"), 7
+    url = receiver.hook(500)
+    server.subscribe(subject, subject, url=url, retry=ONCE)
+    server.ask("POST", "/v1/messages/batch", json=[{"subject": subject}] * count)
+    letters = f"/v1/subscriptions/{subject}/dead-letters"
+
+    def all_are_dead() -> bool:
+        return len(server.ask("GET", letters)["dead_letters"]) == count
+
+    def pass_on(route: Route) -> None:
+        wait_until(all_are_dead)
+        route.continue_(url=route.request.url.replace("limit=200", "limit=2"))
+
+    page = open_console(f"dead-letters/{subject}")
+    page.route("**/dead-letters?limit=200*", pass_on)
+    expect(page.locator("tbody tr")).to_have_count(count)
+    button(page, "Redrive all…").click()
+    confirm(page, "Redrive all")
+    expect(page.get_by_text(f"{count} will be delivered again")).to_be_visible()
+    wait_until(all_are_dead)
+    assert receiver.count(url) == 2 * count
 
 
 def test_a_subscription_is_paused_resumed_and_deleted(open_console, server):
