@@ -88,7 +88,7 @@ function Of({ name }) {
     ${progress !== null && html`<div class="card" role="status"><p>${number(progress)} redriven so far</p><progress aria-label="Redriving"></progress>
       <div class="actions end"><button type="button" onClick=${() => { isStopped.current = true; }}>Stop</button></div></div>`}
     <${Section} title="Given up"><${Trouble} error=${error} />
-      ${data ? html`<${Table} caption="Dead letters, in the order of their last attempts" rows=${data.dead_letters} keyOf=${(one) => one.id} empty="None." select=${select} selected=${selected}
+      ${data ? html`<${Table} caption="Dead letters, in the order in which their last attempts were scheduled" rows=${data.dead_letters} keyOf=${(one) => one.id} empty="None." select=${select} selected=${selected}
         columns=${[
           ['Given up', (one) => html`<${Moment} at=${one.died_at} plain />`],
           ['Message', (one) => html`<a class="mono" href=${to(['messages', one.id])}>${one.id}</a>`],
