@@ -29,7 +29,7 @@ from collections.abc import MutableMapping
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from delayserver.api.hot.answers import header
+from delayserver.api.hot.answers import Headers, header
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send
 
 COMPRESS_MIN_BYTES: Final = 1400
@@ -49,7 +49,7 @@ class Finish:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "GET":
-            takes_gzip = accepts_gzip(header(scope["headers"], b"accept-encoding"))
+            takes_gzip = accepts_gzip(scope["headers"])
             send = _Finisher(send, takes_gzip=takes_gzip)
         await self._app(scope, receive, send)
 
@@ -119,9 +119,13 @@ def _vary(headers: list[tuple[bytes, bytes]]) -> bytes:
     return before + b", accept-encoding" if before else b"accept-encoding"
 
 
+def accepts_gzip(headers: Headers) -> bool:
+    """Whether the headers of a request take gzip: `Accept-Encoding` (RFC 9110, 12.5.3)."""
+    return _accepts_gzip(header(headers, b"accept-encoding"))
+
+
 @lru_cache(maxsize=256)
-def accepts_gzip(value: bytes) -> bool:
-    """Whether an `Accept-Encoding` takes gzip (RFC 9110, 12.5.3)."""
+def _accepts_gzip(value: bytes) -> bool:
     weights = {}
     for item in value.lower().split(b","):
         coding, *parameters = (part.strip() for part in item.split(b";"))

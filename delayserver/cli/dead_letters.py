@@ -40,7 +40,7 @@ def list_letters(
     name: NameArgument,
     limit: Annotated[int, typer.Option(min=1, help="Most to list.")] = 100,
 ) -> None:
-    """List the dead letters of a subscription, in the order in which they were published.
+    """List the dead letters of a subscription, as their last attempts were scheduled.
 
     Also of one that was deleted. With --json their bodies and headers too."""
     answer = session.pages(path("subscriptions", name, "dead-letters"), "dead_letters", limit)

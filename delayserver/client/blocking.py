@@ -288,7 +288,8 @@ class Subscriptions(Blocking[AsyncSubscriptions]):
     NotFoundError."""
 
     def dead_letters(self, name: str, *, page: int = 100) -> Iterator[DeadLetter]:
-        """Messages that were given up, in the order of their last attempts. Raises NotFoundError.
+        """Messages that were given up, in the order in which their last attempts were scheduled.
+        Raises NotFoundError.
 
         One request for each `page` of them."""
         return self._each(self._client.dead_letters(name, page=page))

@@ -291,7 +291,8 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
     # ── dead letters ───────────────────────────────────────────────────────────────────────────
 
     def dead_letters(self, name: str, *, page: int = 100) -> AsyncIterator[DeadLetter]:
-        """Messages that were given up, in the order of their last attempts. Raises NotFoundError.
+        """Messages that were given up, in the order in which their last attempts were scheduled.
+        Raises NotFoundError.
 
         One request for each `page` of them."""
         path = path_of("subscriptions", name, "dead-letters")

@@ -87,7 +87,7 @@ export function Dialog() {
       ${asked.text && html`<p>${asked.text}</p>`}
       ${asked.fields.map(
         (one) => html`<${Field} label=${one.label} hint=${one.hint}>
-          <input name=${one.name} defaultValue=${one.value ?? ''} placeholder=${one.placeholder}
+          <input name=${one.name} type=${one.type ?? 'text'} defaultValue=${one.value ?? ''} placeholder=${one.placeholder}
             required=${one.required !== false} autocomplete="off" /></${Field}>`,
       )}
       <div class="actions end">

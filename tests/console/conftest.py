@@ -4,7 +4,6 @@ Whatever a page writes to the browser's console as an error, what its policy ref
 to any other origin fails the test that has it."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
@@ -67,7 +66,7 @@ Open = Callable[..., Page]
 @pytest.fixture
 def open_console(browser: Browser, server: ApiServer) -> Iterator[Open]:
     """Opens the console at a view, logged in with a token by its name (None: not), in a browser
-    that knows nothing yet."""
+    that knows nothing yet. `has_clock`: its time can be set forward (`page.clock`)."""
     contexts = []
     wrong: list[str] = []
     base = str(server.base_url).rstrip("/")
@@ -80,9 +79,11 @@ def open_console(browser: Browser, server: ApiServer) -> Iterator[Open]:
         if not url.startswith((f"{base}/", "data:")):
             wrong.append(f"a request to {url}")
 
-    def open_at(view: str = "", token: str | None = "operator", **options: Any) -> Page:
-        context = browser.new_context(base_url=base, **options)
+    def open_at(view: str = "", token: str | None = "operator", *, has_clock: bool = False) -> Page:
+        context = browser.new_context(base_url=base)
         contexts.append(context)
+        if has_clock:
+            context.clock.install()
         if token is not None:
             text = server.tokens[token]
             context.add_init_script(

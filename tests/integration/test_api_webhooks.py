@@ -179,7 +179,7 @@ def test_dead_letters_are_listed_redriven_and_deleted(api, receiver, subscribe, 
     published = [api.publish(subject, body=n, key=str(n), headers={"x-a": "b"}) for n in range(3)]
     wait_until(lambda: len(letters(api, path)) == 3)
     found = letters(api, path)
-    # In the order of their last attempts, which overtake each other.
+    # In the order in which their last attempts were scheduled, which overtake each other.
     order = [one["id"] for one in found]
     assert sorted(order) == sorted(one["id"] for one in published)
     published.sort(key=lambda one: order.index(one["id"]))

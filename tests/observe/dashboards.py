@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.observe.rules import ROOT, WINDOW
@@ -40,8 +39,3 @@ def queries() -> Iterator[Query]:
                     expression = expression.replace(variable, value)
                 assert "$" not in expression, (name, expression)
                 yield Query(f"{name}: {panel['title']}", expression)
-
-
-def provisioning(kind: str) -> Path:
-    """The file by which Grafana finds its data sources, or the dashboards."""
-    return ROOT / f"deploy/grafana/provisioning/{kind}/delayserver.yml"

@@ -24,6 +24,7 @@ from fastapi import APIRouter, Header, Request, Response
 from starlette.exceptions import HTTPException
 
 from delayserver.api.conditions import is_known
+from delayserver.api.finish import accepts_gzip
 from delayserver.api.scopes import CONSOLE_FILES, CONSOLE_PATH
 
 _ROOT: Final = files("delayserver") / "console"
@@ -85,7 +86,7 @@ async def _answer(name: str, request: Request, known: str | None) -> Response:
     file = (await asyncio.to_thread(_read_files)).get(name)
     if file is None:
         raise HTTPException(404)
-    is_compressed = "gzip" in request.headers.get("accept-encoding", "")
+    is_compressed = accepts_gzip(request.scope["headers"])
     # The two forms of a file are different answers.
     version = file.version + "-gzip" * is_compressed
     headers = _HEADERS | {"etag": f'"{version}"'}

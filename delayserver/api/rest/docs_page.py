@@ -14,6 +14,7 @@ from typing import Final, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
+from delayserver.api.finish import accepts_gzip
 from delayserver.api.scopes import DOCS_PATH
 
 _ASSETS: Final = files("delayserver.api.rest") / "swagger_ui"
@@ -46,7 +47,7 @@ async def get_asset(
     """A file of the page."""
     data = (_ASSETS / f"{name}.gz").read_bytes()
     headers = {"cache-control": "max-age=86400", "vary": "accept-encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request.scope["headers"]):
         headers["content-encoding"] = "gzip"
     else:
         data = gzip.decompress(data)

@@ -249,9 +249,9 @@ async def list_dead_letters(
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,20}$")] = None,
     places: PlacesHeader = None,
 ) -> Response:
-    """Messages that were given up, in the order of their last attempts; also those of
-    subscriptions of that name that were deleted. `_to`: those that said themselves where they go
-    (`to`)."""
+    """Messages that were given up, in the order in which their last attempts were scheduled; also
+    those of subscriptions of that name that were deleted. `_to`: those that said themselves where
+    they go (`to`)."""
     owners = await _owners(name, caller, parts)
     from_seq = min(int(cursor or 0), SEQ_MAX)
     letters, following = await parts.dead_letters.page(owners, from_seq, limit)

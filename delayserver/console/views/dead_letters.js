@@ -49,15 +49,20 @@ function Of({ name }) {
   }
 
   async function all() {
-    const isSure = await ask({ title: 'Redrive all?', text: `Every dead letter of ${name} that is there now is delivered again, with all attempts anew.`, action: 'Redrive all' });
+    const isSure = await ask({ title: 'Redrive all?', text: `Every dead letter of ${name} is delivered again, once, with all attempts anew.`, action: 'Redrive all' });
     if (!isSure) return;
     isStopped.current = false;
+    // What dies again while this goes on stands in the list once more, behind all others (in the
+    // list of several shards: behind those of its shard). It is passed over, and ends nothing.
+    const taken = new Set();
     let [done, cursor] = [0, null];
     setProgress(done);
     const isDone = await attempt(async () => {
       do {
         const page = await call('GET', where, { query: { limit: AT_ONCE, cursor } });
-        if (page.dead_letters.length) done += (await redrive(page.dead_letters.map((one) => one.id))).redriven;
+        const ids = page.dead_letters.map((one) => one.id).filter((id) => !taken.has(id));
+        for (const id of ids) taken.add(id);
+        if (ids.length) done += (await redrive(ids)).redriven;
         setProgress(done);
         cursor = page.cursor;
       } while (cursor && !isStopped.current);
@@ -83,7 +88,7 @@ function Of({ name }) {
     ${progress !== null && html`<div class="card" role="status"><p>${number(progress)} redriven so far</p><progress aria-label="Redriving"></progress>
       <div class="actions end"><button type="button" onClick=${() => { isStopped.current = true; }}>Stop</button></div></div>`}
     <${Section} title="Given up"><${Trouble} error=${error} />
-      ${data ? html`<${Table} caption="Dead letters, in the order of their last attempts" rows=${data.dead_letters} keyOf=${(one) => one.id} empty="None." select=${select} selected=${selected}
+      ${data ? html`<${Table} caption="Dead letters, in the order in which their last attempts were scheduled" rows=${data.dead_letters} keyOf=${(one) => one.id} empty="None." select=${select} selected=${selected}
         columns=${[
           ['Given up', (one) => html`<${Moment} at=${one.died_at} plain />`],
           ['Message', (one) => html`<a class="mono" href=${to(['messages', one.id])}>${one.id}</a>`],

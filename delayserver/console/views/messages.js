@@ -152,7 +152,6 @@ function Attempts({ found }) {
 
 /** What may be done to a message as it is now. */
 function Deeds({ message, where, done }) {
-  if (!may('publish', message.subject)) return null;
   const doIt = async (work, text) => {
     await attempt(work, text);
     done();
@@ -170,12 +169,18 @@ function Deeds({ message, where, done }) {
     const body = /^\d{4}-/.test(when) ? { deliver_at: when } : { delay: when };
     await doIt(() => call('PATCH', where, { body }), (moved) => `It is due ${away(moved.deliver_at)} now`);
   }
+  const lost = message.deliveries.filter((one) => one.state === 'dead' && one.subscription);
+  const redrive = () => doIt(async () => {
+    for (const one of lost) await call('POST', path('subscriptions', one.subscription, 'dead-letters', 'redrive'), { body: { ids: [message.id] } });
+  }, 'It will be delivered again');
   const fire = () => doIt(() => call('PATCH', where, { body: { delay: 0 } }), 'It is due now');
   const replay = () => doIt(() => call('POST', `${where}/replay`), ({ subscriptions }) => `Delivered again to ${subscriptions.join(', ') || 'nobody'}`);
+  const mayChange = may('publish', message.subject);
   return html`
-    ${message.state === 'scheduled' && html`
+    ${lost.length > 0 && may('consume', message.subject) && html`<${Button} kind="primary" onPress=${redrive}>Redrive</${Button}>`}
+    ${mayChange && message.state === 'scheduled' && html`
       <${Button} onPress=${fire}>Fire now</${Button}>
       <${Button} onPress=${move}>Move…</${Button}>
       <${Button} kind="danger" onPress=${cancel}>Cancel…</${Button}>`}
-    ${message.state === 'delivered' && html`<${Button} onPress=${replay}>Replay</${Button}>`}`;
+    ${mayChange && message.state === 'delivered' && html`<${Button} onPress=${replay}>Replay</${Button}>`}`;
 }

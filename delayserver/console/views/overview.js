@@ -28,7 +28,9 @@ export default function Overview() {
 
 function Figures() {
   const { now, error, history } = statistics.use();
+  // Asked for at once, not when the figures are there.
   const cluster = useLive((signal) => call('GET', '/v1/cluster', { signal }), CLUSTER_S);
+  const forecast = useLive((signal) => call('GET', '/v1/forecast', { signal }), FORECAST_S);
   if (!now) return html`<${Head} title="Overview" />${error ? html`<${Trouble} error=${error} />` : html`<${Loading} />`}`;
   const newest = (column) => column.at(-1) ?? null;
   const late = (part, column) => newest(column) ?? quantile(now.lateness, part);
@@ -49,7 +51,7 @@ function Figures() {
     </div>
     <div class="columns even">
       <${Attention} now=${now} cluster=${cluster.data} />
-      <${Forecast} />
+      <${Forecast} ...${forecast} />
     </div>
     <div class="columns">
       <${Section} title="Messages per second">
@@ -99,8 +101,7 @@ function attentionTo(now, cluster) {
   return found;
 }
 
-function Forecast() {
-  const { data, error } = useLive((signal) => call('GET', '/v1/forecast', { signal }), FORECAST_S);
+function Forecast({ data, error }) {
   const nowMs = Date.now();
   const first = Math.floor(nowMs / HOUR_MS) * HOUR_MS;
   const counts = new Map((data?.buckets ?? []).map((one) => [Date.parse(one.from), one.count]));

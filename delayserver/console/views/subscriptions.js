@@ -75,10 +75,14 @@ function Subscription({ name }) {
     if (isSure && (await attempt(() => call('DELETE', where), `${name} is deleted`))) go(['subscriptions']);
   }
   const mayChange = may('consume', data.subject);
+  async function change() {
+    if (await mend(data, where)) refresh();
+  }
   return html`
     <${Head} title=${name} badge=${html`<${State} name=${stateOf(data)} />`}>
       <${Toggle} one=${data} kind=${data.paused ? 'primary' : ''} done=${refresh} />
-      ${mayChange && html`<a class="button" href=${to(['dead-letters', name])}>Dead letters</a><${Button} kind="danger" onPress=${remove}>Delete…</${Button}>`}
+      ${mayChange && html`${data.type === 'webhook' && html`<${Button} onPress=${change}>Change…</${Button}>`}
+        <a class="button" href=${to(['dead-letters', name])}>Dead letters</a><${Button} kind="danger" onPress=${remove}>Delete…</${Button}>`}
     </${Head}>
     <${Trouble} error=${error} />
     ${data.paused && html`<p>Paused: ${WHY[data.pause_reason]}. What falls due waits.</p>`}
@@ -105,6 +109,34 @@ function Subscription({ name }) {
     </${Section}>
     ${may('observe') && html`<${Answers} name=${name} />`}
     <details class="card"><summary>As the API shows it</summary><${Code} label="The definition" text=${pretty(data)} /></details>`;
+}
+
+// What an answer shows beside the definition.
+const SHOWN = new Set(['name', 'created_at', 'paused', 'pause_reason', 'queued', 'in_flight', 'failing_since', 'signed', 'headers']);
+
+/** Ask where a webhook goes from now on, and have it so; all else stays. What answers do not show has
+ * to be entered again: the secret, and the values of headers. */
+async function mend(one, where) {
+  const names = Object.keys(one.headers ?? {});
+  const entered = await ask({
+    title: `Change ${one.name}`, action: 'Change it',
+    text: one.signed || names.length ? 'The server shows no secret: what it is to go on to send has to be entered again.' : null,
+    fields: [
+      { name: 'url', label: 'Goes to', value: one.url, placeholder: 'https://shop.example/hook' },
+      { name: 'timeout', label: 'Time for an answer', value: one.timeout },
+      { name: 'attempts', label: 'Attempts, at most', value: one.retry.max_attempts, type: 'number' },
+      ...(one.signed ? [{ name: 'secret', label: 'Secret', hint: 'whsec_…; nothing: not signed any more', type: 'password', required: false }] : []),
+      ...names.map((name) => ({ name: `header ${name}`, label: `Header ${name}`, type: 'password' })),
+    ],
+  });
+  if (!entered) return false;
+  const body = Object.fromEntries(Object.entries(one).filter(([name, value]) => value !== null && !SHOWN.has(name)));
+  body.url = entered.url.trim();
+  body.timeout = entered.timeout.trim();
+  body.retry = { ...one.retry, max_attempts: Number(entered.attempts) };
+  if (entered.secret) body.secret = entered.secret.trim();
+  if (names.length) body.headers = Object.fromEntries(names.map((name) => [name, entered[`header ${name}`]]));
+  return attempt(() => call('PUT', where, { body }), `${one.name} is changed`);
 }
 
 /** How it is answered, out of /metrics: since the server started, and how much a second now. */

@@ -243,6 +243,19 @@ def test_a_node_is_drained_before_it_is_stopped(make: Any) -> None:
     assert "PodDisruptionBudget" not in alone.kinds()
 
 
+def test_nodes_are_replaced_one_after_the_other_each_when_the_last_one_is_ready(make: Any) -> None:
+    """Ready: an owner accepts, and a replica that follows is not far behind (`/readyz`)."""
+    made = make(**CLUSTER)
+    pods = made.one("StatefulSet")["spec"]
+    # One at a time unless `rollingUpdate` says otherwise; all of them, since no partition is set.
+    assert pods["updateStrategy"] == {"type": "RollingUpdate"}
+    assert pods["minReadySeconds"] == 10
+    probe = made.container["readinessProbe"]
+    assert probe["httpGet"]["path"] == "/readyz"
+    # It is asked twice at least before a pod has been ready for so long.
+    assert probe["periodSeconds"] * 2 <= pods["minReadySeconds"]
+
+
 def test_the_cluster_is_made_before_a_node_starts(make: Any) -> None:
     (create,) = make(**CLUSTER).pod["initContainers"]
     assert create["command"] == ["delayserver", "cluster", "create"]

@@ -113,6 +113,12 @@ def test_a_file_that_is_known_is_not_sent_again(browser: TestClient) -> None:
     assert other.status_code == 200
 
 
+def test_who_refuses_gzip_gets_none(browser: TestClient) -> None:
+    answer = browser.get("/console/app.js", headers={"accept-encoding": "br, gzip;q=0"})
+    assert "content-encoding" not in answer.headers
+    assert answer.content == (FOLDER / "app.js").read_bytes()
+
+
 @pytest.mark.parametrize(
     "path",
     [
