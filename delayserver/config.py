@@ -155,6 +155,18 @@ class Settings(BaseSettings):
     backup_bytes_per_s: int = Field(
         64 * MIB, ge=MIB, description="a backup reads no more than this in a second"
     )
+    backup_log_ms: int = Field(
+        10 * SECOND_MS,
+        ge=0,
+        description="the message log is copied behind the backups this often, so that `restore "
+        "--until` reaches any moment; 0: never",
+    )
+    backup_log_held_max_bytes: int = Field(
+        GIB,
+        ge=MIB,
+        description="of the message log so much is kept, if the directory of backups does not take "
+        "it; then the copy breaks off until the next backup",
+    )
     lead_ms: int = Field(10 * MINUTE_MS, gt=0, description="an hour is loaded this long before")
     drain_ms: int = Field(10 * SECOND_MS, ge=0, description="grace for deliveries at a stop")
 
@@ -308,6 +320,11 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def ships_log(self) -> bool:
+        """Whether the message log is copied behind backups."""
+        return self.backup_dir is not None and self.backup_log_ms > 0 and self.cluster is None
+
+    @property
     def express_ms(self) -> int:
         """What is due sooner than this goes to the wheel before it is filed; filing takes up to
         1.5 `file_ms` and the time of one checkpoint."""
@@ -407,6 +424,8 @@ GROUPS: Final = {
         "archive",
         "backup_dir",
         "backup_bytes_per_s",
+        "backup_log_ms",
+        "backup_log_held_max_bytes",
         "disk_reserve_bytes",
     ),
     "Logs, metrics, traces": ("log_json", "log_level", "otel", "metrics_subjects_max"),

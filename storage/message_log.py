@@ -7,19 +7,25 @@ bisection, and the first record behind a segment is the next one's name: a missi
 hide. The old segment is cut to its frames, durably, before the new one gets its name; therefore
 only the newest segment can have a torn tail.
 
+Who copies it elsewhere holds back what he does not have yet (`hold_from`), up to so many bytes: a
+copy that does not get on must not fill the disk of the server.
+
 Cost: one durable write per group. Reading back is one pass over the frames.
 Threads: `append` and `has_room` belong to the committer, which is one at a time, in whatever
 thread; `prepare_spare` and `delete_through` to the replay thread; `read` runs before either starts.
-The list of segments only grows at one end and shrinks at the other, both atomically.
+The list of segments only grows at one end and shrinks at the other, both atomically; `written` and
+`hold_from` may be asked by any thread.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
 
 from storage.errors import DamageError, ShortageError
-from storage.files import File, Files
+from storage.files import File, Files, size_of
 from storage.frame import (
     HEADER_BYTES,
     Damage,
@@ -56,19 +62,42 @@ def parse_segment_name(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+class Written(NamedTuple):
+    """Which segments there are, and how much of them counts."""
+
+    first_seqs: list[int]
+    """They are named by these, oldest first."""
+    tail_seq: int | None
+    """The one that is being written; None: each counts as far as its file reaches."""
+    tail_length: int
+    """… and how much of it was answered, or may be."""
+
+
 class MessageLog:
     """Appends groups, reads them back after a crash, deletes what has been filed."""
 
     def __init__(
-        self, files: Files, *, stamp: int, segment_bytes: int, durability: Durability
+        self,
+        files: Files,
+        *,
+        stamp: int,
+        segment_bytes: int,
+        durability: Durability,
+        held_max_bytes: int = 0,
     ) -> None:
+        """`held_max_bytes`: of what is filed, so much is held back for somebody who copies it; all
+        of it until `hold_from` says otherwise. 0: nobody does."""
         self._files = files
+        self._held_max_bytes = held_max_bytes
+        self._held_from = 0 if held_max_bytes else None
         self._stamp = stamp
         self._segment_bytes = segment_bytes
         self._durability = durability
         self._tail: File | None = None
         self._tail_offset = 0
+        self._tail_seq = 0
         self._tail_bytes = 0
+        self._written: tuple[int, int] | None = None
         self._kept: set[str] = set()
         self.torn: Damage | None = None
         """What `read` cut off at the end, since it was torn."""
@@ -188,6 +217,7 @@ class MessageLog:
             self._end_tail()
             raise
         self._tail_offset += len(frame)
+        self._written = self._tail_seq, self._tail_offset
 
     def has_room(self, total_bytes: int) -> bool:
         """Whether a group of so many bytes of rows and payload needs no new segment."""
@@ -207,6 +237,8 @@ class MessageLog:
         self._tail = self._files.open(path)
         self._tail_bytes = self._tail.size()
         self._tail_offset = 0
+        self._tail_seq = first_seq
+        self._written = first_seq, 0
         if first_seq not in self._first_seqs:
             self._first_seqs.append(first_seq)
 
@@ -215,6 +247,7 @@ class MessageLog:
             tail, self._tail = self._tail, None
             try:
                 tail.truncate(self._tail_offset)
+                self._written = None
                 tail.fdatasync()
             finally:
                 tail.close()
@@ -251,7 +284,9 @@ class MessageLog:
         self._files.rename(_SPARE_NEW, _SPARE)
 
     def delete_through(self, seq: int) -> None:
-        """Delete the segments whose records are all at or below `seq`, a checkpoint (I6)."""
+        """Delete the segments whose records are all at or below `seq`, a checkpoint (I6), and that
+        nobody holds back."""
+        seq = self._released(seq)
         while len(self._first_seqs) > 1 and self._first_seqs[1] <= seq + 1:
             path = self.path(self._first_seqs[0])
             if path in self._kept:
@@ -260,9 +295,32 @@ class MessageLog:
                 self._files.unlink(path)
             del self._first_seqs[0]
 
+    def _released(self, seq: int) -> int:
+        """How far may be deleted of what a checkpoint at `seq` covers."""
+        held_from = self._held_from
+        if held_from is None or held_from > seq:
+            return seq
+        filed = [first for first, behind in pairwise(self._first_seqs) if behind <= seq + 1]
+        if sum(size_of(self._files, self.path(first)) for first in filed) <= self._held_max_bytes:
+            return held_from - 1
+        self._held_from = None
+        return seq
+
     def keep_segment(self, path: str) -> None:
         """A segment has damage: `delete_through` renames it instead of deleting it, for people."""
         self._kept.add(path)
+
+    def hold_from(self, seq: int | None) -> None:
+        """Whoever copies the log has everything below `seq`; None: nobody copies it."""
+        assert seq is None or self._held_max_bytes
+        self._held_from = seq
+
+    def written(self) -> Written:
+        """What can be read by others, while it is appended to."""
+        # In this order: the newest of the list is then the tail, or was cut to what counts.
+        first_seqs = list(self._first_seqs)
+        tail_seq, length = self._written or (None, 0)
+        return Written(first_seqs, tail_seq, length)
 
     def first_seq(self) -> int | None:
         """The first seq that is still here; None when there is no segment."""

@@ -220,6 +220,13 @@ class BackupDocument(msgspec.Struct):
     ]
     error: str | None
     shards: list[BackupPartDocument]
+    log_reaches_at: Annotated[
+        Time | None,
+        Meta(
+            description="it can be restored to any moment up to this one, with the message log "
+            "behind it; null: to `taken_at` alone"
+        ),
+    ] = None
 
 
 class BackupListDocument(msgspec.Struct):
@@ -249,6 +256,7 @@ def backup_document(view: BackupView) -> BackupDocument:
         shards=[
             BackupPartDocument(view.shard, view.state, shown(view.taken_ms), view.checkpoint_seq)
         ],
+        log_reaches_at=shown(view.log_reaches_ms),
     )
 
 

@@ -39,7 +39,10 @@ HELP = "The backups that a server has made, and what becomes of them."
 _RESTORE_EXAMPLES: Final = (
     "restore /srv/backups/2026-11-20T03-00-00.000Z data",
     "restore /srv/backups/before-the-upgrade /var/lib/delayserver --json",
+    "restore /srv/backups data --until 2026-11-25T14:03:00Z",
+    "restore /srv/backups data --until latest",
 )
+LATEST: Final = "latest"
 
 
 def register(app: typer.Typer) -> None:
@@ -123,9 +126,14 @@ def _shown(made: dict[str, Any]) -> "RenderableType":
 
 
 def backups(session: Session) -> None:
-    """List backups, the oldest first, and the one that is being made or has failed."""
+    """List backups, the oldest first, and the one that is being made or has failed.
+
+    `log_reaches_at`: `delayserver restore --until` takes a backup to any moment up to that."""
     answer = session.call("GET", path("backups"))
-    columns = ("name", "state", "taken_at", "total_bytes", "copied_bytes", "verified", "error")
+    columns = (
+        *("name", "state", "taken_at", "log_reaches_at", "total_bytes", "copied_bytes"),
+        *("verified", "error"),
+    )
     empty = "There are no backups; make one with `delayserver backup`."
     session.show(answer, lambda: rows(answer["backups"], columns, empty=empty))
 
@@ -142,7 +150,12 @@ def delete(
 
 def restore(
     backup: Annotated[
-        Path, typer.Argument(metavar="BACKUP", help="The directory of one backup, with its name.")
+        Path,
+        typer.Argument(
+            metavar="BACKUP",
+            help="The directory of one backup, with its name; with --until also that of all "
+            "backups, of which the newest that fits is taken.",
+        ),
     ],
     data_dir: Annotated[
         Path,
@@ -150,13 +163,23 @@ def restore(
             metavar="DATA_DIR", help="The directory to be made: it must be empty, or not there."
         ),
     ],
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="With all that was accepted by then: RFC 3339, or ms since 1970; `latest`: as far "
+            "as the message log behind the backup reaches.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a data directory of a backup, for a server to be started on.
 
     Nothing is written before every byte of the backup is verified, and what was made is checked in
     the end. The backup stays as it is. What was delivered after it was made is delivered again,
-    with the same ids; what was accepted, cancelled or moved after it is not known any more.
+    with the same ids; what was accepted, cancelled or moved after it, or with --until after that
+    time, is not known any more. --until needs the message log that a server with a backup_dir
+    copies beside its backups: it says how far that reaches, if it is not far enough.
 
     Status 0: the directory is sound. 1: it is damaged. 2: it could not be made."""
     import time
@@ -168,18 +191,44 @@ def restore(
         progress_bar("restoring", quiet=as_json) as progress,
     ):
         now_ms = time.time_ns() // 1_000_000
-        restored = restore(backup, data_dir, now_ms=now_ms, progress=progress)
+        until_ms = _until_ms(until, now_ms)
+        restored = restore(backup, data_dir, now_ms=now_ms, until_ms=until_ms, progress=progress)
     documents = [_document(one) for one in restored]
     is_sound = not any(one.problem for one in restored)
     if as_json:
         print_json({"data_dir": str(data_dir), "is_sound": is_sound, "shards": documents})
     else:
+        columns: tuple[str, ...]
         columns = ("shard", "backup", "taken_at", "last_seq", "total_bytes", "problem")
+        if until is not None:
+            columns = (*columns[:4], "last_accepted_at", *columns[4:])
         make_console().print(rows(documents, columns, empty=""))
         if is_sound:
             make_console().print(f"{data_dir} is sound. Start a server on it.", highlight=False)
     if not is_sound:
         raise typer.Exit(DAMAGED_STATUS)
+
+
+def _until_ms(until: str | None, now_ms: int) -> int | None:
+    """The moment that `--until` names. Raises typer.BadParameter."""
+    from delayserver.errors import InputError
+    from delayserver.recovery.shipped_log import LATEST_MS
+    from delayserver.times import format_time, parse_time_ms
+
+    if until is None:
+        return None
+    if until == LATEST:
+        return LATEST_MS
+    try:
+        until_ms = parse_time_ms(int(until) if until.isdecimal() else until)
+    except InputError as error:
+        raise typer.BadParameter(f"{error.detail}; or `{LATEST}`", param_hint="--until") from error
+    if until_ms > now_ms:
+        raise typer.BadParameter(
+            f"{format_time(until_ms)} is still to come; `{LATEST}` is as far as the log reaches",
+            param_hint="--until",
+        )
+    return until_ms
 
 
 def _document(one: "Restored") -> dict[str, Any]:
@@ -190,6 +239,7 @@ def _document(one: "Restored") -> dict[str, Any]:
         "backup": one.manifest.name,
         "taken_at": format_time(one.manifest.taken_ms),
         "last_seq": one.last_seq,
-        "total_bytes": one.manifest.total_bytes,
+        "last_accepted_at": None if one.last_ms is None else format_time(one.last_ms),
+        "total_bytes": one.total_bytes,
         "problem": one.problem or None,
     }

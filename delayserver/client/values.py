@@ -361,6 +361,9 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = False
     """Every byte was read again, and compared with all others."""
     error: str | None = None
+    log_reaches_at: datetime | None = None
+    """It can be restored to any moment up to this one, with the message log behind it; None: to
+    `taken_at` alone."""
 
     def __hash__(self) -> int:
         return hash(self.name)

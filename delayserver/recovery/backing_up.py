@@ -101,16 +101,18 @@ class BackingUp:
         self.copied_bytes = 0
         self.is_checking = False
 
-    def run(self, snapshot: SnapshotManifest, taken_ms: int) -> BackupManifest:
-        """Make it of a snapshot, which is let go of. Raises StorageError: nothing is left of it,
-        unless the disk does not let it be deleted."""
+    def run(
+        self, snapshot: SnapshotManifest, taken_ms: int, *, timeline: int = 0
+    ) -> BackupManifest:
+        """Make it of a snapshot, which is let go of. `timeline`: of the log behind it. Raises
+        StorageError: nothing is left of it, unless the disk does not let it be deleted."""
         asked, shelf = self._asked, self._shelf
         try:
             before = max(shelf.manifests(), key=lambda one: one.taken_ms, default=None)
             self.total_bytes = snapshot.total_bytes
             try:
                 place = shelf.begin(asked.name)
-                manifest = self._make(place, snapshot, taken_ms, before)
+                manifest = self._make(place, snapshot, taken_ms, timeline, before)
                 shelf.finish(manifest)
             except BaseException:
                 with contextlib.suppress(StorageError, FileNotFoundError):
@@ -125,6 +127,7 @@ class BackingUp:
         place: str,
         snapshot: SnapshotManifest,
         taken_ms: int,
+        timeline: int,
         before: BackupManifest | None,
     ) -> BackupManifest:
         files = [self._own(place, FORMAT_FILE, encode_identity(self._identity))]
@@ -161,6 +164,7 @@ class BackingUp:
             is_verified=self._asked.is_verified,
             copied_bytes=self.copied_bytes,
             files=files,
+            timeline=timeline,
         )
 
     def _own(self, place: str, name: str, data: bytes, *, mode: int | None = None) -> BackupFile:

@@ -5,6 +5,8 @@
                     PARTIAL              it is being made or deleted: nothing in it counts
     BACKUP_DIR/NAME/SHARDS               of several shards: how many they are
                     shard-0000/BACKUP    each is such a directory, with a manifest of its own
+    BACKUP_DIR/_log/                     the message log behind them (`shipped_log`); no backup can
+                                         be called so
 
 A backup is whole: it needs no other. What it has in common with the one before is the same file
 under a second name (a hard link), where the file system knows such; so either may be deleted.
@@ -77,6 +79,8 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     copied_bytes: int
     """Of the files that were not taken over from the backup before."""
     files: list[BackupFile]
+    timeline: int = 0
+    """That of the message log behind it (`delayserver.recovery.shipped_log`); 0: there is none."""
 
     @property
     def total_bytes(self) -> int:
@@ -101,9 +105,11 @@ class BackupView:
     copied_bytes: int
     is_verified: bool
     error: str | None = None
+    log_reaches_ms: int | None = None
+    """How far it can be restored with the message log behind it; None: to `taken_ms` alone."""
 
 
-def view_of(manifest: BackupManifest) -> BackupView:
+def view_of(manifest: BackupManifest, log_reaches_ms: int | None = None) -> BackupView:
     """One that counts."""
     return BackupView(
         name=manifest.name,
@@ -118,6 +124,7 @@ def view_of(manifest: BackupManifest) -> BackupView:
         done_bytes=manifest.total_bytes,
         copied_bytes=manifest.copied_bytes,
         is_verified=manifest.is_verified,
+        log_reaches_ms=log_reaches_ms,
     )
 
 
@@ -190,13 +197,16 @@ class Shelf:
         """The directory of a backup of this shard."""
         return name if self._shards == 1 else f"{name}/{shard_directory(self._identity.shard)}"
 
-    def manifests(self) -> list[BackupManifest]:
-        """Those that count, oldest first. One that cannot be read is told to the log."""
+    def manifests(self, *, skips_unreadable: bool = True) -> list[BackupManifest]:
+        """Those that count, oldest first. One that cannot be read is told to the log, or raised:
+        DamageError, BackupError."""
         found = []
         for name in filter(is_backup_name, self.files.list("")):
             try:
                 manifest = self.find(name)
             except (DamageError, BackupError) as error:
+                if not skips_unreadable:
+                    raise
                 log.error("a backup cannot be read", name=name, error=str(error))
                 continue
             if manifest is not None:

@@ -26,7 +26,7 @@ from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog, Table
 from storage.errors import DamageError
-from storage.frame import Damage, Frame, damaged_payloads
+from storage.frame import Damage, Frame, Rows, damaged_payloads
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, RecordKind, select
 from storage.write_ahead_log import WriteAheadLog
@@ -252,7 +252,12 @@ def _file(
 
 def is_import(records: Records) -> bool:
     """Whether these records end with that of an import, which is filed slice by slice."""
-    return bool(len(records.rows)) and records.rows["kind"][-1] == RecordKind.IMPORT
+    return is_import_row(records.rows)
+
+
+def is_import_row(rows: Rows) -> bool:
+    """Whether the last of these rows of the message log is that of an import."""
+    return bool(len(rows)) and rows["kind"][-1] == RecordKind.IMPORT
 
 
 def _intact(frame: Frame, damage: list[Damage]) -> Records:

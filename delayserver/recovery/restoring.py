@@ -7,6 +7,9 @@ Nothing is written before every byte of the backup has been read and is what its
 new directory must be empty. FORMAT comes last: who is interrupted leaves a directory that no server
 starts on.
 
+With a moment (`until_ms`) the message log behind the backup is taken as well, cut behind the last
+record that was accepted by then: it is copied into messages/, and filed as a start files it.
+
 The server that made the backup has gone on, and has given out ids behind it, which are made of due
 time and seq. So the restored one skips as many seqs as no server reaches in the time between two
 backups: whoever asks for a message that came after the backup is told that there is none, and not
@@ -25,11 +28,20 @@ import google_crc32c
 
 from delayserver.config import Settings
 from delayserver.recovery.backing_up import PIECE_BYTES
-from delayserver.recovery.backups import BackupFile, BackupManifest, below, read_manifest
+from delayserver.recovery.backups import (
+    MANIFEST_FILE,
+    BackupFile,
+    BackupManifest,
+    below,
+    is_backup_name,
+    read_manifest,
+)
 from delayserver.recovery.check import check_path
 from delayserver.recovery.recover import file_message_log
+from delayserver.recovery.shipped_log import LogCut, find_cut
 from delayserver.recovery.store import Store, Surroundings
 from delayserver.security.tokens import TOKENS_FILE
+from delayserver.times import format_time
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, FORMAT_VERSION
 from storage.errors import BackupError, DamageError, FormatVersionError
@@ -37,7 +49,7 @@ from storage.files import FILE_MODE, PRIVATE_MODE, Files, OsFiles
 from storage.frame import Damage
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import SPARE_NAMES, parse_segment_name
-from storage.shards import fix_shard_count, read_shard_count, shard_directory
+from storage.shards import SHARDS_FILE, fix_shard_count, read_shard_count, shard_directory
 
 SEGMENT_BYTES: Final = 4096
 """Nothing is written to the message log here, but a spare segment is made."""
@@ -54,6 +66,10 @@ class Restored(NamedTuple):
     manifest: BackupManifest
     last_seq: int
     """The last record that is in it."""
+    last_ms: int | None
+    """When that was accepted, if it came behind the backup; None: all is of the backup itself."""
+    total_bytes: int
+    """That were copied."""
     problem: str
     """What the check has found in the new directory; empty: it is sound."""
 
@@ -93,18 +109,74 @@ def find_parts(backup: Path) -> list[PartToRestore]:
     return parts
 
 
+def find_backup(backups: Path, until_ms: int) -> list[PartToRestore]:
+    """The parts of the newest backup in a directory of backups that is not newer than a moment.
+
+    Raises BackupError, DamageError, DiskError, FormatVersionError."""
+    found: list[tuple[int, list[PartToRestore]]] = []
+    for path in sorted(backups.iterdir()):
+        if not is_backup_name(path.name) or not path.is_dir():
+            continue
+        # One that is being made counts for nothing, and one that is damaged must not be passed
+        # over: what is older may have no log any more.
+        try:
+            parts = find_parts(path)
+        except BackupError:
+            continue
+        found.append((max(part.manifest.taken_ms for part in parts), parts))
+    if not found:
+        raise BackupError(
+            f"{backups} is neither a backup that counts nor a directory with one: name either"
+        )
+    if len({parts[0].manifest.stamp for _, parts in found}) > 1:
+        raise BackupError(f"there are backups of several servers in {backups}: name one of them")
+    fitting = [(taken_ms, parts) for taken_ms, parts in found if taken_ms <= until_ms]
+    if not fitting:
+        oldest_ms = min(taken_ms for taken_ms, _ in found)
+        raise BackupError(
+            f"the oldest backup in {backups} was taken at {format_time(oldest_ms)}: nothing before "
+            "that can be restored"
+        )
+    return max(fitting, key=lambda one: one[0])[1]
+
+
+def find_parts_until(backup: Path, until_ms: int) -> tuple[Path, list[PartToRestore]]:
+    """The directory of all backups, and the parts of the one in `backup`, or of the newest in that
+    directory, which is not newer than a moment. Raises as `find_backup`."""
+    if not backup.is_dir():
+        raise BackupError(f"there is no directory {backup}: name that of a backup, or of all")
+    if not any((backup / name).exists() for name in (MANIFEST_FILE, SHARDS_FILE)):
+        return backup, find_backup(backup, until_ms)
+    parts = find_parts(backup)
+    taken_ms = max(part.manifest.taken_ms for part in parts)
+    if taken_ms > until_ms:
+        raise BackupError(
+            f"the backup {backup.name} was taken at {format_time(taken_ms)}, and goes no further "
+            f"back: name an older one, or {backup.resolve().parent} for the newest that fits"
+        )
+    return backup.resolve().parent, parts
+
+
 def restore(
     backup: Path,
     data_dir: Path,
     *,
     now_ms: int,
+    until_ms: int | None = None,
     catalog_max_bytes: int = CATALOG_MAX_BYTES,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Restored]:
     """Make the data directory `data_dir`, which is empty or not there, of a backup.
 
-    Raises BackupError, DamageError, DiskError, FormatVersionError."""
-    parts = find_parts(backup)
+    `until_ms`: with what was accepted behind it by then (LATEST_MS: as far as the log reaches);
+    `backup` may be the directory of all backups then. Raises BackupError, DamageError, DiskError,
+    FormatVersionError."""
+    backups = backup
+    if until_ms is None:
+        parts = find_parts(backup)
+    else:
+        backups, parts = find_parts_until(backup, until_ms)
+    log_files = OsFiles(str(backups), readonly=True)
     if data_dir.exists() and any(data_dir.iterdir()):
         raise BackupError(
             f"{data_dir} is not empty: name another directory, or move what is there out of the way"
@@ -116,23 +188,63 @@ def restore(
             verify_file(part, file)
             done += file.length
             progress("verifying the backup", done, total)
+    cuts: list[LogCut | None] = [None] * len(parts)
+    if until_ms is not None:
+        cuts = [*cut_all(log_files, parts, until_ms, progress)]
     root = OsFiles(str(data_dir))
     fix_shard_count(root, len(parts))
     done = 0
+    total += sum(cut.total_bytes for cut in cuts if cut is not None)
     restored = []
-    for part in parts:
+    for part, cut in zip(parts, cuts, strict=True):
         target = OsFiles(str(data_dir / part.target)) if part.target else root
+        if cut is not None:
+            copy_log(log_files, cut, target)
+            done += cut.total_bytes
+            progress("copying", done, total)
         for file in sorted(part.manifest.files, key=lambda one: one.path == FORMAT_FILE):
             # Those of all shards stand above them.
             copy_file(part, file, root if file.path == TOKENS_FILE else target)
             done += file.length
             progress("copying", done, total)
-        last_seq = go_ahead(target, part.manifest, now_ms, catalog_max_bytes)
+        last_seq = go_ahead(target, part.manifest, now_ms, catalog_max_bytes, progress)
+        assert cut is None or cut.last_seq == last_seq, (cut, last_seq)
         progress("checking", done, total)
         report = check_path(Path(target.root), catalog_max_bytes=catalog_max_bytes)
         problem = str(report.damage[0]) if report.damage else ""
-        restored.append(Restored(part.manifest, last_seq, problem))
+        last_ms = None if cut is None else cut.last_ms
+        copied_bytes = part.manifest.total_bytes + (0 if cut is None else cut.total_bytes)
+        restored.append(Restored(part.manifest, last_seq, last_ms, copied_bytes, problem))
     return restored
+
+
+def cut_all(
+    files: Files, parts: list[PartToRestore], until_ms: int, progress: Progress
+) -> list[LogCut]:
+    """What of the log behind each part belongs to it. Raises BackupError, DiskError."""
+    read_bytes = 0
+
+    def told(count: int) -> None:
+        nonlocal read_bytes
+        read_bytes += count
+        progress("verifying the log", read_bytes, read_bytes)
+
+    return [find_cut(files, part.manifest, until_ms, told) for part in parts]
+
+
+def copy_log(files: Files, cut: LogCut, target: Files) -> None:
+    """Copy what belongs to it of a log into the message log of a new directory; durable on
+    return. Filing verifies it again."""
+    target.make_directory(MESSAGES)
+    for name, length in cut.segments:
+        with (
+            contextlib.closing(files.open(f"{cut.place}/{name}")) as source,
+            contextlib.closing(target.open(f"{MESSAGES}/{name}", create=True)) as copy,
+        ):
+            for start in range(0, length, PIECE_BYTES):
+                copy.pwrite([source.pread(min(PIECE_BYTES, length - start), start)], start)
+            copy.fdatasync()
+    target.sync_directory(MESSAGES)
 
 
 def verify_file(part: PartToRestore, wanted: BackupFile) -> None:
@@ -168,7 +280,13 @@ def copy_file(part: PartToRestore, wanted: BackupFile, target: Files) -> None:
     target.sync_directory(parent)
 
 
-def go_ahead(files: OsFiles, manifest: BackupManifest, now_ms: int, catalog_max_bytes: int) -> int:
+def go_ahead(
+    files: OsFiles,
+    manifest: BackupManifest,
+    now_ms: int,
+    catalog_max_bytes: int,
+    progress: Progress,
+) -> int:
     """Open the directory, file what stands in its message log, and skip seqs that are taken;
     returns the last one that is in it."""
 
@@ -199,7 +317,7 @@ def go_ahead(files: OsFiles, manifest: BackupManifest, now_ms: int, catalog_max_
             store.replay,
             damage,
             now_ms=now_ms,
-            progress=lambda what, done, total: None,
+            progress=progress,
         )
         for found in damage:
             raise found.error()

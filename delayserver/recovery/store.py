@@ -50,6 +50,7 @@ def own_message_log(
         stamp=identity.stamp,
         segment_bytes=settings.segment_bytes,
         durability=settings.durability,
+        held_max_bytes=settings.backup_log_held_max_bytes if settings.ships_log else 0,
     )
 
 

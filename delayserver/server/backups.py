@@ -3,6 +3,8 @@
     begin ─▶ what is settled is recorded and measured ─▶ what is accepted is durable
           ─▶ the replay thread takes a snapshot ─▶ a thread copies and checks it
 
+    every backup_log_ms  ─▶ what is accepted is durable ─▶ a thread ships the log behind backups
+
 One is made at a time. It is tied to no request: who began it asks how far it is. One that failed is
 remembered until the next one, or the end of the process, and leaves no files.
 
@@ -16,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -32,6 +34,8 @@ from delayserver.recovery.backups import (
     read_whole,
     view_of,
 )
+from delayserver.recovery.log_shipping import LogShipper
+from delayserver.recovery.shipped_log import read_reaches
 from delayserver.recovery.snapshots import HeldSnapshot, Snapshots, measure_settled
 from delayserver.recovery.store import Store
 from delayserver.security.tokens import TOKENS_FILE
@@ -42,10 +46,13 @@ from delayserver.times import format_time
 from storage.directory import FORMAT_VERSION
 from storage.errors import StorageError
 from storage.files import OsFiles
+from storage.message_log import MessageLog
 
 _NO_DIRECTORY: Final = (
     "the server has no directory for backups: set backup_dir (--backup-dir), and start it again"
 )
+_LAST_STEP_S: Final = 10.0
+"""A stop waits no longer than this for what is left of the log to be copied."""
 _CLUSTER: Final = (
     "a node of a cluster makes no backups: its messages stand in Kafka, and each shard has "
     "replicas on several nodes (GET /v1/cluster shows them); docs/backup.md says how a cluster is "
@@ -53,6 +60,15 @@ _CLUSTER: Final = (
 )
 
 log = structlog.get_logger()
+
+
+class _Taken(NamedTuple):
+    """What a backup is made of."""
+
+    held: HeldSnapshot
+    at_ms: int
+    timeline: int
+    """Of the log behind it; 0: there is none."""
 
 
 class BackupMaker:
@@ -88,6 +104,15 @@ class BackupMaker:
         self.failed_total = 0
         self.last: BackupManifest | None = None
         """The newest that counts."""
+        self._log_stops = asyncio.Event()
+        self._log_ends = threading.Event()
+        self.shipper = self._make_shipper()
+        """None: no log is copied behind backups."""
+        self._shipping: asyncio.Task[None] | None = None
+        self._log_lock = asyncio.Lock()
+        """Held by whoever has the shipper do something."""
+        self._is_resumed = False
+        self._log_error = ""
 
     # ── what is asked ──────────────────────────────────────────────────────────────────────────
 
@@ -108,6 +133,7 @@ class BackupMaker:
         try:
             async with self._shelf_lock:
                 await asyncio.to_thread(shelf.clear)
+            await self._resume_log()
             if not await asyncio.to_thread(shelf.is_free, name):
                 raise ConflictError(f"there is a backup {name}, or something else of that name")
         except BaseException:
@@ -125,8 +151,9 @@ class BackupMaker:
             if making in (None, self._making):
                 break  # Else it has ended meanwhile, and may not be among them.
         unfinished = self._unfinished()
+        reaches = await asyncio.to_thread(read_reaches, self._shelf().files, list(manifests))
         views = [
-            view_of(manifest)
+            view_of(manifest, reaches.get(manifest.timeline))
             for manifest in manifests
             if unfinished is None or manifest.name != unfinished.name
         ]
@@ -153,22 +180,111 @@ class BackupMaker:
                 raise NotFoundError(f"there is no backup {name!r}")
             await asyncio.to_thread(shelf.remove, name)
         await self._manifests()
+        await self._prune_log()
 
     async def look(self) -> None:
         """Learn which is the newest, and delete what a process has left that was killed; what is
-        wrong with that is told when somebody asks for a backup."""
+        wrong with that is told when somebody asks for a backup. From then on the log is shipped."""
         if self._settings.backup_dir is None or self._snapshots is None:
             return
         with contextlib.suppress(StorageError):
             async with self._shelf_lock:
                 await asyncio.to_thread(self._shelf().clear)
             await self._manifests()
+        if self.shipper is not None and self._shipping is None:
+            self._shipping = asyncio.get_running_loop().create_task(self._ship_on())
 
     async def stop(self) -> None:
-        """Give up what is being made."""
+        """Give up what is being made. The log is shipped until `finish_log`."""
         await self._give_up()
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.release_all)
+
+    async def finish_log(self) -> None:
+        """Nothing is accepted any more: ship what is left, if that does not take long."""
+        if self._shipping is None:
+            return
+        self._log_stops.set()
+        await asyncio.wait([self._shipping], timeout=_LAST_STEP_S)
+        self._log_ends.set()
+        # A step that hangs in the system cannot be ended, and nobody waits for it.
+
+    # ── the log behind them ────────────────────────────────────────────────────────────────────
+
+    def _make_shipper(self) -> LogShipper | None:
+        if not self._settings.ships_log or self._snapshots is None:
+            return None
+        message_log = self._shard.store.message_log
+        assert isinstance(message_log, MessageLog)
+        pace = ReadPace(self._settings.backup_bytes_per_s, self._monotonic, self._log_ends.wait)
+        return LogShipper(
+            self._shard.files,
+            message_log,
+            self._shelf().files,
+            self._identity,
+            take=pace.take,
+            next_seq=self._shard.engine.sequencer.next_seq,
+        )
+
+    async def _ship_on(self) -> None:
+        """Until the server stops, and once more then."""
+        is_last = False
+        try:
+            while not is_last:
+                is_last = self._log_stops.is_set()
+                await self.ship()
+                if not is_last:
+                    with contextlib.suppress(TimeoutError):
+                        interval_s = self._settings.backup_log_ms / 1000
+                        await asyncio.wait_for(self._log_stops.wait(), interval_s)
+        except Exception as error:
+            self._shard.on_fatal(error)
+
+    async def ship(self) -> None:
+        """Copy what the log behind the backups lacks, if there is one. What the directory of
+        backups does not take is told to the log, once, and tried again."""
+        shipper = self.shipper
+        if shipper is None:
+            return
+        try:
+            await self._resume_log()
+            if not shipper.timeline:
+                return
+            # A group that is written later in this millisecond is not in it.
+            through_ms = self._clock() - 1
+            await self._calls.all_durable()
+            async with self._log_lock:
+                await asyncio.to_thread(shipper.step, through_ms)
+            self._log_error = ""
+        except (StorageError, DelayServerError) as error:
+            if str(error) != self._log_error:
+                self._log_error = str(error)
+                log.error("the message log is not copied; it is tried again", error=str(error))
+
+    async def _resume_log(self) -> None:
+        """Have the shipper go on where an earlier process has stopped. Raises StorageError."""
+        if self.shipper is None or self._is_resumed:
+            return
+        async with self._log_lock:
+            found = await asyncio.to_thread(self._all_manifests)
+            await asyncio.to_thread(self.shipper.resume, found)
+            self._is_resumed = True
+        await self._prune_log()
+
+    async def _prune_log(self) -> None:
+        """Delete what no backup needs of the log. Nobody waits for that."""
+        if self.shipper is None:
+            return
+        async with self._shelf_lock, self._log_lock:
+            is_making = self._making is not None
+            try:
+                found = await asyncio.to_thread(self._all_manifests)
+                await asyncio.to_thread(self.shipper.prune, found, is_making=is_making)
+            except StorageError as error:
+                log.error("the log behind the backups is not deleted", error=str(error))
+
+    def _all_manifests(self) -> Sequence[BackupManifest]:
+        return self._shelf().manifests(skips_unreadable=False)
 
     # ── how it is made ─────────────────────────────────────────────────────────────────────────
 
@@ -208,8 +324,8 @@ class BackupMaker:
 
     async def _run(self, asked: WantedBackup, making: BackingUp) -> None:
         try:
-            held, taken_ms = await self._take()
-            manifest = await asyncio.to_thread(self._copy, making, held, taken_ms)
+            taken = await self._take()
+            manifest = await asyncio.to_thread(self._copy, making, taken)
         except (StorageError, DelayServerError) as error:
             self._failed = replace(
                 self._running(asked, making),
@@ -232,8 +348,10 @@ class BackupMaker:
             )
         finally:
             self._making = None
+        await self._prune_log()
+        await self.ship()
 
-    async def _take(self) -> tuple[HeldSnapshot, int]:
+    async def _take(self) -> _Taken:
         """What is settled is measured before the checkpoint: then that covers its messages."""
         snapshots = self._snapshots
         assert snapshots is not None
@@ -241,18 +359,24 @@ class BackupMaker:
         settled = await asyncio.to_thread(measure_settled, self._shard.files)
         await self._calls.all_durable()
         clock = self._clock
-        asked: asyncio.Future[tuple[HeldSnapshot, int]]
+        asked: asyncio.Future[_Taken]
         asked = asyncio.get_running_loop().create_future()
 
-        def take(store: Store) -> tuple[HeldSnapshot, int]:
-            return snapshots.take(store, settled), clock()
+        shipper = self.shipper
+
+        def take(store: Store) -> _Taken:
+            held = snapshots.take(store, settled)
+            checkpoint_seq = held.manifest.checkpoint_seq
+            timeline = 0 if shipper is None else shipper.begin(checkpoint_seq)
+            return _Taken(held, clock(), timeline)
 
         self._shard.want_snapshot(take, answering(asked))
         return await asked
 
-    def _copy(self, making: BackingUp, held: HeldSnapshot, taken_ms: int) -> BackupManifest:
+    def _copy(self, making: BackingUp, taken: _Taken) -> BackupManifest:
         assert self._snapshots is not None
-        return making.run(self._snapshots.complete(held), taken_ms)
+        snapshot = self._snapshots.complete(taken.held)
+        return making.run(snapshot, taken.at_ms, timeline=taken.timeline)
 
     def _check(self, place: str) -> str:
         # 15 ms of a start, which `delayserver.api.app` has behind it.

@@ -191,6 +191,17 @@ class Gauges:
         self.metrics.counter(
             "backups_failed", "Backups that came to nothing", lambda: backups.failed_total
         )
+        shipper = backups.shipper
+        gauge(
+            "backup_log_reach_timestamp_seconds",
+            "Until when the message log behind the backups reaches, since 1970; 0: there is none",
+            lambda: 0 if shipper is None else shipper.reach_ms / 1000,
+        )
+        self.metrics.counter(
+            "backup_log_breaks",
+            "The message log was not copied behind the backups any more, until the next one",
+            lambda: 0 if shipper is None else shipper.breaks_total,
+        )
 
     def _archive_waiting_bytes(self) -> int:
         return sum(waiting.total_bytes for waiting in self.archive_waiting)

@@ -241,6 +241,7 @@ class Server(Shard):
         while not engine.groups.is_idle and self._loop.time() < deadline + 10:
             self._flush()
             await asyncio.sleep(0.002)
+        await self.backups.finish_log()
         self._alarm.close()
         self._disk_timer.cancel()
         self._flush_settle()

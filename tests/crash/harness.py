@@ -21,6 +21,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
@@ -32,6 +33,7 @@ from delayserver.cli.demo.ledger import (
 )
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, damage_in, free_port
 from delayserver.cli.demo.receiver import Receiver
+from delayserver.cli.demo.shop import call
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
 from delayserver.client.transport import HttpTransport, Transport
@@ -55,6 +57,8 @@ BACKUP_SHARE = 0.5
 BACKUP_WAIT_SHARE = 0.6
 """Of these: the load goes on until it is complete."""
 BACKUP_POLL_S = 0.02
+MOMENT_SHARE = 0.7
+"""Of the rounds behind the first backup: a moment is noted, which is to be restored."""
 CHECK_SHARE = 0.3
 """Of the rounds: the files are checked while the server is down."""
 
@@ -73,6 +77,8 @@ class CrashRun(Load[DemoLedger]):
 
     PUBLISHERS = 8
     makes_backups = True
+    backups_may_fail = False
+    """Because a part of the server is killed, and the rest goes on."""
 
     def __init__(
         self,
@@ -93,6 +99,7 @@ class CrashRun(Load[DemoLedger]):
         # What was added later must not change what becomes of a seed.
         self._backup_fate = random.Random(seed + 2)
         self._backups: list[Facts] = []
+        self._moments: list[Facts] = []
         self._directory = directory
         self._deadline_s = None if minutes is None else time.monotonic() + 60 * minutes
         self._report = report
@@ -155,10 +162,8 @@ class CrashRun(Load[DemoLedger]):
 
     async def _round(self) -> None:
         """Load until the kill, and the next start, which may be killed as well."""
-        backup: asyncio.Task[None] | None = None
-        if self.makes_backups and self._backup_fate.random() < BACKUP_SHARE:
-            backup = asyncio.create_task(self._back_up(f"round-{self.rounds_done}"))
-        await asyncio.sleep(self._fate.uniform(*LOAD_S))
+        backup = self._begin_backup()
+        await self._load_for(self._fate.uniform(*LOAD_S))
         if backup is not None and self._backup_fate.random() < BACKUP_WAIT_SHARE:
             await asyncio.wait([backup], timeout=GRACE_S)
         if self._fate.random() < CHECKPOINT_SHARE and await self._in_a_checkpoint():
@@ -179,16 +184,43 @@ class CrashRun(Load[DemoLedger]):
             self.counts["kills during start"] += 1
         await self._start()
 
+    def _begin_backup(self) -> asyncio.Task[None] | None:
+        if self.makes_backups and self._backup_fate.random() < BACKUP_SHARE:
+            return asyncio.create_task(self._back_up(f"round-{self.rounds_done}"))
+        return None
+
+    async def _load_for(self, s: float) -> None:
+        """Let the load go on, and note a moment in it."""
+        before_s = s
+        if self._backups and self._backup_fate.random() < MOMENT_SHARE:
+            before_s = self._backup_fate.uniform(0, s)
+        await asyncio.sleep(before_s)
+        if before_s < s:
+            facts = Facts(
+                f"moment-{self.rounds_done}",
+                self.ledger.orders,
+                self.ledger.offset_ms,
+                self.ledger.now_ms(),
+            )
+            await asyncio.sleep(0.002)  # what is made from here on is later by the clock
+            facts.completed()
+            self._moments.append(facts)
+            self.counts["moments"] += 1
+        await asyncio.sleep(s - before_s)
+
     async def _back_up(self, name: str) -> None:
         """Make a backup, unless the kill comes before it is complete."""
         facts = Facts(name, self.ledger.orders, self.ledger.offset_ms)
         where = path("backups", name)
         try:
-            status, answer = await self._ask_once("POST", path("backups"), {"name": name})
+            status, answer = await self._ask_for("POST", path("backups"), {"name": name})
             while status in (200, 202) and answer["state"] == "running":
                 await asyncio.sleep(BACKUP_POLL_S)
-                status, answer = await self._ask_once("GET", where)
+                status, answer = await self._ask_for("GET", where)
         except UnansweredError:
+            self.counts["backups cut off"] += 1
+            return
+        if answer.get("state") != "complete" and self.backups_may_fail:
             self.counts["backups cut off"] += 1
             return
         if answer.get("state") != "complete":
@@ -198,9 +230,20 @@ class CrashRun(Load[DemoLedger]):
         self._backups.append(facts)
         self.counts["backups"] += 1
 
+    async def _ask_for(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
+        """One request about a backup. Raises UnansweredError."""
+        if not self.backups_may_fail:
+            return await self._ask_once(method, where, document)
+        status, answer = await call(self._client, method, where, document)
+        if status >= HTTPStatus.BAD_REQUEST:
+            # A shard is away, or still makes its part of one that was cut off.
+            raise UnansweredError(f"{status} {answer}")
+        return status, answer
+
     async def _compare_backups(self) -> None:
-        """Nothing runs any more: restore each backup, and ask it for what the ledger had."""
-        for facts in self._backups:
+        """Nothing runs any more: restore each backup and each moment, and ask it for what the
+        ledger had."""
+        for facts in (*self._backups, *self._moments):
             restored = self._directory / "restored" / facts.name
             self.failures += await asyncio.to_thread(facts.broken_in, self._backup_dir, restored)
 
@@ -261,9 +304,14 @@ class CrashRun(Load[DemoLedger]):
             "--dedupe-window-ms=2d",
             f"--retention-ms={choose((0, 1000, HOUR_MS))}",
             "--disk-reserve-bytes=1048576",
-            *([f"--backup-dir={self._backup_dir}"] if self.makes_backups else []),
+            *(self._backup_options() if self.makes_backups else []),
         ]
         self._server.start()
+
+    def _backup_options(self) -> list[str]:
+        # As long as a step of the copy takes, and too long for a round.
+        interval_ms = self._backup_fate.choice((1, 50, 400, 10_000))
+        return [f"--backup-dir={self._backup_dir}", f"--backup-log-ms={interval_ms}"]
 
     async def _start(self) -> None:
         began_s = time.monotonic()

@@ -27,7 +27,15 @@ from delayserver.cli.demo.sharded import ShardedServer
 from delayserver.client.transport import Transport
 from delayserver.records.message_id import read_id
 from storage.shards import shard_directory
-from tests.crash.harness import CHECK_SHARE, CHECKPOINT_SHARE, LOAD_S, CrashRun, RunOptions
+from tests.crash.harness import (
+    BACKUP_WAIT_SHARE,
+    CHECK_SHARE,
+    CHECKPOINT_SHARE,
+    GRACE_S,
+    LOAD_S,
+    CrashRun,
+    RunOptions,
+)
 from tests.load import HOUR_MS, Spread
 
 CLIENTS = 8
@@ -125,7 +133,7 @@ class ShardsCrashRun(CrashRun):
     """One run on the directory of several shards."""
 
     MIXED_SHARE = 0.5
-    makes_backups = False
+    backups_may_fail = True
     ledger: ShardsLedger
     _server: ShardedServer
 
@@ -155,9 +163,14 @@ class ShardsCrashRun(CrashRun):
         """Load until the blow, perhaps others before all are there again, and then they are."""
         self._fate = random.Random(f"{self._seed}, round {self.rounds_done}")
         self._plan = plan_round(self._fate)
+        backup = self._begin_backup()
         await self._load()
+        if backup is not None and self._backup_fate.random() < BACKUP_WAIT_SHARE:
+            await asyncio.wait([backup], timeout=GRACE_S)
         first, *others = self._plan.blows
         await self._strike(first)
+        if backup is not None:
+            await backup
         for blow in others:
             await self._amid_a_start()
             if self._is_there():
@@ -168,7 +181,7 @@ class ShardsCrashRun(CrashRun):
 
     async def _load(self) -> None:
         """Until the moment of the first blow."""
-        await asyncio.sleep(self._fate.uniform(*LOAD_S))
+        await self._load_for(self._fate.uniform(*LOAD_S))
         to_hour_ms = HOUR_MS - self.ledger.now_ms() % HOUR_MS
         if to_hour_ms < NEAR_HOUR_MS:
             await asyncio.sleep(to_hour_ms / 1000 + self._fate.uniform(-0.02, 0.1))

@@ -16,7 +16,7 @@ SMALL = {"body_max_bytes": 100_000, "batch_max_messages": 1000}
 def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A server with small limits. Who uses it takes names of its own, and ends nothing."""
     directory = tmp_path_factory.mktemp("shared")
-    server = ApiServer(directory, backup_dir=directory / "backups", **SMALL)
+    server = ApiServer(directory, backup_dir=directory / "backups", backup_log_ms=100, **SMALL)
     server.start()
     yield server
     server.shut_down()
@@ -25,7 +25,9 @@ def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def _shards_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     directory = tmp_path_factory.mktemp("shards")
-    server = ApiServer(directory, backup_dir=directory / "backups", shards=2, **SMALL)
+    server = ApiServer(
+        directory, backup_dir=directory / "backups", backup_log_ms=100, shards=2, **SMALL
+    )
     server.start()
     yield server
     server.shut_down()

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from delayserver.cli import make_app, modules_of
 from delayserver.client import AsyncBackups
 from delayserver.recovery.restoring import restore
+from delayserver.times import parse_time_ms
 from storage.message_log import DIRECTORY as MESSAGES
 from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
 
@@ -65,6 +66,35 @@ def test_a_name_is_given_by_the_time_where_there_is_none(either_api: ApiServer) 
     complete(either_api, name)
     assert (backups_of(either_api) / name).is_dir()
     either_api.ask("DELETE", f"/v1/backups/{name}", 204)
+
+
+def test_a_backup_is_brought_forward_to_a_moment(either_api: ApiServer, tmp_path: Path) -> None:
+    api, name, subject = either_api, unique("moment"), unique("moved")
+    api.publish(subject, key="first", delay="1h")
+    api.ask("POST", "/v1/backups", 202, json={"name": name})
+    taken = {one["shard"]: one["checkpoint_seq"] for one in complete(api, name)["shards"]}  # type: ignore[attr-defined]
+    for number in range(10):
+        api.publish(subject, key=f"k{number}", delay="1h")
+    until_ms = now_ms()
+    time.sleep(0.002)
+    api.publish(subject, key="last", delay="1h")
+
+    def reaches() -> bool:
+        found = api.ask("GET", f"/v1/backups/{name}")["log_reaches_at"]
+        return found is not None and parse_time_ms(found) > until_ms
+
+    wait_until(reaches)
+    arguments = ["restore", str(backups_of(api)), str(tmp_path / "data"), "--json"]
+    arguments += ["--until", str(until_ms)]
+    ended = CliRunner().invoke(make_app(modules_of(arguments)), arguments)
+    assert ended.exit_code == 0, ended.output
+    restored = json.loads(ended.stdout)["shards"]
+    # A shard that had no message of the subject gives it a number first.
+    count = sum(one["last_seq"] - taken[one["shard"]] for one in restored)
+    assert 10 <= count < 10 + len(restored)
+    accepted = [one["last_accepted_at"] for one in restored if one["last_accepted_at"]]
+    assert accepted and all(parse_time_ms(one) <= until_ms for one in accepted)
+    api.ask("DELETE", f"/v1/backups/{name}", 204)
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".a", ""])

@@ -129,6 +129,16 @@ CASES = [
         {f"delayserver_backups_failed_total{{{J}}}": "0x4 1x160"},
         *(2, 3, 70),
     ),
+    Case(
+        "DelayserverBackupLogBehind",
+        {f"delayserver_backup_log_reach_timestamp_seconds{{{J}}}": "1x60"},
+        *(10, 12),
+    ),
+    Case(
+        "DelayserverBackupLogBehind",
+        {f"delayserver_backup_log_reach_timestamp_seconds{{{J}}}": "0x60"},
+        *(30, None),
+    ),
     Case("DelayserverMemory", {f"process_resident_memory_bytes{{{J}}}": "3e9x60"}, 14, 15),
     Case(
         "DelayserverDescriptors",

@@ -18,6 +18,7 @@ NOT_SHOWN = {
     "imports_total": "a bulk load tells itself how far it is",
     "archive_waiting_bytes": "archive_waiting_hours is what grows",
     "backup_last_bytes": "that of the directory, nearly",
+    "backup_log_breaks_total": "backup_log_reach_timestamp_seconds stands still from then on",
     "commits_total": "group_records counts them",
 }
 """Metrics of the table without a panel, and why."""

@@ -126,7 +126,8 @@ def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:
     """A backup of all shards, from what each says of its part; None: it has none.
 
     It is complete when all of them are. What it has is of the moments in `shards`: all that was
-    answered before `started_at`, nothing that came after `taken_at`."""
+    answered before `started_at`, nothing that came after `taken_at`. The log behind it reaches as
+    far as that of each."""
     known = [part for part in parts.values() if part is not None]
     missing = [shard for shard, part in parts.items() if part is None]
     states = {part.state for part in known}
@@ -143,6 +144,7 @@ def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:
             errors = [f"it has no part of shard {', '.join(map(str, missing))}: delete it"]
     steps = [step for step in BACKUP_STEPS if any(part.step == step for part in known)]
     taken = [part.taken_at for part in known if part.taken_at is not None]
+    reaches = [part.log_reaches_at for part in known if part.log_reaches_at is not None]
     completed = [part.completed_at for part in known if part.completed_at is not None]
     return BackupDocument(
         name=known[0].name,
@@ -157,6 +159,7 @@ def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:
         verified=state == "complete" and all(part.verified for part in known),
         error="; ".join(errors) or None,
         shards=[one for part in known for one in part.shards],
+        log_reaches_at=min(reaches) if len(reaches) == len(parts) else None,
     )
 
 

@@ -72,3 +72,16 @@ def test_nothing_is_restored_of_what_is_no_backup(cli, tmp_path):
     ended = cli.run("restore", str(tmp_path / "x"), str(tmp_path / "data"), "--json")
     assert "there is no directory" in json.loads(ended.stderr)["title"]
     assert not (tmp_path / "data").exists()
+
+
+def test_a_moment_is_understood_or_refused(cli, tmp_path):
+    def error(until):
+        ended = cli.run("restore", str(tmp_path), str(tmp_path / "data"), "--until", until)
+        assert ended.exit_code == 2
+        return " ".join(ended.stderr.replace("│", " ").split())
+
+    for until in ("2026-11-20T16:00:00Z", "1795192200001", "latest"):
+        assert "is neither a backup that counts nor" in error(until)
+    assert "RFC 3339" in error("yesterday") and "`latest`" in error("yesterday")
+    assert "is still to come" in error("2126-11-20T16:00:00Z")
+    assert not (tmp_path / "data").exists()

@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 import uvloop
 
-from delayserver.config import Settings
+from delayserver.config import MIB, Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import ConflictError, InputError, NotFoundError
 from delayserver.records.message import Payload
 from delayserver.recovery.backing_up import BackingUp
 from delayserver.recovery.backups import BackupView
+from delayserver.recovery.log_shipping import LogShipper
 from delayserver.recovery.restoring import SKIPPED_SEQS, restore
+from delayserver.recovery.shipped_log import LATEST_MS
 from delayserver.server.server import Server, wall_clock_ms
-from storage.errors import BackupError, DamageError
+from delayserver.testing.server import stage
+from storage.errors import BackupError, DamageError, DiskFullError
+from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
 
@@ -95,6 +99,10 @@ def keys_in(directory: Path) -> set[str]:
 
 def files_below(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def test_what_was_answered_before_is_in_it_and_nothing_else(tmp_path: Path) -> None:
@@ -223,7 +231,7 @@ def test_what_is_damaged_at_the_source_is_named_and_nothing_is_left(tmp_path: Pa
         assert failed.state == "failed" and failed.error is not None
         assert f"schedule/{path.name}" in failed.error and "--no-verify" in failed.error
         assert server.backups.failed_total == 1
-        assert [path.name for path in (tmp_path / "backups").iterdir()] == ["one"]
+        assert names_in(tmp_path / "backups") == ["_log", "one"]
         # It takes what is there, and says so.
         assert (await made(server, "three", is_verified=False)).state == "complete"
         assert [one.name for one in await server.backups.list()] == ["one", "three"]
@@ -284,7 +292,7 @@ def test_what_a_killed_process_has_left_is_deleted(tmp_path: Path) -> None:
         assert server.backups.last is not None
 
     serve(tmp_path, look, backup_dir=backups)
-    assert [path.name for path in backups.iterdir()] == ["one"]
+    assert names_in(backups) == ["_log", "one"]
 
 
 def test_nothing_is_restored_of_what_is_not_as_the_manifest_says(tmp_path: Path) -> None:
@@ -323,3 +331,235 @@ def test_nothing_is_restored_of_what_is_not_as_the_manifest_says(tmp_path: Path)
     refused("is not empty")
     with pytest.raises(BackupError, match="there is no directory"):
         restore(tmp_path / "backups/two", target, now_ms=wall_clock_ms())
+
+
+# ── the log behind them ──────────────────────────────────────────────────────────────────────────
+
+
+async def moment(server: Server) -> int:
+    """Now; what is accepted from here on is later."""
+    now_ms = server.clock()
+    await asyncio.sleep(0.002)
+    return now_ms
+
+
+def keys_until(tmp_path: Path, backup: Path, until_ms: int) -> set[str]:
+    """What waits in what is restored to a moment."""
+    new = tmp_path / f"until-{until_ms}-{backup.name}"
+    (restored,) = restore(backup, new / "data", now_ms=wall_clock_ms(), until_ms=until_ms)
+    assert restored.problem == ""
+    assert not list((new / "data/messages").iterdir())
+    return keys_in(new)
+
+
+def test_a_backup_is_brought_forward_to_any_moment(tmp_path: Path) -> None:
+    moments: list[int] = []
+
+    async def body(server: Server) -> None:
+        shipper = server.backups.shipper
+        assert shipper is not None
+        await publish(server, "a")
+        await made(server, "one")
+        assert shipper.reach_ms and (await server.backups.get("one")).log_reaches_ms
+        for key in "bc":
+            moments.append(await moment(server))
+            await publish(server, key)
+        await made(server, "two")
+        moments.append(await moment(server))
+        await publish(server, "d")
+        await server.backups.ship()
+        assert shipper.reach_ms > moments[-1] and not shipper.broken
+
+    backups = tmp_path / "backups"
+    serve(tmp_path, body, backup_dir=backups, backup_log_ms=60_000)
+    wanted = dict(zip(moments, ("a", "ab", "abc"), strict=True))
+    for until_ms, keys in wanted.items():
+        for backup in (backups, backups / "one"):
+            assert keys_until(tmp_path, backup, until_ms) == set(keys)
+    for backup in (backups, backups / "one", backups / "two"):
+        assert keys_until(tmp_path, backup, LATEST_MS) == set("abcd")
+
+
+def refusal(backup: Path, target: Path, until_ms: int) -> str:
+    with pytest.raises(BackupError) as caught:
+        restore(backup, target, now_ms=wall_clock_ms(), until_ms=until_ms)
+    assert not target.exists()
+    return str(caught.value)
+
+
+def test_the_log_goes_on_after_a_restart_and_is_whole_after_a_stop(tmp_path: Path) -> None:
+    async def first(server: Server) -> None:
+        await publish(server, "a")
+        await made(server, "one")
+        await publish(server, "b")
+
+    async def second(server: Server) -> None:
+        await publish(server, "c")
+        await server.backups.ship()
+        await publish(server, "d")
+        assert server.backups.shipper is not None and server.backups.shipper.timeline == 1
+
+    backups = tmp_path / "backups"
+    for body in (first, second):
+        serve(tmp_path, body, backup_dir=backups, backup_log_ms=60_000)
+    assert keys_until(tmp_path, backups, LATEST_MS) == set("abcd")
+
+
+def test_what_the_log_does_not_have_is_refused(tmp_path: Path) -> None:
+    moments: list[int] = []
+
+    async def body(server: Server) -> None:
+        await publish(server, "a")
+        moments.append(await moment(server))
+        await made(server, "one")
+        for key in "bcd":
+            await publish(server, key)
+            moments.append(await moment(server))
+            # A file of its own for each.
+            server.store.message_log._end_tail()  # type: ignore[attr-defined]
+        await server.backups.ship()
+
+    backups, new = tmp_path / "backups", tmp_path / "new"
+    serve(tmp_path, body, backup_dir=backups, backup_log_ms=60_000)
+    assert "the oldest backup" in refusal(backups, new, moments[0])
+    assert "the newest that fits" in refusal(backups / "one", new, moments[0])
+    assert "reaches to" in refusal(backups, new, wall_clock_ms() + 1000)
+    segments = sorted(backups.rglob("*.messages"))
+    assert len(segments) >= 3
+    data = segments[-2].read_bytes()
+    segments[-2].write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+    error = refusal(backups, new, LATEST_MS)
+    assert "it is damaged at" in error and "--until latest" not in error
+    assert keys_until(tmp_path, backups, moments[1]) == set("ab")
+    segments[-2].unlink()
+    assert "are missing behind that" in refusal(backups, new, moments[3])
+    shutil.rmtree(backups / "_log")
+    assert "there is no message log behind the backup one" in refusal(backups, new, moments[1])
+    assert "neither a backup that counts nor" in refusal(tmp_path / "data", new, moments[1])
+
+
+def test_a_log_goes_with_the_last_backup_that_needs_it(tmp_path: Path) -> None:
+    async def body(server: Server) -> None:
+        for name in ("one", "two"):
+            await publish(server, "a" if name == "one" else "b")
+            await made(server, name)
+            server.store.message_log._end_tail()  # type: ignore[attr-defined]
+        await publish(server, "c")
+        await server.backups.ship()
+        before = len([*backups.rglob("*.messages")])
+        await server.backups.delete("one")
+        assert 0 < len([*backups.rglob("*.messages")]) < before
+        await server.backups.delete("two")
+        assert [*backups.iterdir()] == []
+        shipper = server.backups.shipper
+        assert shipper is not None and (shipper.timeline, shipper.reach_ms) == (0, 0)
+        # It begins anew with the next one.
+        await made(server, "three")
+        assert shipper.timeline == 2
+
+    backups = tmp_path / "backups"
+    serve(tmp_path, body, backup_dir=backups, backup_log_ms=60_000)
+
+
+def test_a_restored_server_begins_a_timeline_of_its_own(tmp_path: Path) -> None:
+    moments: list[int] = []
+
+    async def lost(server: Server) -> None:
+        await publish(server, "a")
+        await made(server, "one")
+        await publish(server, "b")
+        moments.append(await moment(server))
+
+    async def restored(server: Server) -> None:
+        await publish(server, "c")
+        await server.backups.ship()
+        shipper = server.backups.shipper
+        assert shipper is not None and not shipper.timeline
+        assert shipper.breaks_total == 1 and "was restored" in shipper.broken
+        await made(server, "two")
+        assert (shipper.timeline, shipper.broken) == (2, "")
+        await publish(server, "d")
+
+    backups, new = tmp_path / "backups", tmp_path / "new"
+    settings: dict[str, Any] = {"backup_dir": backups, "backup_log_ms": 60_000}
+    serve(tmp_path, lost, **settings)
+    restore(backups, new / "data", now_ms=wall_clock_ms(), until_ms=moments[0])
+    serve(new, restored, **settings)
+    assert keys_until(tmp_path, backups / "one", LATEST_MS) == set("ab")
+    assert keys_until(tmp_path, backups, moments[0]) == set("ab")
+    assert keys_until(tmp_path, backups, LATEST_MS) == set("abcd")
+
+
+def test_a_directory_that_takes_nothing_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until more has to wait for it than may; then the next backup begins anew."""
+
+    def full(self: LogShipper, through_ms: int) -> None:
+        raise DiskFullError("pwrite", "_log", "No space left on device")
+
+    async def body(server: Server) -> None:
+        shipper, log = server.backups.shipper, server.store.message_log
+        assert shipper is not None and isinstance(log, MessageLog)
+        await made(server, "one")
+        step = LogShipper.step
+        monkeypatch.setattr(LogShipper, "step", full)
+        for _ in range(40):
+            for _ in range(4):
+                message = NewMessage("orders", wall_clock_ms() + HOUR_MS, Payload(bytes(15_000)))
+                server.calls.publish_one(message, server.clock())
+            await server.calls.checkpoint()
+            await server.backups.ship()
+        assert len(log.written().first_seqs) * 65_536 < 1 << 21
+        monkeypatch.setattr(LogShipper, "step", step)
+        await server.backups.ship()
+        assert shipper.breaks_total == 1 and "deleted before it was copied" in shipper.broken
+        await made(server, "two")
+        await publish(server, "a")
+
+    backups = tmp_path / "backups"
+    serve(tmp_path, body, backup_dir=backups, backup_log_ms=60_000, backup_log_held_max_bytes=MIB)
+    assert keys_until(tmp_path, backups, LATEST_MS) == {"a"}
+
+
+def test_a_bulk_load_is_not_passed_over(tmp_path: Path) -> None:
+    moments: list[int] = []
+
+    async def body(server: Server) -> None:
+        await made(server, "one")
+        await publish(server, "a")
+        moments.append(await moment(server))
+        load = stage(
+            server.files,
+            "load",
+            [
+                [
+                    (
+                        wall_clock_ms() + HOUR_MS,
+                        server.engine.sequencer.subjects["orders"],
+                        Payload(b"x"),
+                    )
+                ]
+            ],
+            lambda subject_id, key: bytes(16),
+        )
+        await server.calls.adopt(load)
+        await publish(server, "b")
+        await made(server, "two")
+        await publish(server, "c")
+
+    backups = tmp_path / "backups"
+    serve(tmp_path, body, backup_dir=backups, backup_log_ms=60_000)
+    assert keys_until(tmp_path, backups, moments[0]) == {"a"}
+    assert "takes over a bulk load" in refusal(backups / "one", tmp_path / "new", LATEST_MS)
+    assert keys_until(tmp_path, backups, LATEST_MS) == set("abc")
+
+
+def test_nothing_is_shipped_where_nobody_wants_it(tmp_path: Path) -> None:
+    async def body(server: Server) -> None:
+        await made(server, "one")
+        assert server.backups.shipper is None
+        assert (await server.backups.get("one")).log_reaches_ms is None
+
+    serve(tmp_path, body, backup_dir=tmp_path / "backups", backup_log_ms=0)
+    assert names_in(tmp_path / "backups") == ["one"]

@@ -377,6 +377,63 @@ def test_the_newest_segment_stays(files: SimulatedFiles) -> None:
     assert len(log.segments()) == 1
 
 
+def test_what_somebody_copies_is_held_back(files: SimulatedFiles) -> None:
+    for seq in (1, 3, 5):
+        written(files, 2, from_seq=seq).close()
+    log = held(files, held_max_bytes=1 << 20)
+    # Whoever copies has not said yet how far he is.
+    log.delete_through(6)
+    assert log.first_seq() == 1
+    log.hold_from(3)
+    log.delete_through(6)
+    assert log.first_seq() == 3
+    log.hold_from(6)
+    log.delete_through(6)
+    assert log.first_seq() == 5
+    written(files, 2, from_seq=7).close()
+    log = held(files, held_max_bytes=1 << 20)
+    log.hold_from(None)
+    log.delete_through(8)
+    assert log.first_seq() == 7
+
+
+def test_it_is_held_back_up_to_a_bound(files: SimulatedFiles) -> None:
+    for seq in (1, 3, 5):
+        written(files, 2, from_seq=seq).close()
+    length = len(content(files, MessageLog.path(1)))
+    log = held(files, held_max_bytes=2 * length)
+    log.hold_from(1)
+    log.delete_through(6)
+    assert log.first_seq() == 1
+    written(files, 2, from_seq=7).close()
+    log = held(files, held_max_bytes=2 * length)
+    log.hold_from(1)
+    log.delete_through(8)
+    assert log.first_seq() == 7
+
+
+def held(files: SimulatedFiles, *, held_max_bytes: int) -> MessageLog:
+    log = MessageLog(
+        files,
+        stamp=STAMP,
+        segment_bytes=SEGMENT_BYTES,
+        durability=Durability.FSYNC,
+        held_max_bytes=held_max_bytes,
+    )
+    assert [*log.read(1)]
+    return log
+
+
+def test_what_is_written_can_be_read_by_others(files: SimulatedFiles) -> None:
+    log = written(files, 2)
+    tail = log.written()
+    assert (tail.first_seqs, tail.tail_seq) == ([1], 1)
+    log.close()
+    # The file was cut to what counts.
+    assert log.written() == ([1], None, 0)
+    assert len(content(files, MessageLog.path(1))) == tail.tail_length
+
+
 # ---- a disk that fails -----------------------------------------------------------------------
 
 GROUP_COUNTS = (3, 1, 9, 20, 2, 60, 1, 7, 15, 4)

@@ -99,6 +99,7 @@ def backup(
     name: str = "one",
     began_ms: int = 1000,
     is_verified: bool = True,
+    log_reaches_ms: int | None = None,
 ) -> BackupDocument:
     is_complete = state == "complete"
     return backup_document(
@@ -116,6 +117,7 @@ def backup(
             copied_bytes=20,
             is_verified=is_verified,
             error="the disk is full" if state == "failed" else None,
+            log_reaches_ms=log_reaches_ms,
         )
     )
 
@@ -128,6 +130,11 @@ def test_a_backup_is_complete_when_each_shard_has_its_part() -> None:
     assert whole.taken_at == "1970-01-01T00:00:02.001Z"
     assert [(one.shard, one.checkpoint_seq) for one in whole.shards] == [(0, 7), (1, 8)]
     assert not add_backup({0: backup(0), 1: backup(1, is_verified=False)}).verified
+
+    reach = add_backup({n: backup(n, log_reaches_ms=9000 - n) for n in (0, 1)}).log_reaches_at
+    assert reach == "1970-01-01T00:00:08.999Z"
+    # Without the log of one of them it is nothing for all.
+    assert add_backup({0: backup(0, log_reaches_ms=1), 1: backup(1)}).log_reaches_at is None
 
     under_way = add_backup({0: backup(0), 1: backup(1, "running", "waiting")})
     assert (under_way.state, under_way.step) == ("running", "waiting")
