@@ -127,7 +127,7 @@ function Message({ id }) {
       </div>
       <div>
         ${data.deliveries.length > 0 && html`<${Section} title="Deliveries"><${Table} caption="What became of it at each subscription" rows=${data.deliveries} keyOf=${(one) => one.subscription + one.at}
-          columns=${[['Subscription', (one) => subscription(one.subscription)], ['State', (one) => html`<${State} name=${one.state} />`], ['Attempt', (one) => number(one.attempt), 'number'], ['At', (one) => html`<${Moment} at=${one.at} />`]]} /></${Section}>`}
+          columns=${[['Subscription', (one) => subscription(one.subscription)], ['State', (one) => html`<${State} name=${one.state} />`], ['Attempt', (one) => number(one.attempt), 'number'], ['At', (one) => html`<${Moment} at=${one.at} />`, 'wrap']]} /></${Section}>`}
         <${Section} title="Attempts"><${Trouble} error=${attempts.error} /><${Attempts} found=${attempts.data} /></${Section}>
       </div>
     </div>`;

@@ -93,8 +93,8 @@ function attentionTo(now, cluster) {
   }
   if (now.disk_free_bytes < DISK_LOW_BYTES) found.push(['bad', 'Disk', `Only ${bytes(now.disk_free_bytes)} are free: when it is nearly full, nothing is accepted any more`]);
   if (now.replay_lag_ms > LAG_LONG_MS) found.push(['bad', 'Replay lag', `The oldest message that is not filed waits for ${length(now.replay_lag_ms)}`]);
-  if (now.dead_letters) found.push(['warn', 'Dead letters', html`${mayLook ? html`<a href="#/dead-letters">${number(now.dead_letters)}</a>` : number(now.dead_letters)} were given up, and wait for somebody`]);
-  if (now.unmatched) found.push(['warn', 'No subscription', `${number(now.unmatched)} are due, and no subscription matches their subjects`]);
+  if (now.dead_letters) found.push(['warn', 'Dead letters', html`${mayLook ? html`<a href="#/dead-letters">${number(now.dead_letters)}</a>` : number(now.dead_letters)} given up, until somebody redrives or deletes them`]);
+  if (now.unmatched) found.push(['warn', 'No subscription', `${number(now.unmatched)} due, with a subject that no subscription matches`]);
   if (now.oldest_due_at && Date.now() - Date.parse(now.oldest_due_at) > QUEUED_LONG_MS) found.push(['warn', 'Waiting', `The oldest that is due and not on its way: ${away(now.oldest_due_at)}`]);
   if (now.paused) found.push(['warn', 'Paused', html`${number(now.paused)} of ${number(now.subscriptions)} ${mayLook ? html`<a href="#/subscriptions">subscriptions</a>` : 'subscriptions'}`]);
   if (now.archive_waiting_hours) found.push(['info', 'Archive', html`${number(now.archive_waiting_hours)} settled hours (${bytes(now.archive_waiting_bytes)}) wait to be archived`]);

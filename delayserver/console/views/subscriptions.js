@@ -120,12 +120,12 @@ async function mend(one, where) {
   const names = Object.keys(one.headers ?? {});
   const entered = await ask({
     title: `Change ${one.name}`, action: 'Change it',
-    text: one.signed || names.length ? 'The server shows no secret: what it is to go on to send has to be entered again.' : null,
+    text: one.signed || names.length ? 'The server shows no secret to anybody: what requests are signed with, and the values of headers, are entered again.' : null,
     fields: [
-      { name: 'url', label: 'Goes to', value: one.url, placeholder: 'https://shop.example/hook' },
+      { name: 'url', label: 'Goes to', value: one.url },
       { name: 'timeout', label: 'Time for an answer', value: one.timeout },
       { name: 'attempts', label: 'Attempts, at most', value: one.retry.max_attempts, type: 'number' },
-      ...(one.signed ? [{ name: 'secret', label: 'Secret', hint: 'whsec_…; nothing: not signed any more', type: 'password', required: false }] : []),
+      ...(one.signed ? [{ name: 'secret', label: 'Secret', hint: 'whsec_…, the same or a new one', type: 'password' }] : []),
       ...names.map((name) => ({ name: `header ${name}`, label: `Header ${name}`, type: 'password' })),
     ],
   });
