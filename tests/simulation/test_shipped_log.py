@@ -196,7 +196,7 @@ def rows_in(content: dict[str, object]) -> set[tuple[bytes, bytes]]:
     """The rows of all hours and days, with their payloads, wherever these stand."""
     found = set()
     for path, rows in content.items():
-        if isinstance(path, str) and path.startswith("schedule/"):
+        if path.startswith("schedule/"):
             for row, payload in cast("list[tuple[bytes, bytes]]", rows):
                 one = np.frombuffer(row, SCHEDULE_DTYPE).copy()
                 one["payload_offset"] = 0
