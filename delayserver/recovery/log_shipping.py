@@ -44,7 +44,7 @@ from delayserver.recovery.shipped_log import (
 )
 from storage.directory import Identity
 from storage.errors import DamageError, DiskError
-from storage.files import File, Files
+from storage.files import File, Files, size_of
 from storage.frame import HEADER_BYTES, Damage, Frame, scan
 from storage.message_log import MessageLog
 from storage.rows import LogKind
@@ -268,7 +268,9 @@ class LogShipper:
                 ) from None
             stack.callback(own.close)
             length = own.size() if length is None else length
-            if length <= place.offset and self._files.exists(path):
+            if size_of(self._files, path) < place.offset:
+                raise _BrokenError(f"what was copied to {path} is not there any more")
+            if length <= place.offset and place.offset:
                 return place
             is_new = not place.offset
             copy = self._files.open(path, create=True)

@@ -256,7 +256,8 @@ class BackupMaker:
             async with self._log_lock:
                 await asyncio.to_thread(shipper.step, through_ms)
             self._log_error = ""
-        except (StorageError, DelayServerError) as error:
+        except (StorageError, DelayServerError, FileNotFoundError) as error:
+            # The last: somebody has deleted what is there.
             if str(error) != self._log_error:
                 self._log_error = str(error)
                 log.error("the message log is not copied; it is tried again", error=str(error))
@@ -280,7 +281,7 @@ class BackupMaker:
             try:
                 found = await asyncio.to_thread(self._all_manifests)
                 await asyncio.to_thread(self.shipper.prune, found, is_making=is_making)
-            except StorageError as error:
+            except (StorageError, FileNotFoundError) as error:
                 log.error("the log behind the backups is not deleted", error=str(error))
 
     def _all_manifests(self) -> Sequence[BackupManifest]:
@@ -348,8 +349,11 @@ class BackupMaker:
             )
         finally:
             self._making = None
-        await self._prune_log()
-        await self.ship()
+        try:
+            await self._prune_log()
+            await self.ship()
+        except Exception as error:
+            self._shard.on_fatal(error)
 
     async def _take(self) -> _Taken:
         """What is settled is measured before the checkpoint: then that covers its messages."""

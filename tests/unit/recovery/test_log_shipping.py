@@ -121,6 +121,23 @@ def test_what_was_refused_is_not_shipped() -> None:
     assert copied(shelf) == own(source)
 
 
+def test_a_copy_that_somebody_has_deleted_is_not_gone_on_with() -> None:
+    source, shelf = Source(), SimulatedFiles()
+    shipper = source.shipper(shelf)
+    shipper.begin(0)
+    source.append(2)
+    shipper.step(10)
+    for name in shelf.list(PLACE):
+        shelf.unlink(f"{PLACE}/{name}")
+    source.append(1)
+    shipper.step(20)
+    assert (shipper.timeline, shipper.breaks_total) == (0, 1)
+    assert "is not there any more" in shipper.broken
+    # Nothing is held back for it, and the next backup begins anew.
+    assert source.log._held_from is None
+    assert shipper.begin(3) == 2 and not shipper.broken
+
+
 def visits() -> Iterator[tuple[int, FaultKind, Moment]]:
     for at in range(1, 60):
         for kind in (FaultKind.CRASH, FaultKind.IO_ERROR, FaultKind.NO_SPACE):
