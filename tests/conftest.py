@@ -14,13 +14,12 @@ marked `unchecked`.
 What was checked is removed, unless the test has failed: a server sets 64 MiB aside for its message
 log, and all of them would fill a disk before a run has ended.
 
-Several workers take whole files. Those that take long come before all others, lest one worker go
-through such a file alone at the end; each folder of them is spread over the time of all, since a
-machine is slow under brokers and Sparks of all workers at once.
+Several workers take whole files (`--dist loadgroup`). Those that take long come before all others,
+lest one worker go through such a file alone at the end. Folders whose files share what is dear to
+start, and costs time while it waits (brokers, a Spark), belong to one worker.
 """
 
 import shutil
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,28 +40,35 @@ settings.load_profile("any machine")
 
 HERE = Path(__file__).parent
 LONGEST_FILE = "integration/test_bench.py"
-LONG_FILES = {
-    *("cluster", "console", "crash", "integration", "observe", "pipeline", "simulation", "sinks"),
-    "soak",
-}
-"""Folders here whose files wait for clocks, brokers and processes."""
+SHARING = ("cluster", "pipeline")
+"""Folders here whose files share brokers, or a Spark."""
+WAITING = ("crash", "console", "soak", "sinks", "observe", "simulation", "integration")
+"""… and those whose files wait for clocks and processes."""
 
 STORES = Stores()
 _FAILED = pytest.StashKey[bool]()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files, and leave each as it is."""
-    files = dict.fromkeys(item.path.relative_to(HERE).as_posix() for item in items)
-    folders = Counter(file.split("/")[0] for file in files)
-    seen: Counter[str] = Counter()
-    places: dict[str, float] = {}
-    for file in files:
+    order = (LONGEST_FILE, *SHARING, *WAITING)
+
+    def place(item: pytest.Item) -> int:
+        file = _file(item)
         folder = file.split("/")[0]
-        seen[folder] += 1
-        places[file] = seen[folder] / folders[folder] if folder in LONG_FILES else 2
-    places[LONGEST_FILE] = 0
-    items.sort(key=lambda item: places[item.path.relative_to(HERE).as_posix()])
+        return next((at for at, one in enumerate(order) if one in (file, folder)), len(order))
+
+    for item in items:
+        file = _file(item)
+        folder = file.split("/")[0]
+        item.add_marker(pytest.mark.xdist_group(folder if folder in SHARING else file))
+    items.sort(key=place)
+
+
+def _file(item: pytest.Item) -> str:
+    """Its file, below this folder."""
+    return item.path.relative_to(HERE).as_posix()
 
 
 @pytest.fixture(scope="session", autouse=True)
