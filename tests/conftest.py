@@ -14,7 +14,7 @@ marked `unchecked`.
 What was checked is removed, unless the test has failed: a server sets 64 MiB aside for its message
 log, and all of them would fill a disk before a run has ended.
 
-Several workers take whole files (`--dist loadgroup`). Those that take long come before all others,
+Several workers take whole files (`--dist loadfile`). Those that take long come before all others,
 lest one worker go through such a file alone at the end. Folders whose files share what is dear to
 start, and costs time while it waits (brokers, a Spark), belong to one worker.
 """
@@ -26,6 +26,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog
@@ -49,26 +51,36 @@ STORES = Stores()
 _FAILED = pytest.StashKey[bool]()
 
 
-@pytest.hookimpl(tryfirst=True)
+class _Scheduling(LoadFileScheduling):
+    """Whole files, and of some folders all of them together. (The marks of `--dist loadgroup` do
+    not reach xdist from pytest 9.2 on.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        folder = _folder(Path(file).relative_to(HERE.name))
+        return folder if folder in SHARING else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Those of a run with `--dist loadfile`."""
+    return _Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files, and leave each as it is."""
     order = (LONGEST_FILE, *SHARING, *WAITING)
 
     def place(item: pytest.Item) -> int:
-        file = _file(item)
-        folder = file.split("/")[0]
-        return next((at for at, one in enumerate(order) if one in (file, folder)), len(order))
+        file = item.path.relative_to(HERE)
+        names = (file.as_posix(), _folder(file))
+        return next((at for at, one in enumerate(order) if one in names), len(order))
 
-    for item in items:
-        file = _file(item)
-        folder = file.split("/")[0]
-        item.add_marker(pytest.mark.xdist_group(folder if folder in SHARING else file))
     items.sort(key=place)
 
 
-def _file(item: pytest.Item) -> str:
-    """Its file, below this folder."""
-    return item.path.relative_to(HERE).as_posix()
+def _folder(file: Path) -> str:
+    """The folder here that it is in."""
+    return file.parts[0]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -78,6 +78,8 @@ class Brokers:
             "KAFKA_PORT": str(self._port),
             "KAFKA_HOSTS": " ".join(self.hosts),
             "KAFKA_WITHIN": self.within,
+            # They end before the better compiler is worth its time: 40 % less of a processor.
+            "KAFKA_JAVA": "-XX:TieredStopAtLevel=1",
         }
         return subprocess.run(
             [SCRIPT, *words],
