@@ -32,7 +32,7 @@ from delayserver.recovery.backups import BackupManifest
 from delayserver.recovery.shipped_log import (
     DIRECTORY,
     REACH_FILE,
-    Reach,
+    LogReach,
     log_place,
     read_reach,
     scan_segment,
@@ -213,7 +213,7 @@ class LogShipper:
         write_reach(
             self._files,
             timeline_place(self._identity.stamp, self._identity.shard, place.timeline),
-            Reach(through_ms, place.last_seq),
+            LogReach(through_ms, place.last_seq),
         )
         self.reach_ms = through_ms
 

@@ -44,7 +44,7 @@ LATEST_MS: Final = (1 << 63) - 1
 _TIMELINE: Final = re.compile("[0-9]{8}")
 
 
-class Reach(msgspec.Struct, frozen=True):
+class LogReach(msgspec.Struct, frozen=True):
     """How far a timeline is known to be complete."""
 
     through_ms: int
@@ -83,7 +83,7 @@ class LogCut(NamedTuple):
 
 
 _decode_sealed = msgspec.json.Decoder(_Sealed).decode
-_decode_reach = msgspec.json.Decoder(Reach).decode
+_decode_reach = msgspec.json.Decoder(LogReach).decode
 
 
 def log_place(stamp: int, shard: int) -> str:
@@ -113,14 +113,14 @@ def segment_path(place: str, first_seq: int) -> str:
     return f"{place}/{first_seq:020d}{SUFFIX}"
 
 
-def write_reach(files: Files, place: str, reach: Reach) -> None:
+def write_reach(files: Files, place: str, reach: LogReach) -> None:
     """Say how far the segments reach, which are durable by now. Raises DiskError."""
     body = msgspec.json.encode(reach)
     sealed = _Sealed(google_crc32c.value(body), msgspec.Raw(body))
     replace_file(files, f"{place}/{REACH_FILE}", msgspec.json.encode(sealed) + b"\n")
 
 
-def read_reach(files: Files, place: str) -> Reach | None:
+def read_reach(files: Files, place: str) -> LogReach | None:
     """What REACH says; None: nothing that can be believed. Raises DiskError, UnreadableError."""
     data = read_whole(files, f"{place}/{REACH_FILE}")
     if data is None:
@@ -246,7 +246,7 @@ class _Cutting:
         self.is_cut = True
         self._ended = why
 
-    def check_reach(self, reach: Reach | None) -> None:
+    def check_reach(self, reach: LogReach | None) -> None:
         """Raises BackupError where the log ends before the time that is wanted."""
         if self._is_later:
             return

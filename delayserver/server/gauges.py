@@ -192,10 +192,17 @@ class Gauges:
             "backups_failed", "Backups that came to nothing", lambda: backups.failed_total
         )
         shipper = backups.shipper
+
+        def reach_ms() -> int:
+            if shipper is None or backups.last is None:
+                return 0
+            # A backup whose log was never copied reaches to itself.
+            return max(shipper.reach_ms, backups.last.taken_ms)
+
         gauge(
             "backup_log_reach_timestamp_seconds",
-            "Until when the message log behind the backups reaches, since 1970; 0: there is none",
-            lambda: 0 if shipper is None else shipper.reach_ms / 1000,
+            "Until when backups and the log behind them reach, since 1970; 0: there is none",
+            lambda: reach_ms() / 1000,
         )
         self.metrics.counter(
             "backup_log_breaks",

@@ -27,10 +27,12 @@ OUT_OF_REACH = {
     "DelayserverMemory": ("2 * 1024 ^ 3", "1024"),
     "DelayserverCoreFull": ("> 0.9", "> 0.001"),
     "DelayserverDescriptors": ("> 0.9", "> 0.0001"),
+    "DelayserverBackupLogBehind": ("> 300", "> 2"),
     "DelayserverRestarting": ("[15m]) > 1", "[60s]) > 0"),
 }
-"""Levels for which a test had to use up memory, cores and descriptors, or to start a server twice
-in a window, and those it takes instead. Of a start the window is longer than one may take."""
+"""Levels for which a test had to use up memory, cores and descriptors, to wait for minutes, or to
+start a server twice in a window, and those it takes instead. Of a start the window is longer than
+one may take."""
 
 
 def alerts() -> dict[str, dict[str, Any]]:

@@ -110,6 +110,7 @@ def test_a_server_that_is_well_fires_nothing(day: Day) -> None:
         **{"archive": True, "checkpoint_ms": 200, "webhook_connections_max": 3},
         **{
             "backup_dir": day.backups,
+            "backup_log_ms": 200,
             "unfiled_max_bytes": SMALL,
             "checkpoint_bytes": SMALL,
             "group_max_bytes": SMALL,
@@ -123,6 +124,16 @@ def test_a_server_that_is_well_fires_nothing(day: Day) -> None:
     while time.monotonic() < until:
         assert day.look() <= {*OUT_OF_REACH} - {"DelayserverRestarting"}
         time.sleep(0.1)
+
+
+def test_no_room_for_the_log_behind_a_backup(day: Day) -> None:
+    """Before the clock is set forward: until when the log reaches is told by that."""
+    day.order(fault="full", where="_log", s=60, wait_s=0)
+    day.api.ask("POST", "/v1/backups", 202, json={"name": "first"})
+    wait_until(lambda: day.api.get("/v1/backups/first").json()["state"] == "complete")
+    day.api.publish("misspelt")
+    day.until_fires("DelayserverBackupLogBehind")
+    day.order(fault="full", where="_log", s=0, wait_s=0)
 
 
 def test_what_does_not_arrive(day: Day) -> None:

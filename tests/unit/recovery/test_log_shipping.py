@@ -11,7 +11,7 @@ from delayserver.recovery.backups import BackupManifest
 from delayserver.recovery.log_shipping import LogShipper
 from delayserver.recovery.shipped_log import (
     LATEST_MS,
-    Reach,
+    LogReach,
     find_cut,
     read_reach,
     timeline_place,
@@ -103,7 +103,7 @@ def test_the_copy_is_the_log_byte_by_byte() -> None:
         shipper.step(10)
     assert len(copied(shelf)) > 1
     assert copied(shelf) == own(source)
-    assert read_reach(shelf, PLACE) == Reach(10, source.next_seq - 1)
+    assert read_reach(shelf, PLACE) == LogReach(10, source.next_seq - 1)
     assert shipper.reach_ms == 10
 
 
@@ -204,6 +204,6 @@ def test_a_reach_that_is_not_whole_is_not_believed() -> None:
         assert read_reach(shelf, PLACE) is None
         # The last record says how far it is, at least.
         assert find_cut(shelf, MANIFEST, 1).last_seq == 1
-    write_reach(shelf, PLACE, Reach(10, 3))
+    write_reach(shelf, PLACE, LogReach(10, 3))
     with pytest.raises(BackupError, match="records 2–3 were there, and are missing"):
         find_cut(shelf, MANIFEST, 10)
