@@ -61,6 +61,7 @@ class _Scheduling(LoadFileScheduling):
         return folder if folder in SHARING else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Those of a run with `--dist loadfile`."""
     return _Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
@@ -71,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = (LONGEST_FILE, *SHARING, *WAITING)
 
     def place(item: pytest.Item) -> int:
+        if not item.path.is_relative_to(HERE):
+            return len(order)  # Others may use this as a plugin.
         file = item.path.relative_to(HERE)
         names = (file.as_posix(), _folder(file))
         return next((at for at, one in enumerate(order) if one in names), len(order))

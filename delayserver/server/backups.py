@@ -111,7 +111,7 @@ class BackupMaker:
         self._shipping: asyncio.Task[None] | None = None
         self._log_lock = asyncio.Lock()
         """Held by whoever has the shipper do something."""
-        self._is_resumed = False
+        self._resumed = asyncio.Event()
         self._log_error = ""
 
     # ── what is asked ──────────────────────────────────────────────────────────────────────────
@@ -264,12 +264,14 @@ class BackupMaker:
 
     async def _resume_log(self) -> None:
         """Have the shipper go on where an earlier process has stopped. Raises StorageError."""
-        if self.shipper is None or self._is_resumed:
+        if self.shipper is None or self._resumed.is_set():
             return
         async with self._log_lock:
+            if self._resumed.is_set():
+                return  # Somebody else was quicker.
             found = await asyncio.to_thread(self._all_manifests)
             await asyncio.to_thread(self.shipper.resume, found)
-            self._is_resumed = True
+            self._resumed.set()
         await self._prune_log()
 
     async def _prune_log(self) -> None:
