@@ -235,10 +235,15 @@ class _Uvicorn(uvicorn.Server):
         """End in order: another is to have the shard, and this process goes on."""
         self.gives_away = self.should_exit = True
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the process follows the shard from now on."""
-        return self.gives_away and not self._is_told_to_stop
+    def ends_hearing(self) -> bool:
+        """Whether the process follows the shard from now on. A signal that comes before it listens
+        to them again ends it: this server, which has ended, would swallow it."""
+        goes_on = self.gives_away and not self._is_told_to_stop
+        if goes_on:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+        return goes_on
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # It may come while the shard is given away, when it is on the way to its end already.
@@ -318,7 +323,7 @@ async def _serve(
             successor = node.successor() if uvicorn_server.gives_away else None
             drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
             await server.stop(partial(node.leave, successor), drain_ms=drain_ms)
-    return uvicorn_server.goes_on
+    return uvicorn_server.ends_hearing()
 
 
 def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:
