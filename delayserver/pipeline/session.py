@@ -39,8 +39,6 @@ _JAVA_ADVICE = (
 )
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # Without it a Python data source is never asked which rows are wanted.
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.shuffle.partitions": "8",

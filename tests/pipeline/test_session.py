@@ -66,4 +66,3 @@ def test_addresses_of_spark_connect_are_known() -> None:
 def test_workers_run_this_interpreter_in_utc(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"

@@ -7,16 +7,21 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
 
-from delayserver.pipeline.logs.filters import Condition, within
+from delayserver.errors import InputError
+from delayserver.pipeline.logs.source import DelayLog
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.audit import audit
 from delayserver.pipeline.reports.forecast import forecast, memory_bytes
 from delayserver.pipeline.reports.names import SharedNumbers
+from delayserver.pipeline.states.history import DelayHistory
 from delayserver.pipeline.states.snapshot import Directory, open_directories
+from delayserver.pipeline.states.states import DelayState
 from storage.check import NotADataDirectoryError
-from storage.errors import DamageError
+from storage.errors import CatalogError, DamageError
 from storage.rows import HOUR_MS
+from tests.pipeline.reading import read_table
 from tests.pipeline.store import FAILED, START_MS, Store, make_shards
 
 Load = Callable[..., DataFrame]
@@ -113,41 +118,38 @@ def test_names_are_those_of_the_shard(load: Load) -> None:
     assert set(numbers) == {(0, 1), (1, 2), (2, 1)}
 
 
-@pytest.mark.parametrize(
-    ("condition", "shards"),
-    [
-        ("shard = 1", {1}),
-        ("shard in (0, 2)", {0, 2}),
-        ("shard > 0 and subject = 'envelope'", {1, 2}),
-        ("shard <= 1 and seq > 2", {0, 1}),
-        ("shard = 7", set()),
-    ],
-)
-def test_filters_on_shards(load: Load, condition: str, shards: set[int]) -> None:
-    for source in ("delaylog", "delaystate"):
-        rows = load(source, "shard int, seq long, subject string").where(condition)
-        assert {row["shard"] for row in rows.select("shard").collect()} == shards, source
-    history = load("delayhistory").where(condition).select("shard").collect()
-    assert {row["shard"] for row in history} == shards
+SOURCES = (DelayLog, DelayState, DelayHistory)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_shards_are_picked(root: Path, source: type[DataSource]) -> None:
+    def shards(**options: object) -> set[int]:
+        return set(read_table(source, root, "shard", **options).column("shard").to_pylist())
+
+    assert shards(shard="1") == {1}
+    assert shards(shard="0, 2") == {0, 2}
+    # The same name has another number in each.
+    assert shards(shard="1,2", subject="envelope") == {1, 2}
+    with pytest.raises(InputError, match=r"names shard 7, but .* has shards 0 to 2"):
+        shards(shard="7")
 
 
 @pytest.mark.damaged("a catalog is gone")
-def test_a_filter_leaves_out_directories(load: Load, root: Path, tmp_path: Path) -> None:
-    assert within([Condition("shard", "in", [0, 2])], 1) is None
-    others = [Condition("seq", "=", 5)]
-    assert within([Condition("shard", "<", 2), *others], 1) == others
+@pytest.mark.parametrize("source", SOURCES)
+def test_shards_that_are_not_wanted_are_not_looked_at(
+    root: Path, tmp_path: Path, source: type[DataSource]
+) -> None:
     copy = tmp_path / "data"
     shutil.copytree(root, copy)
     shutil.rmtree(copy / "shard-0001" / "catalog")
-    for source in ("delaylog", "delaystate", "delayhistory"):
-        with pytest.raises(PySparkException):
-            load(source, path=copy).count()
-        assert load(source, path=copy).where("shard != 1 and shard in (0, 2)").count() > 0
+    with pytest.raises(CatalogError):
+        read_table(source, copy)
+    assert read_table(source, copy, shard="0,2").num_rows > 0
 
 
 def test_states_of_all_shards(load: Load) -> None:
     rows = load("delaystate", now_ms=START_MS + 3 * HOUR_MS)
-    assert rows.where("problem is not null or _corrupt is not null").count() == 0
+    assert rows.where("problem is not null").count() == 0
     delivered = counts(rows.where("state = 'delivered'"), "shard", "subject", "subscription")
     assert delivered == {
         (shard, subject, subscription): 2
@@ -175,7 +177,7 @@ def test_history_of_all_shards(load: Load, root: Path) -> None:
 
 
 @pytest.mark.damaged("a frame of a shard")
-def test_damage_names_its_shard(load: Load, root: Path, tmp_path: Path) -> None:
+def test_damage_names_its_shard(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "data"
     shutil.copytree(root, copy)
     path = min((copy / "shard-0002" / "schedule").iterdir())
@@ -183,18 +185,13 @@ def test_damage_names_its_shard(load: Load, root: Path, tmp_path: Path) -> None:
     data[30] ^= 1
     path.write_bytes(data)
     file = f"shard-0002/schedule/{path.name}"
-    with pytest.raises(PySparkException, match=file):
-        load("delaylog", path=copy).collect()
-    for source, options in (
-        ("delaylog", {"damage": "rows"}),
-        ("delaystate", {}),
-        ("delayhistory", {}),
-    ):
-        rows = load(source, path=copy, **options)
-        found = rows.where("_corrupt is not null").select("shard", "_corrupt.file").collect()
-        assert {tuple(row) for row in found} == {(2, file)}, source
-        rest = rows.where("shard < 2 and _corrupt is not null")
-        assert rest.count() == 0, source
+    for source in SOURCES:
+        with pytest.raises(DamageError, match=file):
+            read_table(source, copy)
+        found = read_table(source, copy, "shard", "_corrupt", damage="rows").to_pylist()
+        places = {(row["shard"], row["_corrupt"]["file"]) for row in found if row["_corrupt"]}
+        assert places == {(2, file)}
+        assert read_table(source, copy, "shard", shard="0,1").num_rows > 0
 
 
 def test_a_stream_has_the_files_of_all_shards(

@@ -412,7 +412,7 @@ class _Step:
 
     def _rows(self) -> DataFrame:
         """All that the hours hold, read anew each time that it is looked at."""
-        reader = self._job.spark.read.format("delayhistory")
+        reader = self._job.spark.read.format("delayhistory").option("damage", "rows")
         option = wanted_hours(hour.wanted for hour in self._hours)
         rows = reader.option("hours", option).load(self._root)
         return rows.withColumn("date", F.to_date("due"))

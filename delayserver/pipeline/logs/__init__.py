@@ -5,7 +5,7 @@ In reading order:
     source       what Spark asks of a table and of a stream
     options      what a read may be told
     logs         the files, cut into pieces for the tasks of a job
-    filters      which conditions of a query are applied to files, to frames, to rows
+    selection    what of it is wanted: picks files, frames and rows
     columns      rows as Arrow
     dispatched   the subjects of what was delivered
 """

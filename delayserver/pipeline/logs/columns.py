@@ -162,19 +162,6 @@ def batch_of_damage(
 # ── derived columns ────────────────────────────────────────────────────────────────────────────
 
 
-def values(rows: Rows, name: str) -> np.ndarray:
-    """A column as numbers: a stored one, `hour`, or a time in microseconds."""
-    match name:
-        case "hour":
-            return rows["due_ms"] // HOUR_MS
-        case "due":
-            return rows["due_ms"] * 1000
-        case "settled":
-            return rows["settled_ms"] * 1000
-        case _:
-            return rows[name]
-
-
 def named(numbers: np.ndarray, names: pa.Array) -> pa.Array:
     """Names in place of numbers; null where there is none."""
     return names.take(fixed(np.where(numbers < len(names), numbers, 0)))
@@ -187,23 +174,16 @@ def named_subscriptions(numbers: np.ndarray, names: pa.Array) -> pa.Array:
     return pc.if_else(fixed(is_to), texts([DIRECT_NAME])[0], named(numbers, names))
 
 
-def _time(name: str) -> tuple[pa.DataType, Derive]:
-    return TIME, lambda rows, names: fixed(values(rows, name), TIME)
-
-
-SHARD: Derived = {
+COMMON: Derived = {
     "shard": (
         pa.int32(),
         lambda rows, names: fixed(np.full(len(rows), names.shard, np.int32)),
-    )
-}
-COMMON: Derived = {
-    **SHARD,
+    ),
     "hour": (
         pa.int32(),
-        lambda rows, names: fixed(values(rows, "hour").astype(np.int32)),
+        lambda rows, names: fixed((rows["due_ms"] // HOUR_MS).astype(np.int32)),
     ),
-    "due": _time("due"),
+    "due": (TIME, lambda rows, names: fixed(rows["due_ms"] * 1000, TIME)),
     "subscription": (
         pa.string(),
         lambda rows, names: named_subscriptions(rows["subscription_id"], names.subscriptions),
@@ -212,7 +192,15 @@ COMMON: Derived = {
 SUBJECT: Derived = {
     "subject": (pa.string(), lambda rows, names: named(rows["subject_id"], names.subjects))
 }
-SETTLED: Derived = {"settled": _time("settled")}
+
+
+def _settled(rows: Rows, names: Names) -> pa.Array:
+    moments = fixed(rows["settled_ms"] * 1000, TIME)
+    return pc.if_else(fixed(rows["settled_ms"] != 0), moments, None)
+
+
+SETTLED: Derived = {"settled": (TIME, _settled)}
+"""Null where no time is recorded."""
 
 
 def lateness_columns(is_delivered: Callable[[Rows], np.ndarray]) -> Derived:

@@ -2,7 +2,9 @@
 
 A row of the dispatch log settles a row of the schedule log of the same hour, which is found by its
 seq; what was delivered before it was filed stands in the message log. Of an import that is being
-filed just now there are rows that stand in neither: their subject is not known yet.
+filed just now there are rows that stand in neither: their subject is not known yet. Nor is that of
+rows whose schedule log is damaged; where rows are picked by subject that damage is told, since they
+would be left out without a word.
 
 Cost: one pass over the columns of an hour for each task that has rows of it, a sort of its seqs,
 and 12 bytes per message of the hour. Threads: belongs to one task.
@@ -29,11 +31,16 @@ ROWS_TOGETHER = 128 * 1024
 class Subjects:
     """Looks subjects up, hour by hour."""
 
-    def __init__(self, files: Files, stamp: int, filed: Mapping[int, int]) -> None:
+    def __init__(
+        self, files: Files, stamp: int, filed: Mapping[int, int], *, tells_damage: bool
+    ) -> None:
         """`filed`: by hour, how long its file in the schedule log is."""
         self._files = files
         self._stamp = stamp
         self._filed = filed
+        self._tells_damage = tells_damage
+        self._damage: dict[tuple[str, int], Damage] = {}
+        """By file and offset, what was found damaged where subjects were looked up."""
         self._hour = -1
         self._known = (np.empty(0, np.uint64), np.empty(0, np.uint32))
 
@@ -49,14 +56,18 @@ class Subjects:
             frames.append(found)
             count += len(found.rows)
             if count >= ROWS_TOGETHER:
-                yield self._together(frames)
+                yield from self._together(frames)
                 frames, count = [], 0
         if frames:
-            yield self._together(frames)
+            yield from self._together(frames)
 
-    def _together(self, frames: Sequence[Frame]) -> Frame:
+    def _together(self, frames: Sequence[Frame]) -> Iterator[Frame | Damage]:
         rows = np.concatenate([frame.rows for frame in frames])
-        return replace(frames[-1], rows=self.add_to(rows))
+        told = len(self._damage)
+        named = replace(frames[-1], rows=self.add_to(rows))
+        if self._tells_damage:
+            yield from list(self._damage.values())[told:]
+        yield named
 
     def add_to(self, rows: Rows) -> Rows:
         """Rows of one file, with their subjects."""
@@ -76,7 +87,7 @@ class Subjects:
     def _read(self, hour: int) -> tuple[np.ndarray, np.ndarray]:
         length = self._filed.get(hour, 0)
         path = bucket_path(LogKind.SCHEDULE, hour)
-        return self._entries(LogPiece(LogKind.SCHEDULE, path, 0, length))
+        return self._entries(LogPiece(LogKind.SCHEDULE, path, 0, length, length))
 
     def _unfiled(self, seqs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         wanted = Range(int(seqs.min()), int(seqs.max()))
@@ -87,17 +98,19 @@ class Subjects:
         )
 
     def _entries(self, *pieces: LogPiece) -> tuple[np.ndarray, np.ndarray]:
-        """Seqs in order, and their subjects. What is damaged is left out: others name it."""
+        """Seqs in order, and their subjects. What is damaged is left out, and noted."""
         seqs, subject_ids = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
         for piece in pieces:
             for found in logs.read(self._files, piece, stamp=self._stamp, payload=False):
-                if isinstance(found, Frame):
-                    rows = found.rows
-                    if piece.kind is LogKind.MESSAGE:
-                        rows, _ = schedule_rows(rows)
-                    rows = rows[rows["flags"] & FLAG_REMOVAL == 0]
-                    seqs.append(rows["seq"])
-                    subject_ids.append(rows["subject_id"])
+                if isinstance(found, Damage):
+                    self._damage.setdefault((found.path, found.offset), found)
+                    continue
+                rows = found.rows
+                if piece.kind is LogKind.MESSAGE:
+                    rows, _ = schedule_rows(rows)
+                rows = rows[rows["flags"] & FLAG_REMOVAL == 0]
+                seqs.append(rows["seq"])
+                subject_ids.append(rows["subject_id"])
         all_seqs, all_ids = np.concatenate(seqs), np.concatenate(subject_ids)
         order = np.argsort(all_seqs, kind="stable")
         return all_seqs[order], all_ids[order]

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
+
 from delayserver.records.tables import HourState
 from storage.buckets import bucket_path, hours_of, parse_bucket_file
 from storage.errors import DiskError
@@ -56,6 +58,11 @@ class Range:
     def overlaps(self, first: int, last: int) -> bool:
         """Whether any number is in both."""
         return first <= self.last and last >= self.first
+
+    def holds(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of these numbers are in it."""
+        inside: np.ndarray = (numbers >= self.first) & (numbers <= self.last)
+        return inside
 
 
 ALL = Range()

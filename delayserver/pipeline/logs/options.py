@@ -1,15 +1,40 @@
 """What the data sources are told: options of a read, checked, with errors that name them.
 
+Spark makes a source in a process of its own beside the driver, in the working directory of the
+driver's JVM. There a relative path becomes absolute, before a task on another machine, which works
+in another directory, could read it as something else. Jobs of this package have resolved it before
+that, where the caller is (`absolute_root`).
+
 Cost: none. Threads: values.
 """
 
+import os
+import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import cpu_count
+from urllib.parse import unquote, urlsplit
 
 from delayserver.errors import InputError
+from delayserver.pipeline.logs.columns import CORRUPT
 
 TASKS_PER_CORE = 2
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def absolute_root(path: str) -> str:
+    """The absolute path of a data directory, which may be given as a `file:` URL.
+
+    Raises InputError for a URL of something else: the server's files are on a disk."""
+    if not _URL.match(path):
+        return os.path.abspath(path)
+    url = urlsplit(path)
+    if url.scheme.lower() != "file" or url.netloc not in ("", "localhost"):
+        raise InputError(
+            f"the data directory is a directory of the server's, and {path!r} is none: mount it on "
+            "the driver and on each executor, and give its path there"
+        )
+    return os.path.abspath(unquote(url.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +46,13 @@ class Options:
 
     @property
     def root(self) -> str:
-        """The data directory."""
-        return self.given["path"].removeprefix("file:")
+        """The data directory, by its absolute path."""
+        return self.given["path"]
+
+    @property
+    def damage_as_rows(self) -> bool:
+        """Whether a damaged place is a row that names it, and not the end of the read."""
+        return self.choice("damage", "error", "rows") == "rows"
 
     @property
     def partitions(self) -> int:
@@ -33,9 +63,7 @@ class Options:
         """One of these values, the first if nothing was said. Raises InputError."""
         value = self.given.get(name.lower(), values[0]).lower()
         if value not in values:
-            raise InputError(
-                f"the option {name} of {self.source} is {' or '.join(values)}, not {value!r}"
-            )
+            raise self.error(name, " or ".join(values))
         return value
 
     def text(self, name: str) -> str | None:
@@ -46,8 +74,23 @@ class Options:
         """A whole number. Raises InputError."""
         text = self.given.get(name.lower(), str(default))
         if not text.isdecimal():
-            raise InputError(f"the option {name} of {self.source} is a number, not {text!r}")
+            raise self.error(name, "a number")
         return int(text)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """What stands between commas; nothing if nothing was said. Raises InputError."""
+        text = self.text(name)
+        if text is None:
+            return ()
+        found = tuple(part.strip() for part in text.split(","))
+        if "" in found:
+            raise self.error(name, "names separated by commas")
+        return found
+
+    def error(self, name: str, wanted: str) -> InputError:
+        """The error that what an option says is something else than what it may be."""
+        given = self.text(name)
+        return InputError(f"the option {name} of {self.source} is {wanted}, not {given!r}")
 
     def check_columns(self, wanted: Iterable[str], known: Collection[str]) -> None:
         """Raises InputError for a column that the source does not have."""
@@ -57,6 +100,11 @@ class Options:
                 f"{self.source} has no column {unknown[0]!r} here; it has {', '.join(known)}"
             )
 
+    def check_damage(self, wanted: Collection[str]) -> None:
+        """Raises InputError where damage is to be rows, and no column can name it."""
+        if self.damage_as_rows and CORRUPT not in wanted:
+            raise InputError(f"with damage=rows the schema must have the column {CORRUPT}")
+
 
 def parse_options(source: str, options: Mapping[str, str], names: Collection[str]) -> Options:
     """Of a source that reads. Raises InputError for an option that it does not have, or without a
@@ -64,7 +112,7 @@ def parse_options(source: str, options: Mapping[str, str], names: Collection[str
     parsed = parse_named(source, options, ("path", *names))
     if "path" not in parsed.given:
         raise InputError(f"{source} needs the data directory: .load('/var/lib/delayserver')")
-    return parsed
+    return replace(parsed, given={**parsed.given, "path": absolute_root(parsed.given["path"])})
 
 
 def parse_named(source: str, options: Mapping[str, str], names: Collection[str]) -> Options:

@@ -9,6 +9,8 @@ Its options:
     damage              error (default): the read fails and names the place; rows: it becomes a row
                         whose column `_corrupt` names it, and what is intact is read
     payload             true: with the columns key, headers, content and body
+    from, to, seq, subject, subscription, shard
+                        what is wanted, see `selection`; also of a stream
     partitions          how many tasks at most, but for one of each shard; 2 per processor of this
                         machine
     startingOffsets     of a stream: earliest (default), latest
@@ -18,8 +20,8 @@ Its options:
 
 There is no pruning of columns, a reader knows only its schema; so whoever wants a few columns says
 so: `.schema("seq long, due_ms long, subject string")`. Every column in `columns.log_types` can be
-asked for. Filters on `due`, `due_ms` and `hour` pick files, on `seq` files and frames, on the other
-numbers and on names rows, on `shard` directories, before anything is handed to Spark.
+asked for. A selection picks files by due time, files and frames by seq, directories by shard, and
+rows by all of it, before anything is handed to Spark.
 
 Of a directory of several shards all are read. Each counts by itself: a row is told apart from all
 others by `shard` and `seq`, a message by `shard` and `message_seq`.
@@ -31,7 +33,7 @@ repair (`delayserver repair`) writes files anew: begin with a new checkpoint the
 Cost: columns at about the rate of Parquet; a payload 1 µs. Threads: Spark's tasks, one reader each.
 """
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,7 +42,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -52,11 +53,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from delayserver.errors import InputError
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.logs.columns import (
     BATCH_ROWS,
-    CORRUPT,
     LOGS,
     BatchBuilder,
     Names,
@@ -68,17 +67,31 @@ from delayserver.pipeline.logs.columns import (
     needs_subjects,
 )
 from delayserver.pipeline.logs.dispatched import Subjects
-from delayserver.pipeline.logs.filters import Condition, hours_of, mask, seqs_of, take, within
-from delayserver.pipeline.logs.logs import ALL, LogPiece, Range
+from delayserver.pipeline.logs.logs import LogPiece
 from delayserver.pipeline.logs.options import Options, parse_options
-from delayserver.pipeline.states.snapshot import Directory, open_directories, read_names
+from delayserver.pipeline.logs.selection import (
+    SELECTING,
+    RowSelection,
+    Selection,
+    parse_selection,
+)
+from delayserver.pipeline.states.snapshot import Directory, read_names, wanted_directories
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.tables import read_hours
 from storage.buckets import is_day, parse_bucket_file
 from storage.frame import Damage, Frame
 from storage.rows import LogKind, select
 
-_OPTIONS = ("log", "damage", "payload", "partitions", "startingOffsets", "maxRowsPerTrigger")
+_OPTIONS = (
+    "log",
+    "damage",
+    "payload",
+    *SELECTING,
+    "subscription",
+    "partitions",
+    "startingOffsets",
+    "maxRowsPerTrigger",
+)
 
 
 class DelayLog(DataSource):
@@ -113,9 +126,10 @@ class _LogOptions:
     def __init__(self, options: Options) -> None:
         self._options = options
         self.root = options.root
+        self.selection = parse_selection(options)
         self.partitions = options.partitions
         self.kind = LogKind[options.choice("log", "schedule", "message", "dispatch").upper()]
-        self.damage_as_rows = options.choice("damage", "error", "rows") == "rows"
+        self.damage_as_rows = options.damage_as_rows
         self.payload = options.choice("payload", "false", "true") == "true"
         self.from_latest = options.choice("startingOffsets", "earliest", "latest") == "latest"
         self.rows_max = options.number("maxRowsPerTrigger", 0)
@@ -123,8 +137,7 @@ class _LogOptions:
     def checked(self, schema: StructType) -> pa.Schema:
         """The schema that was asked for. Raises InputError."""
         self._options.check_columns(schema.names, log_types(self.kind))
-        if self.damage_as_rows and CORRUPT not in schema.names:
-            raise InputError(f"with damage=rows the schema must have the column {CORRUPT}")
+        self._options.check_damage(schema.names)
         return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -134,7 +147,7 @@ class LogTask(InputPartition):
 
     directory: Directory
     pieces: list[LogPiece]
-    conditions: list[Condition]
+    wanted: RowSelection
     names: Names
     filed: dict[int, int] | None
     """By hour, how long its schedule log is; None: subjects need not be looked up."""
@@ -148,14 +161,14 @@ class _Reading:
         self._schema = schema
         self._payload = needs_payload(schema.names)
 
+    def _directories(self) -> list[Directory]:
+        return wanted_directories(self._options.root, self._options.selection)
+
     def _tasks(
-        self,
-        directory: Directory,
-        pieces: list[LogPiece],
-        conditions: list[Condition],
-        partitions: int,
+        self, directory: Directory, pieces: list[LogPiece], partitions: int
     ) -> list[LogTask]:
-        wanted = {*self._schema.names, *(one.column for one in conditions)}
+        selection = self._options.selection
+        wanted = {*self._schema.names, *selection.columns}
         names, filed = Names(shard=directory.shard), None
         if wanted & {"subject", "subscription"} or needs_subjects(self._options.kind, wanted):
             with directory.catalog() as catalog:
@@ -167,41 +180,46 @@ class _Reading:
             pieces,
             stamp=directory.stamp,
             partitions=partitions,
-            seqs=seqs_of(conditions),
+            seqs=selection.seqs,
             bytes_min=logs.PARTITION_BYTES_MIN if self._payload else logs.COLUMNS_BYTES_MIN,
         )
-        numbered = [condition.numbered(names) for condition in conditions]
-        return [LogTask(directory, group, numbered, names, filed) for group in groups]
+        of_shard = selection.of_shard(names)
+        return [LogTask(directory, group, of_shard, names, filed) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """All rows of a task that its conditions hold for."""
+        """All rows of a task that are wanted, and what is damaged. Raises OtherNodeError."""
         spare_imports()
         if not isinstance(partition, LogTask):
             return  # Spark's own partition, where there is nothing to read.
         directory = partition.directory
+        directory.check_here()
         files, stamp = directory.files, directory.stamp
         batches = BatchBuilder(LOGS[self._options.kind], self._schema, partition.names)
         subjects = None
         if partition.filed is not None:
-            subjects = Subjects(files, stamp, partition.filed)
+            subjects = Subjects(
+                files,
+                stamp,
+                partition.filed,
+                tells_damage=partition.wanted.subject_ids is not None,
+            )
         for piece in partition.pieces:
             items = logs.read(files, piece, stamp=stamp, payload=self._payload)
             for found in items if subjects is None else subjects.added_to(items):
                 if isinstance(found, Damage):
+                    named = directory.named(found)
                     if not self._options.damage_as_rows:
-                        raise directory.named(found).error()
-                    if not partition.conditions:  # They do not hold for nulls.
-                        named = directory.named(found)
-                        yield batch_of_damage(named, self._schema, shard=directory.shard)
+                        raise named.error()
+                    yield batch_of_damage(named, self._schema, shard=directory.shard)
                 elif self._payload:
                     yield from self._with_payload(found, partition)
                 else:
-                    keep = mask(partition.conditions, found.rows)
+                    keep = partition.wanted.mask(found.rows)
                     yield from batches.add(found.rows if keep.all() else select(found.rows, keep))
         yield from batches.rest()
 
     def _with_payload(self, frame: Frame, task: LogTask) -> Iterator[pa.RecordBatch]:
-        kept = np.flatnonzero(mask(task.conditions, frame.rows))
+        kept = np.flatnonzero(task.wanted.mask(frame.rows))
         for start in range(0, len(kept), BATCH_ROWS):
             some = kept[start : start + BATCH_ROWS]
             yield batch_of_frame(frame, some, self._schema, task.names)
@@ -210,40 +228,26 @@ class _Reading:
 class LogReader(_Reading, DataSourceReader):
     """Reads what is there."""
 
-    def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
-        super().__init__(options, schema)
-        self._conditions: list[Condition] = []
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        return take(LOGS[self._options.kind], filters, self._conditions)
-
     def partitions(self) -> list[LogTask]:
-        hours, seqs = hours_of(self._conditions), seqs_of(self._conditions)
-        found = [
-            (directory, rest)
-            for directory in open_directories(self._options.root)
-            if (rest := within(self._conditions, directory.shard)) is not None
-        ]
-        each = self._options.partitions // max(1, len(found))
+        directories = self._directories()
+        each = self._options.partitions // len(directories)
         tasks: list[LogTask] = []
-        for directory, rest in found:
-            pieces = _pieces(self._options.kind, directory, hours, seqs)
-            tasks += self._tasks(directory, pieces, rest, each)
+        for directory in directories:
+            pieces = _pieces(self._options.kind, directory, self._options.selection)
+            tasks += self._tasks(directory, pieces, each)
         return tasks
 
 
-def _pieces(
-    kind: LogKind, directory: Directory, hours: Range = ALL, seqs: Range = ALL
-) -> list[LogPiece]:
+def _pieces(kind: LogKind, directory: Directory, selection: Selection) -> list[LogPiece]:
     match kind:
         case LogKind.MESSAGE:
-            return logs.message_pieces(directory.files, seqs)
+            return logs.message_pieces(directory.files, selection.seqs)
         case LogKind.SCHEDULE:
             with directory.catalog() as catalog:
-                return logs.schedule_pieces(read_hours(catalog), hours)
+                return logs.schedule_pieces(read_hours(catalog), selection.hours)
         case _:
             assert kind is LogKind.DISPATCH, kind
-            return logs.dispatch_pieces(directory.files, hours)
+            return logs.dispatch_pieces(directory.files, selection.hours)
 
 
 def _bucket_of(piece: LogPiece) -> int:
@@ -281,7 +285,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         self, start: dict[str, int], ends: dict[str, int], rows_max: int
     ) -> dict[str, int]:
         """So many rows, file by file, and as many of each shard: none waits for another."""
-        directories = open_directories(self._options.root)
+        directories = self._directories()
         for directory in directories:
             rest = -(-rows_max // len(directories))
             for path, end in _of(directory, ends).items():
@@ -297,12 +301,12 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         """Where the last whole frame of each file ends, behind what was read."""
         return {
             f"{directory.prefix}{path}": end
-            for directory in open_directories(self._options.root)
+            for directory in self._directories()
             for path, end in self._ends_of(directory, _of(directory, start)).items()
         }
 
     def _ends_of(self, directory: Directory, start: dict[str, int]) -> dict[str, int]:
-        pieces = _pieces(self._options.kind, directory)
+        pieces = _pieces(self._options.kind, directory, self._options.selection)
         if self._options.kind is LogKind.SCHEDULE:
             # What is in a day comes when that has become its hours, so that each row comes once.
             return {piece.path: piece.end for piece in pieces if not is_day(_bucket_of(piece))}
@@ -314,7 +318,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         return ends
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[LogTask]:
-        directories = open_directories(self._options.root)
+        directories = self._directories()
         tasks: list[LogTask] = []
         for directory in directories:
             read = _of(directory, start)
@@ -325,7 +329,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
             ]
             if pieces:
                 each = self._options.partitions // len(directories)
-                tasks += self._tasks(directory, pieces, [], each)
+                tasks += self._tasks(directory, pieces, each)
         return tasks
 
 

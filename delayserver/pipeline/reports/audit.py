@@ -31,7 +31,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from delayserver.pipeline.logs.columns import CORRUPT_DDL
-from delayserver.pipeline.logs.options import TASKS_PER_CORE
+from delayserver.pipeline.logs.options import TASKS_PER_CORE, absolute_root
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import UPPER_MS_SQL
 from delayserver.pipeline.reports.names import (
@@ -118,12 +118,13 @@ def audit(job: Job, data_dir: str, *, now_ms: int | None = None) -> Audit:
     Raises NotADataDirectoryError, also for a shard that is not there, CatalogError, DamageError for
     a broken FORMAT file."""
     started = time.monotonic()
+    data_dir = absolute_root(data_dir)
     directories = open_directories(data_dir)
     taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     rows = (
         job.spark.read.format("delaystate")
         .option("partitions", TASKS_PER_CORE * job.cores)
-        .option("now_ms", taken_ms)
+        .options(now_ms=taken_ms, damage="rows")
         .schema(_SCHEMA)
         .load(data_dir)
     )

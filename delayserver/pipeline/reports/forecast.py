@@ -14,14 +14,12 @@ import time
 from dataclasses import dataclass
 
 import pandas as pd
-from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
-from delayserver.pipeline.logs.options import TASKS_PER_CORE
+from delayserver.pipeline.logs.options import TASKS_PER_CORE, absolute_root
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.names import SharedNumbers, read_shard_names
-from delayserver.pipeline.states.settlement import EntryState
 from delayserver.pipeline.states.snapshot import open_directories
 from delayserver.schedule.wheel import SLOT_MS
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE
@@ -73,19 +71,17 @@ def memory_bytes(rows: int, shards: int = 1) -> int:
 def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = None) -> Forecast:
     """Forecast a data directory, also beside its server. Raises as `audit.audit`."""
     started = time.monotonic()
+    data_dir = absolute_root(data_dir)
     directories = open_directories(data_dir)
     subjects = SharedNumbers({one.shard: read_shard_names(one).subjects for one in directories})
     taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     waiting = (
         job.spark.read.format("delaystate")
         .option("partitions", TASKS_PER_CORE * job.cores)
-        .option("now_ms", taken_ms)
-        .schema(
-            "shard int, due_ms long, subject_id int, state_code tinyint, is_first boolean, "
-            f"{CORRUPT_DDL}"
-        )
+        .options(now_ms=taken_ms, state="pending", damage="rows")
+        .schema(f"shard int, due_ms long, subject_id int, is_first boolean, {CORRUPT_DDL}")
         .load(data_dir)
-        .where((_is_pending() & F.col("is_first")) | F.col(CORRUPT).isNotNull())
+        .where(F.col("is_first") | F.col(CORRUPT).isNotNull())
     )
     until_ms = taken_ms + days * DAY_MS
     # Minutes as long as they matter, then hours: so the table stays small.
@@ -149,10 +145,6 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
         subjects=_named(largest, subjects.names),
         by_subject=_named(by_subject, subjects.names),
     )
-
-
-def _is_pending() -> Column:
-    return F.col("state_code") == int(EntryState.PENDING)
 
 
 def _named(table: pd.DataFrame, names: dict[int, str]) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
+from delayserver.pipeline.logs.options import absolute_root
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import percentile_ms
 from delayserver.pipeline.states.snapshot import open_directories
@@ -148,6 +149,7 @@ def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[Watch
             "lateness shows what arrives in this process, so it does not run over Spark Connect; "
             "take another --master"
         )
+    data_dir = absolute_root(data_dir)
     open_directories(data_dir)
     windows, damage = Windows(window_ms), list[str]()
 

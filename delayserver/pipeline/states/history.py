@@ -4,10 +4,13 @@
 
 A row is an entry of a retired hour: a message when it was published, and once more for each time
 it was moved or tried again; `id` is the message's in all of them. Its deliveries stand in the row,
-one per subscription. Damage is a row whose column `_corrupt` names it, and whose others are null
-but for `shard` and `hour`: such an hour is not whole. Of a directory of several shards all are
-read; a filter on `shard` picks directories.
+one per subscription. Of a directory of several shards all are read.
 
+    from, to, seq, subject, shard
+                  what is wanted, see `logs.selection`
+    damage        error (default): the read fails and names the place; rows: it becomes a row whose
+                  column `_corrupt` names it, and whose others are null but for `shard` and `hour`:
+                  such an hour is not whole
     hours         which hours, as `wanted_hours` writes them, each read just as far as it says; by
                   default all that are retired. Of one shard: two have hours of the same names
     partitions    how many tasks at most, but for one of each shard; 2 per processor of this machine
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -31,9 +34,7 @@ from delayserver.pipeline.logs.columns import (
     CORRUPT,
     CORRUPT_TYPE,
     PAYLOAD_TYPES,
-    SHARD,
     TIME,
-    LogColumns,
     Names,
     batch_of_damage,
     name_table,
@@ -41,16 +42,16 @@ from delayserver.pipeline.logs.columns import (
     named_subscriptions,
     payloads_of,
 )
-from delayserver.pipeline.logs.filters import Condition, take, within
 from delayserver.pipeline.logs.logs import LogPiece, read, share
 from delayserver.pipeline.logs.options import Options, parse_options
+from delayserver.pipeline.logs.selection import SELECTING, RowSelection, parse_selection
 from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.settlement import SETTLED_DTYPE, EntryState, Judgement, settle
 from delayserver.pipeline.states.snapshot import (
     Directory,
-    open_directories,
     read_names,
     read_subscriptions,
+    wanted_directories,
 )
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content, Payload
@@ -106,8 +107,7 @@ deliveries    per subscription: state; for what was delivered the attempt, when 
 """
 
 _STATES = pa.array([None, *(state.name.lower() for state in EntryState)], pa.string())
-_FILTERED = LogColumns(np.dtype([]), SHARD)
-"""By what rows are picked here; by all else Spark does it."""
+_OPTIONS = (*SELECTING, "hours", "damage", "partitions")
 _KINDS = name_table({kind: kind.name.lower() for kind in RecordKind})
 
 
@@ -135,17 +135,21 @@ class DelayHistory(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._parsed = parse_options("delayhistory", options, ("hours", "partitions"))
+        self._parsed = parse_options("delayhistory", options, _OPTIONS)
 
     @classmethod
     def name(cls) -> str:
         return "delayhistory"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(pa.schema(list(TYPES.items())))
+        wanted = dict(TYPES)
+        if not self._parsed.damage_as_rows:
+            del wanted[CORRUPT]
+        return from_arrow_schema(pa.schema(list(wanted.items())))
 
     def reader(self, schema: StructType) -> "HistoryReader":
         self._parsed.check_columns(schema.names, TYPES)
+        self._parsed.check_damage(schema.names)
         return HistoryReader(self._parsed, to_arrow_schema(schema, timezone="UTC"))
 
 
@@ -164,6 +168,7 @@ class HistoryTask(InputPartition):
 
     directory: Directory
     hours: list[HistoryHour]
+    wanted: RowSelection
     subjects: dict[int, str]
     subscriptions: list[Subscription]
     names: Names
@@ -175,23 +180,18 @@ class HistoryReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
+        self._selection = parse_selection(options)
+        self._damage_as_rows = options.damage_as_rows
         self._schema = schema
-        self._conditions: list[Condition] = []
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        return take(_FILTERED, filters, self._conditions)
 
     def partitions(self) -> list[HistoryTask]:
-        directories = open_directories(self._options.root)
+        directories = wanted_directories(self._options.root, self._selection)
         wanted = self._wanted()
         if wanted is not None and len(directories) > 1:
             raise InputError(
                 "the option hours of delayhistory is for one shard: give its directory"
             )
-        directories = [
-            one for one in directories if within(self._conditions, one.shard) is not None
-        ]
-        each = max(1, self._options.partitions // max(1, len(directories)))
+        each = max(1, self._options.partitions // len(directories))
         tasks: list[HistoryTask] = []
         for directory in directories:
             tasks += self._tasks(directory, wanted, each)
@@ -204,15 +204,19 @@ class HistoryReader(DataSourceReader):
             if wanted is None:
                 retired = retired_hours(catalog, directory.files)
                 wanted = [WantedHour(one.hour, *one.extent, one.count) for one in retired]
+            overlaps = self._selection.hours.overlaps
+            wanted = [one for one in wanted if overlaps(one.hour, one.hour)]
+            names = read_names(catalog, directory.shard)
             states = read_hours(catalog)
             hours = [HistoryHour(one, _as_wanted(one, states.get(one.hour))) for one in wanted]
             return [
                 HistoryTask(
                     directory,
                     some,
+                    self._selection.of_shard(names),
                     read_subjects(catalog),
                     list(read_subscriptions(catalog).values()),
-                    read_names(catalog, directory.shard),
+                    names,
                     read_checkpoint(catalog),
                 )
                 for some in share(
@@ -232,30 +236,32 @@ class HistoryReader(DataSourceReader):
             raise InputError(f"the option hours of delayhistory cannot be read ({error})") from None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """All rows of a task's hours."""
+        """All rows of a task's hours that are wanted. Raises OtherNodeError."""
         if not isinstance(partition, HistoryTask):
             return  # Spark's own partition, where there is nothing to read.
+        partition.directory.check_here()
         history = _History(partition, self._schema)
         for hour in partition.hours:
             try:
                 yield from history.read(hour)
             except DamageError as error:
-                if CORRUPT not in self._schema.names:
-                    raise
-                yield self._damaged(partition.directory, hour.wanted.hour, error)
+                damage = partition.directory.named(_as_damage(error))
+                if not self._damage_as_rows:
+                    raise damage.error() from error
+                shard, number = partition.directory.shard, hour.wanted.hour
+                yield batch_of_damage(damage, self._schema, shard=shard, hour=number)
 
-    def _damaged(self, directory: Directory, hour: int, error: DamageError) -> pa.RecordBatch:
-        damage = Damage(
-            error.path,
-            error.offset,
-            error.offset,
-            error.reason,
-            torn=False,
-            first_seq=error.first_seq,
-            last_seq=error.last_seq,
-        )
-        named = directory.named(damage)
-        return batch_of_damage(named, self._schema, shard=directory.shard, hour=hour)
+
+def _as_damage(error: DamageError) -> Damage:
+    return Damage(
+        error.path,
+        error.offset,
+        error.offset,
+        error.reason,
+        torn=False,
+        first_seq=error.first_seq,
+        last_seq=error.last_seq,
+    )
 
 
 def _as_wanted(wanted: WantedHour, state: HourState | None) -> HourState | None:
@@ -288,7 +294,8 @@ class _History:
         for found in read(files, piece, stamp=stamp, payload=True):
             if isinstance(found, Damage):
                 raise found.error()
-            kept = np.flatnonzero((found.rows["flags"] & FLAG_REMOVAL) == 0)
+            is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
+            kept = np.flatnonzero(is_entry & self._task.wanted.mask(found.rows))
             for start in range(0, len(kept), BATCH_ROWS):
                 yield self._batch(number, found, kept[start : start + BATCH_ROWS], settled)
 

@@ -13,11 +13,16 @@ catalog is a transaction of its own and sees the newest commit, so the order of 
 
 So every record up to `through_seq` is seen in the schedule log or in the message log.
 
+A directory that was opened goes to tasks on other machines as its path. A file that is missing
+there would count as one past its retention, so each task first asks whether it sees the same
+directory (`Directory.check_here`).
+
 Cost: one pass over the small tables of the catalog and the message log, which is as long as a
 segment and what is not filed. Threads: values.
 """
 
 import contextlib
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +30,10 @@ from pathlib import Path
 import numpy as np
 
 from delayserver.config import Settings
+from delayserver.errors import InputError, PipelineError
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.logs.columns import Names, name_table
+from delayserver.pipeline.logs.selection import Selection
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.filing import by_bucket, schedule_rows
@@ -39,6 +46,16 @@ from storage.frame import Damage, Frame, Rows, unseal
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind, concatenate
 from storage.shards import read_shard_count, refuse_another, shard_directory
+
+
+class OtherNodeError(PipelineError):
+    """A task runs where the data directory is not, or where another one is under its path."""
+
+    def __init__(self, root: str, host: str) -> None:
+        super().__init__(
+            f"executor {host} does not see {root}, or sees another directory there; mount it under "
+            "the same path on the driver and on each executor"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,15 @@ class Directory:
     def named(self, damage: Damage) -> Damage:
         """The damage, with a path that tells whose it is."""
         return replace(damage, path=f"{self.prefix}{damage.path}") if self.prefix else damage
+
+    def check_here(self) -> None:
+        """A task asks this before it reads anything. Raises OtherNodeError."""
+        try:
+            found = open_identity(self.files, random_bytes=None)
+        except FileNotFoundError:
+            found = None
+        if found is None or (found.stamp, found.shard) != (self.stamp, self.shard):
+            raise OtherNodeError(self.root, socket.gethostname())
 
     @property
     def files(self) -> OsFiles:
@@ -95,6 +121,26 @@ def open_directories(root: str) -> list[Directory]:
         refuse_another(directory.root, directory.shard, shard)
         found.append(directory)
     return found
+
+
+def wanted_directories(root: str, selection: Selection) -> list[Directory]:
+    """Those of a data directory that a selection names. Raises what `open_directories` raises, and
+    InputError for a shard that there is not."""
+    found = open_directories(root)
+    if not selection.shards:
+        return found
+    known = [one.shard for one in found]
+    unknown = [shard for shard in selection.shards if shard not in known]
+    if unknown:
+        raise InputError(
+            f"the option shard names shard {unknown[0]}, but {root} has {_listed(known)}"
+        )
+    return [one for one in found if one.shard in selection.shards]
+
+
+def _listed(shards: list[int]) -> str:
+    first, last = shards[0], shards[-1]
+    return f"shard {first}" if first == last else f"shards {first} to {last}"
 
 
 def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:

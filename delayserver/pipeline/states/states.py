@@ -3,13 +3,21 @@
     spark.read.format("delaystate").load("/var/lib/delayserver").groupBy("subject", "state").count()
 
 A row is one schedule row at one subscription, with its state, as `settlement` tells it; of a row
-that nobody in particular is to have, or not yet, there is one row without a subscription. Damage is
-a row whose column `_corrupt` names it, and whose others are null. The table shows one moment, also
-beside a running server (`snapshot`).
+that nobody in particular is to have, or not yet, there is one row without a subscription; what is
+not settled has no time in `settled`. The table shows one moment, also beside a running server
+(`snapshot`).
+
+Damage ends the read, whichever of the rows are wanted: what stood there is not known, so it may
+have been wanted. Damage in the files of an hour is found by whoever wants any row of that hour,
+damage of the message log by everybody.
 
 Of a directory of several shards all are read, each at a moment of its own within the read; the
 column `shard` tells them apart.
 
+    from, to, seq, subject, subscription, shard, state
+                  what is wanted, see `logs.selection`
+    damage        error (default): the read fails and names the place; rows: it becomes a row whose
+                  column `_corrupt` names it, and whose others are null
     partitions    how many tasks at most, but for one of each shard; 2 per processor of this machine
     now_ms        the moment for which it is judged what is due; by default that of the read
 
@@ -23,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -39,9 +47,13 @@ from delayserver.pipeline.logs.columns import (
     batch_of_damage,
     lateness_columns,
 )
-from delayserver.pipeline.logs.filters import Condition, hours_of, mask, take, within
 from delayserver.pipeline.logs.logs import share
 from delayserver.pipeline.logs.options import Options, parse_options
+from delayserver.pipeline.logs.selection import (
+    SELECTING,
+    RowSelection,
+    parse_selection,
+)
 from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
@@ -53,8 +65,8 @@ from delayserver.pipeline.states.settlement import (
 from delayserver.pipeline.states.snapshot import (
     Directory,
     StatesSnapshot,
-    open_directories,
     take_snapshot,
+    wanted_directories,
 )
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.arrow import fixed, texts
@@ -102,8 +114,9 @@ DEFAULT_COLUMNS = (
     "seq",
     "message_seq",
     "shard",
-    CORRUPT,
 )
+_OPTIONS = (*SELECTING, "subscription", "state", "damage", "partitions", "now_ms")
+_STATE_NUMBERS = {state.name.lower(): int(state) for state in EntryState}
 
 
 class DelayState(DataSource):
@@ -112,19 +125,20 @@ class DelayState(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         spare_imports()
-        self._parsed = parse_options("delaystate", options, ("partitions", "now_ms"))
+        self._parsed = parse_options("delaystate", options, _OPTIONS)
 
     @classmethod
     def name(cls) -> str:
         return "delaystate"
 
     def schema(self) -> StructType:
-        wanted = pa.schema([(name, COLUMNS.types[name]) for name in DEFAULT_COLUMNS])
-        return from_arrow_schema(wanted)
+        names = [*DEFAULT_COLUMNS, CORRUPT] if self._parsed.damage_as_rows else DEFAULT_COLUMNS
+        return from_arrow_schema(pa.schema([(name, COLUMNS.types[name]) for name in names]))
 
     def reader(self, schema: StructType) -> "StateReader":
         spare_imports()
         self._parsed.check_columns(schema.names, COLUMNS.types)
+        self._parsed.check_damage(schema.names)
         return StateReader(self._parsed, to_arrow_schema(schema, timezone="UTC"))
 
 
@@ -144,7 +158,7 @@ class StateTask(InputPartition):
 
     directory: Directory
     hours: list[StateHour]
-    conditions: list[Condition]
+    wanted: RowSelection
     damage: list[Damage]
     through_seq: int
     checkpoint_seq: int
@@ -159,39 +173,31 @@ class StateReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
+        self._selection = parse_selection(options, _STATE_NUMBERS)
+        self._damage_as_rows = options.damage_as_rows
         self._schema = schema
-        self._conditions: list[Condition] = []
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        return take(COLUMNS, filters, self._conditions)
 
     def partitions(self) -> list[StateTask]:
         now_ms = self._options.number("now_ms", time.time_ns() // 1_000_000)
-        found = [
-            (directory, rest)
-            for directory in open_directories(self._options.root)
-            if (rest := within(self._conditions, directory.shard)) is not None
-        ]
-        each = max(1, self._options.partitions // max(1, len(found)))
+        directories = wanted_directories(self._options.root, self._selection)
+        each = max(1, self._options.partitions // len(directories))
         tasks: list[StateTask] = []
-        for directory, rest in found:
-            tasks += self._tasks(directory, rest, now_ms, each)
+        for directory in directories:
+            tasks += self._tasks(directory, now_ms, each)
         return tasks
 
-    def _tasks(
-        self, directory: Directory, wanted: list[Condition], now_ms: int, partitions: int
-    ) -> list[StateTask]:
+    def _tasks(self, directory: Directory, now_ms: int, partitions: int) -> list[StateTask]:
         with directory.catalog() as catalog:
             snapshot = take_snapshot(directory.files, catalog, stamp=directory.stamp)
-        hours = _hours(snapshot, hours_of(wanted).overlaps)
+        hours = _hours(snapshot, self._selection.hours.overlaps)
         sizes = _sizes(directory.files, hours)
         names = snapshot.names(directory.shard)
-        conditions = [condition.numbered(names) for condition in wanted]
+        wanted = self._selection.of_shard(names)
         return [
             StateTask(
                 directory,
                 some,
-                conditions,
+                wanted,
                 snapshot.damage if number == 0 else [],
                 snapshot.through_seq,
                 snapshot.checkpoint_seq,
@@ -204,23 +210,28 @@ class StateReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What became of the hours of a task."""
+        """What became of the hours of a task, and what is damaged. Raises OtherNodeError."""
         spare_imports()
         if not isinstance(partition, StateTask):
             return  # Spark's own partition, where there is nothing to read.
         directory = partition.directory
+        directory.check_here()
         batches = BatchBuilder(COLUMNS, self._schema, partition.names)
-        damage = list(partition.damage)
+        yield from self._damaged(directory, partition.damage)
         for hour in partition.hours:
-            for rows in _settle(directory, hour, partition, damage):
-                keep = mask(partition.conditions, rows)
-                yield from batches.add(rows if keep.all() else select(rows, keep))
+            for found in _settle(directory, hour, partition):
+                if isinstance(found, Damage):
+                    yield from self._damaged(directory, [found])
+                    continue
+                keep = partition.wanted.mask(found)
+                yield from batches.add(found if keep.all() else select(found, keep))
             yield from batches.rest()
-        if not partition.conditions and CORRUPT in self._schema.names:
-            for found in map(directory.named, damage):
-                yield batch_of_damage(found, self._schema, shard=directory.shard)
-        elif damage and not partition.conditions:
-            raise directory.named(damage[0]).error()
+
+    def _damaged(self, directory: Directory, damage: Iterable[Damage]) -> Iterator[pa.RecordBatch]:
+        for found in map(directory.named, damage):
+            if not self._damage_as_rows:
+                raise found.error()
+            yield batch_of_damage(found, self._schema, shard=directory.shard)
 
 
 def _hours(snapshot: StatesSnapshot, wanted: Callable[[int, int], bool]) -> list[StateHour]:
@@ -245,10 +256,9 @@ def _sizes(files: Files, hours: list[StateHour]) -> list[int]:
     ]
 
 
-def _settle(
-    directory: Directory, hour: StateHour, task: StateTask, damage: list[Damage]
-) -> Iterator[Rows]:
-    rows, found = read_hour(
+def _settle(directory: Directory, hour: StateHour, task: StateTask) -> Iterator[Rows | Damage]:
+    """What is damaged of an hour, and then what became of the rest of it."""
+    rows, damage = read_hour(
         directory.files,
         hour.number,
         hour.state,
@@ -256,11 +266,11 @@ def _settle(
         stamp=directory.stamp,
         checkpoint_seq=task.checkpoint_seq,
     )
-    if found and hour.state.length and _was_deleted(directory, hour.number):
+    if damage and hour.state.length and _was_deleted(directory, hour.number):
         for part in _split(directory, hour) if is_day(hour.number) else ():
-            yield from _settle(directory, part, task, damage)
+            yield from _settle(directory, part, task)
         return
-    damage += found
+    yield from damage
     registry = Registry(task.subscriptions)
     judgement = Judgement(
         through_seq=task.through_seq,
