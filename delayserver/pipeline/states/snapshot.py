@@ -25,6 +25,12 @@ from pathlib import Path
 import numpy as np
 
 from delayserver.config import Settings
+from delayserver.pipeline.exports.exported import (
+    is_export,
+    newest_moment,
+    open_export,
+    shard_places,
+)
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.logs.columns import Names, name_table
 from delayserver.records.subscriptions import Subscription, decode_subscription
@@ -51,20 +57,28 @@ class Directory:
     id_secret: bytes = bytes(ID_SECRET_BYTES)
     prefix: str = ""
     """What stands before the paths of its files where several shards are read together."""
+    moment: str = ""
+    """Of an export: which; empty for a directory that a server has."""
 
     def named(self, damage: Damage) -> Damage:
         """The damage, with a path that tells whose it is."""
         return replace(damage, path=f"{self.prefix}{damage.path}") if self.prefix else damage
 
     @property
-    def files(self) -> OsFiles:
+    def files(self) -> Files:
         """Its files."""
+        if self.moment:
+            return open_export(self.root, self.moment)
         return OsFiles(self.root, readonly=True)
 
     @contextlib.contextmanager
     def catalog(self) -> Iterator[Catalog]:
         """Its catalog. Raises CatalogError where there is none."""
         max_bytes = Settings.model_fields["catalog_max_bytes"].default
+        if self.moment:
+            with open_export(self.root, self.moment).catalog(max_bytes) as exported:
+                yield exported
+            return
         path = str(Path(self.root) / CATALOG_DIRECTORY)
         catalog = LmdbCatalog(path, max_bytes=max_bytes, readonly=True)
         try:
@@ -85,6 +99,8 @@ def open_directory(root: str) -> Directory:
 def open_directories(root: str) -> list[Directory]:
     """A data directory, or all shards of one that has several, in their order. Raises what
     `open_directory` raises, also for a shard that is not there."""
+    if is_export(root):
+        return _open_exported(root)
     count = read_shard_count(OsFiles(root, readonly=True))
     if count is None:
         return [open_directory(root)]
@@ -94,6 +110,22 @@ def open_directories(root: str) -> list[Directory]:
         directory = replace(open_directory(f"{root}/{name}"), prefix=f"{name}/")
         refuse_another(directory.root, directory.shard, shard)
         found.append(directory)
+    return found
+
+
+def _open_exported(url: str) -> list[Directory]:
+    """The shards of an export, each at its newest moment. Raises NotAnExportError, DamageError."""
+    found = []
+    places = shard_places(url)
+    for shard, place in enumerate(places):
+        moment = newest_moment(place)
+        identity = open_identity(open_export(place, moment), random_bytes=None)
+        prefix = ""
+        if len(places) > 1:
+            refuse_another(place, identity.shard, shard)
+            prefix = f"{shard_directory(shard)}/"
+        stamp, secret = identity.stamp, identity.id_secret
+        found.append(Directory(place, stamp, identity.shard, secret, prefix, moment))
     return found
 
 
