@@ -18,6 +18,7 @@
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load
     pipeline_archive  pipeline archive
+    pipeline_export  pipeline export
     pipeline_lateness pipeline lateness
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
@@ -67,6 +68,7 @@ COMMANDS: Final = {
     "cluster": ("cluster",),
     "pipeline": ("pipeline",),
     "pipeline_archive": ("pipeline",),
+    "pipeline_export": ("pipeline",),
     "pipeline_lateness": ("pipeline",),
     "pipeline_load": ("pipeline",),
     "demo": ("demo",),

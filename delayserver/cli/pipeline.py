@@ -10,13 +10,13 @@ Cost: 3–6 s for the start of Spark. Threads: see delayserver.pipeline.
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text, make_console, print_json, progress_bar
 from delayserver.cli.session import CannotRun, error_exit
 from delayserver.errors import DelayServerError
@@ -34,6 +34,15 @@ They read the files of a data directory, also beside a running server. Spark nee
 newer, and the extra `spark` of this package."""
 _GROUP = "pipeline"
 
+DataDirsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIRECTORY",
+        help="The directory that the server was started with, or the URL of an export; repeat it "
+        "where the shards are in several. Also DELAYSERVER_DATA_DIR; data, if nothing is said.",
+    ),
+]
 MasterOption = Annotated[
     str,
     typer.Option(
@@ -106,7 +115,7 @@ def _root() -> None:
 
 
 def audit(
-    data_dir: DataDirOption = Path("data"),
+    data_dir: DataDirsOption = None,
     json_file: JsonFileOption = None,
     html: HtmlOption = None,
     parquet: ParquetOption = None,
@@ -122,7 +131,7 @@ def audit(
         from delayserver.pipeline.reports import audit as audits
         from delayserver.pipeline.reports import audit_report
 
-        found = audits.audit(running, str(data_dir))
+        found = audits.audit(running, *roots_of(data_dir))
         if parquet is not None:
             running.progress("writing Parquet", 0, 0)
             audits.write_parquet(running.spark, found, parquet)
@@ -138,7 +147,7 @@ def audit(
 
 
 def forecast(
-    data_dir: DataDirOption = Path("data"),
+    data_dir: DataDirsOption = None,
     days: Annotated[int, typer.Option(min=1, max=366, help="By the minute for so many days.")] = 7,
     json_file: JsonFileOption = None,
     html: HtmlOption = None,
@@ -153,13 +162,18 @@ def forecast(
         from delayserver.pipeline.reports import forecast as forecasts
         from delayserver.pipeline.reports import forecast_report
 
-        found = forecasts.forecast(running, str(data_dir), days=days)
+        found = forecasts.forecast(running, *roots_of(data_dir), days=days)
         write_document(json_file, forecast_report.document(found))
         if html is not None:
             html.write_text(forecast_report.page(found))
         lines = forecast_report.lines(found)
     if not quiet:
         print_parts(lines)
+
+
+def roots_of(data_dirs: list[str] | None) -> list[str]:
+    """Where to read. The variable is not an option's: its value would be split at blanks."""
+    return data_dirs or [os.environ.get("DELAYSERVER_DATA_DIR", "data")]
 
 
 def is_stdout(json_file: Path | None) -> bool:

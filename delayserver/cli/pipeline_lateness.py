@@ -16,9 +16,15 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text
-from delayserver.cli.pipeline import ConfOption, MasterOption, group_of, job
+from delayserver.cli.pipeline import (
+    ConfOption,
+    DataDirsOption,
+    MasterOption,
+    group_of,
+    job,
+    roots_of,
+)
 from delayserver.errors import InputError
 from delayserver.times import format_time, parse_duration_ms
 
@@ -43,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 
 def lateness(
-    data_dir: DataDirOption = Path("data"),
+    data_dir: DataDirsOption = None,
     window: Annotated[
         str, typer.Option(metavar="DURATION", help="Deliveries of so long count together.")
     ] = "1m",
@@ -86,7 +92,7 @@ def lateness(
     ):
         from delayserver.pipeline.reports import live
 
-        with live.watch(running, str(data_dir), by=by, window_ms=window_ms) as watched:
+        with live.watch(running, *roots_of(data_dir), by=by, window_ms=window_ms) as watched:
             # That is how it ends.
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(watched, screen, output, for_s)

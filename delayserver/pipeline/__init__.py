@@ -8,6 +8,7 @@ In reading order:
     calls              what a load and an archive ask the server
 
     logs/              the files of the three logs as tables and streams (`delaylog`)
+    exports/           a data directory at a place that needs no mount
     states/            what became of every message (`delaystate`, `delayhistory`)
     reports/           jobs that read and tell: audit, forecast, lateness
     publish/           tables and streams become messages over HTTP (`delayserver`)

@@ -69,10 +69,14 @@ class Store:
         self.server.close()
         self._catalog.close()
 
+    def start(self) -> None:
+        """Begin again."""
+        self.server = self._start()
+
     def restart(self) -> None:
         """End and begin again."""
         self.stop()
-        self.server = self._start()
+        self.start()
 
     def subscribe(self, name: str, subject: str, **definition: Any) -> Subscription:
         """A webhook subscription that exists from now on."""

@@ -8,33 +8,29 @@ that, where the caller is (`absolute_root`).
 Cost: none. Threads: values.
 """
 
-import os
-import re
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from os import cpu_count
-from urllib.parse import unquote, urlsplit
 
 from delayserver.errors import InputError
+from delayserver.pipeline.exports.place import is_url, local_path
 from delayserver.pipeline.logs.columns import CORRUPT
 
 TASKS_PER_CORE = 2
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_PATHS = "paths"
 
 
 def absolute_root(path: str) -> str:
-    """The absolute path of a data directory, which may be given as a `file:` URL.
+    """The absolute path of a data directory, which may be given as a `file:` URL; the URL of an
+    export as it stands."""
+    return path if is_url(path) else local_path(path)
 
-    Raises InputError for a URL of something else: the server's files are on a disk."""
-    if not _URL.match(path):
-        return os.path.abspath(path)
-    url = urlsplit(path)
-    if url.scheme.lower() != "file" or url.netloc not in ("", "localhost"):
-        raise InputError(
-            f"the data directory is a directory of the server's, and {path!r} is none: mount it on "
-            "the driver and on each executor, and give its path there"
-        )
-    return os.path.abspath(unquote(url.path))
+
+def paths_of(roots: Iterable[str]) -> dict[str, str]:
+    """The options by which a source is told where to read; a stream has no other way to be told of
+    several."""
+    return {_PATHS: json.dumps([absolute_root(root) for root in roots])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +41,9 @@ class Options:
     given: dict[str, str]
 
     @property
-    def root(self) -> str:
-        """The data directory, by its absolute path."""
-        return self.given["path"]
+    def roots(self) -> tuple[str, ...]:
+        """The data directories, by their absolute paths, or the URLs of exports."""
+        return tuple(json.loads(self.given[_PATHS]))
 
     @property
     def damage_as_rows(self) -> bool:
@@ -109,10 +105,13 @@ class Options:
 def parse_options(source: str, options: Mapping[str, str], names: Collection[str]) -> Options:
     """Of a source that reads. Raises InputError for an option that it does not have, or without a
     path."""
-    parsed = parse_named(source, options, ("path", *names))
-    if "path" not in parsed.given:
+    parsed = parse_named(source, options, ("path", _PATHS, *names))
+    # So Spark hands over what `load` was given: one path, or several.
+    given = json.loads(parsed.given.get(_PATHS, "[]")) or [parsed.given.get("path")]
+    if None in given:
         raise InputError(f"{source} needs the data directory: .load('/var/lib/delayserver')")
-    return replace(parsed, given={**parsed.given, "path": absolute_root(parsed.given["path"])})
+    roots = json.dumps([absolute_root(path) for path in given])
+    return replace(parsed, given={**parsed.given, _PATHS: roots})
 
 
 def parse_named(source: str, options: Mapping[str, str], names: Collection[str]) -> Options:

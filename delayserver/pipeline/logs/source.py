@@ -125,7 +125,7 @@ class _LogOptions:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self.root = options.root
+        self.roots = options.roots
         self.selection = parse_selection(options)
         self.partitions = options.partitions
         self.kind = LogKind[options.choice("log", "schedule", "message", "dispatch").upper()]
@@ -162,7 +162,7 @@ class _Reading:
         self._payload = needs_payload(schema.names)
 
     def _directories(self) -> list[Directory]:
-        return wanted_directories(self._options.root, self._options.selection)
+        return wanted_directories(self._options.roots, self._options.selection)
 
     def _tasks(
         self, directory: Directory, pieces: list[LogPiece], partitions: int

@@ -31,7 +31,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from delayserver.pipeline.logs.columns import CORRUPT_DDL
-from delayserver.pipeline.logs.options import TASKS_PER_CORE, absolute_root
+from delayserver.pipeline.logs.options import TASKS_PER_CORE, absolute_root, paths_of
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import UPPER_MS_SQL
 from delayserver.pipeline.reports.names import (
@@ -112,21 +112,22 @@ class Audit:
         return chosen.drop(columns=["dimension"]).reset_index(drop=True)
 
 
-def audit(job: Job, data_dir: str, *, now_ms: int | None = None) -> Audit:
-    """Audit a data directory, also beside its server.
+def audit(job: Job, *data_dirs: str, now_ms: int | None = None) -> Audit:
+    """Audit a data directory, also beside its server; or the shards of several, or exports.
 
     Raises NotADataDirectoryError, also for a shard that is not there, CatalogError, DamageError for
     a broken FORMAT file."""
     started = time.monotonic()
-    data_dir = absolute_root(data_dir)
-    directories = open_directories(data_dir)
+    roots = [absolute_root(one) for one in data_dirs]
+    directories = open_directories(*roots)
     taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     rows = (
         job.spark.read.format("delaystate")
         .option("partitions", TASKS_PER_CORE * job.cores)
         .options(now_ms=taken_ms, damage="rows")
         .schema(_SCHEMA)
-        .load(data_dir)
+        .options(**paths_of(roots))
+        .load()
     )
     facts = _facts(rows).persist()
     try:
@@ -156,7 +157,7 @@ def audit(job: Job, data_dir: str, *, now_ms: int | None = None) -> Audit:
     finally:
         facts.unpersist()
     return Audit(
-        data_dir=data_dir,
+        data_dir=", ".join(roots),
         shards=len(directories),
         taken_ms=taken_ms,
         took_s=time.monotonic() - started,

@@ -17,7 +17,7 @@ import pandas as pd
 from pyspark.sql import functions as F
 
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
-from delayserver.pipeline.logs.options import TASKS_PER_CORE, absolute_root
+from delayserver.pipeline.logs.options import TASKS_PER_CORE, absolute_root, paths_of
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.names import SharedNumbers, read_shard_names
 from delayserver.pipeline.states.snapshot import open_directories
@@ -68,11 +68,13 @@ def memory_bytes(rows: int, shards: int = 1) -> int:
     return rows * WHEEL_DTYPE.itemsize + shards * _SLOTS_BYTES
 
 
-def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = None) -> Forecast:
-    """Forecast a data directory, also beside its server. Raises as `audit.audit`."""
+def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None) -> Forecast:
+    """Forecast a data directory, also beside its server; or the shards of several, or exports.
+
+    Raises as `audit.audit`."""
     started = time.monotonic()
-    data_dir = absolute_root(data_dir)
-    directories = open_directories(data_dir)
+    roots = [absolute_root(one) for one in data_dirs]
+    directories = open_directories(*roots)
     subjects = SharedNumbers({one.shard: read_shard_names(one).subjects for one in directories})
     taken_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     waiting = (
@@ -80,7 +82,8 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
         .option("partitions", TASKS_PER_CORE * job.cores)
         .options(now_ms=taken_ms, state="pending", damage="rows")
         .schema(f"shard int, due_ms long, subject_id int, is_first boolean, {CORRUPT_DDL}")
-        .load(data_dir)
+        .options(**paths_of(roots))
+        .load()
         .where(F.col("is_first") | F.col(CORRUPT).isNotNull())
     )
     until_ms = taken_ms + days * DAY_MS
@@ -133,7 +136,7 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
         counted.unpersist()
     hours["memory_bytes"] = [memory_bytes(due, len(directories)) for due in hours["due"].tolist()]
     return Forecast(
-        data_dir=data_dir,
+        data_dir=", ".join(roots),
         taken_ms=taken_ms,
         took_s=time.monotonic() - started,
         days=days,

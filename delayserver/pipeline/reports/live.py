@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
-from delayserver.pipeline.logs.options import absolute_root
+from delayserver.pipeline.logs.options import absolute_root, paths_of
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import percentile_ms
 from delayserver.pipeline.states.snapshot import open_directories
@@ -139,7 +139,7 @@ class WatchedStream:
 
 
 @contextlib.contextmanager
-def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[WatchedStream]:
+def watch(job: Job, *data_dirs: str, by: str, window_ms: int) -> Iterator[WatchedStream]:
     """Watch the deliveries that are recorded from when the context has begun.
 
     Raises PipelineError, StorageError where the directory is none."""
@@ -149,8 +149,8 @@ def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[Watch
             "lateness shows what arrives in this process, so it does not run over Spark Connect; "
             "take another --master"
         )
-    data_dir = absolute_root(data_dir)
-    open_directories(data_dir)
+    roots = [absolute_root(one) for one in data_dirs]
+    open_directories(*roots)
     windows, damage = Windows(window_ms), list[str]()
 
     def take(batch: DataFrame, _: int) -> None:
@@ -172,7 +172,8 @@ def watch(job: Job, data_dir: str, *, by: str, window_ms: int) -> Iterator[Watch
         .options(log="dispatch", damage="rows", startingOffsets="latest")
         .option("maxRowsPerTrigger", ROWS_PER_TRIGGER)
         .schema(f"{columns}, {CORRUPT_DDL}")
-        .load(data_dir)
+        .options(**paths_of(roots))
+        .load()
     )
     with tempfile.TemporaryDirectory(prefix="delayserver-lateness-") as checkpoints:
         query = (

@@ -185,7 +185,7 @@ class HistoryReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[HistoryTask]:
-        directories = wanted_directories(self._options.root, self._selection)
+        directories = wanted_directories(self._options.roots, self._selection)
         wanted = self._wanted()
         if wanted is not None and len(directories) > 1:
             raise InputError(

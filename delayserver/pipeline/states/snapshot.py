@@ -23,7 +23,7 @@ segment and what is not filed. Threads: values.
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +31,12 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.errors import InputError, PipelineError
+from delayserver.pipeline.exports.exported import (
+    is_export,
+    newest_moment,
+    open_export,
+    shard_places,
+)
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.logs.columns import Names, name_table
 from delayserver.pipeline.logs.selection import Selection
@@ -41,6 +47,7 @@ from storage.buckets import days_of, is_day
 from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.check import NotADataDirectoryError
 from storage.directory import CATALOG_DIRECTORY, ID_SECRET_BYTES, open_identity
+from storage.errors import DiskError
 from storage.files import Files, OsFiles
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.message_log import DIRECTORY as MESSAGES
@@ -68,6 +75,8 @@ class Directory:
     id_secret: bytes = bytes(ID_SECRET_BYTES)
     prefix: str = ""
     """What stands before the paths of its files where several shards are read together."""
+    moment: str = ""
+    """Of an export: which; empty for a directory that a server has."""
 
     def named(self, damage: Damage) -> Damage:
         """The damage, with a path that tells whose it is."""
@@ -77,20 +86,26 @@ class Directory:
         """A task asks this before it reads anything. Raises OtherNodeError."""
         try:
             found = open_identity(self.files, random_bytes=None)
-        except FileNotFoundError:
-            found = None
+        except (FileNotFoundError, DiskError):
+            found = None  # An export in a directory is a matter of mounts, too.
         if found is None or (found.stamp, found.shard) != (self.stamp, self.shard):
             raise OtherNodeError(self.root, socket.gethostname())
 
     @property
-    def files(self) -> OsFiles:
+    def files(self) -> Files:
         """Its files."""
+        if self.moment:
+            return open_export(self.root, self.moment)
         return OsFiles(self.root, readonly=True)
 
     @contextlib.contextmanager
     def catalog(self) -> Iterator[Catalog]:
         """Its catalog. Raises CatalogError where there is none."""
         max_bytes = Settings.model_fields["catalog_max_bytes"].default
+        if self.moment:
+            with open_export(self.root, self.moment).catalog(max_bytes) as exported:
+                yield exported
+            return
         path = str(Path(self.root) / CATALOG_DIRECTORY)
         catalog = LmdbCatalog(path, max_bytes=max_bytes, readonly=True)
         try:
@@ -108,9 +123,28 @@ def open_directory(root: str) -> Directory:
     return Directory(root, identity.stamp, identity.shard, identity.id_secret)
 
 
-def open_directories(root: str) -> list[Directory]:
-    """A data directory, or all shards of one that has several, in their order. Raises what
-    `open_directory` raises, also for a shard that is not there."""
+def open_directories(*roots: str) -> list[Directory]:
+    """The shards of all of these: each is a data directory, that of several shards, or an export.
+
+    They are in the order of their numbers. Raises what `open_directory` raises, also for a shard
+    that is not there; InputError where two have the same number, and so are different servers."""
+    found = [one for root in roots for one in _open_one(root)]
+    known: dict[int, Directory] = {}
+    for one in found:
+        other = known.setdefault(one.shard, one)
+        if other is not one:
+            raise InputError(
+                f"{other.root} and {one.root} are both shard {one.shard}, so they are of different "
+                "servers, or the same twice: run the job for each"
+            )
+    if len(roots) > 1:
+        found = [replace(one, prefix=f"{one.root}/") for one in found]
+    return sorted(found, key=lambda one: one.shard)
+
+
+def _open_one(root: str) -> list[Directory]:
+    if is_export(root):
+        return _open_exported(root)
     count = read_shard_count(OsFiles(root, readonly=True))
     if count is None:
         return [open_directory(root)]
@@ -123,24 +157,36 @@ def open_directories(root: str) -> list[Directory]:
     return found
 
 
-def wanted_directories(root: str, selection: Selection) -> list[Directory]:
-    """Those of a data directory that a selection names. Raises what `open_directories` raises, and
+def wanted_directories(roots: Sequence[str], selection: Selection) -> list[Directory]:
+    """Those of these that a selection names. Raises what `open_directories` raises, and
     InputError for a shard that there is not."""
-    found = open_directories(root)
+    found = open_directories(*roots)
     if not selection.shards:
         return found
     known = [one.shard for one in found]
     unknown = [shard for shard in selection.shards if shard not in known]
     if unknown:
         raise InputError(
-            f"the option shard names shard {unknown[0]}, but {root} has {_listed(known)}"
+            f"the option shard names shard {unknown[0]}, but {', '.join(roots)} has "
+            f"{', '.join(map(str, known))}"
         )
     return [one for one in found if one.shard in selection.shards]
 
 
-def _listed(shards: list[int]) -> str:
-    first, last = shards[0], shards[-1]
-    return f"shard {first}" if first == last else f"shards {first} to {last}"
+def _open_exported(url: str) -> list[Directory]:
+    """The shards of an export, each at its newest moment. Raises NotAnExportError, DamageError."""
+    found = []
+    places = shard_places(url)
+    for shard, place in enumerate(places):
+        moment = newest_moment(place)
+        identity = open_identity(open_export(place, moment), random_bytes=None)
+        prefix = ""
+        if len(places) > 1:
+            refuse_another(place, identity.shard, shard)
+            prefix = f"{shard_directory(shard)}/"
+        stamp, secret = identity.stamp, identity.id_secret
+        found.append(Directory(place, stamp, identity.shard, secret, prefix, moment))
+    return found
 
 
 def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:

@@ -179,7 +179,7 @@ class StateReader(DataSourceReader):
 
     def partitions(self) -> list[StateTask]:
         now_ms = self._options.number("now_ms", time.time_ns() // 1_000_000)
-        directories = wanted_directories(self._options.root, self._selection)
+        directories = wanted_directories(self._options.roots, self._selection)
         each = max(1, self._options.partitions // len(directories))
         tasks: list[StateTask] = []
         for directory in directories:

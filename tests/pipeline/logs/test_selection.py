@@ -110,7 +110,10 @@ def test_a_directory_is_absolute_before_anybody_else_reads_its_name(
         "odd:name": "/odd:name",
     }.items():
         assert absolute_root(given) == absolute
-        assert parse_options("delaylog", {"path": given}, ()).root == absolute
-    for given in ("s3a://bucket/data", "hdfs://host/data", "file://elsewhere/srv"):
-        with pytest.raises(InputError, match="mount it on the driver and on each executor"):
-            absolute_root(given)
+        assert parse_options("delaylog", {"path": given}, ()).roots == (absolute,)
+    several = {"paths": '["a", "s3a://bucket/data"]'}
+    assert parse_options("delaylog", several, ()).roots == ("/a", "s3a://bucket/data")
+    with pytest.raises(InputError, match="of another machine"):
+        absolute_root("file://elsewhere/srv")
+    with pytest.raises(InputError, match="needs the data directory"):
+        parse_options("delaylog", {}, ())

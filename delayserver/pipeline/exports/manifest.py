@@ -1,0 +1,112 @@
+"""Which objects make up the files of a shard at a moment: the one thing of an export that changes.
+
+    moment.json                    which manifest counts: whoever reads it finds the old or the new
+                                   one, and all else is never changed
+    moments/<taken_ms>             a manifest
+    files/<path>.<start>-<end>.<taken_ms>   bytes of a file, as they stand in it
+    catalog/<taken_ms>             LMDB's file, copied and compacted
+
+A file is what its pieces are, one behind the other. Nothing is written a second time under the same
+name, and what a manifest names is deleted by the one after the next, so that who began to read an
+export may go on while another is made.
+
+Cost: a request. Threads: values.
+"""
+
+from typing import TypeVar
+
+import google_crc32c
+import msgspec
+
+from delayserver.errors import PipelineError
+from storage.errors import DamageError
+
+VERSION = 1
+POINTER = "moment.json"
+FILES, CATALOGS, MOMENTS = "files", "catalog", "moments"
+SHARDS = "shards.json"
+"""Of an export of several shards, how many there are."""
+
+
+class ExportedPiece(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes `[start, end)` of a file, which are an object."""
+
+    name: str
+    start: int
+    end: int
+
+
+class ExportedPath(msgspec.Struct, array_like=True, frozen=True):
+    """A file, and by what it is known again."""
+
+    path: str
+    pieces: list[ExportedPiece]
+    head_crc: int
+    tail_crc: int
+    """Of its first and its last bytes: a file that was written anew has others."""
+
+    @property
+    def length(self) -> int:
+        return self.pieces[-1].end if self.pieces else 0
+
+
+class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a shard at one moment."""
+
+    version: int = VERSION
+    stamp: int
+    shard: int
+    taken_ms: int
+    checkpoint_seq: int
+    catalog: str
+    catalog_crc: int
+    files: list[ExportedPath]
+
+    @property
+    def name(self) -> str:
+        return f"{MOMENTS}/{self.taken_ms}"
+
+    @property
+    def names(self) -> set[str]:
+        """Of all objects, its own among them."""
+        return {
+            self.name,
+            self.catalog,
+            *(piece.name for one in self.files for piece in one.pieces),
+        }
+
+
+class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    """Which manifest counts."""
+
+    version: int = VERSION
+    moment: str
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    crc32c: int
+    content: msgspec.Raw
+
+
+T = TypeVar("T", ExportManifest, Pointer)
+
+
+def encode_sealed(content: ExportManifest | Pointer) -> bytes:
+    """One of them, with its checksum."""
+    body = msgspec.json.encode(content)
+    return msgspec.json.encode(_Sealed(google_crc32c.value(body), msgspec.Raw(body))) + b"\n"
+
+
+def decode_sealed(data: bytes, kind: type[T], path: str) -> T:
+    """Raises DamageError, PipelineError for one of a newer version."""
+    try:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+        body = bytes(sealed.content)
+        if google_crc32c.value(body) != sealed.crc32c:
+            raise DamageError(path, 0, "it does not match its checksum")
+        version = msgspec.json.decode(body, type=dict[str, msgspec.Raw])["version"]
+        if int(bytes(version)) > VERSION:
+            raise PipelineError(f"{path} was written by a newer version: use that to read it")
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, ValueError) as error:
+        raise DamageError(path, 0, f"it is not of an export ({error})") from error
