@@ -71,7 +71,8 @@ from delayserver.pipeline.logs.dispatched import Subjects
 from delayserver.pipeline.logs.filters import Condition, hours_of, mask, seqs_of, take, within
 from delayserver.pipeline.logs.logs import ALL, LogPiece, Range
 from delayserver.pipeline.logs.options import Options, parse_options
-from delayserver.pipeline.states.snapshot import Directory, open_directories, read_names
+from delayserver.pipeline.states.named import read_names
+from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.tables import read_hours
 from storage.buckets import is_day, parse_bucket_file

@@ -45,16 +45,22 @@ from delayserver.pipeline.logs.filters import Condition, take, within
 from delayserver.pipeline.logs.logs import LogPiece, read, share
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.states.hour_files import read_hour
-from delayserver.pipeline.states.settlement import SETTLED_DTYPE, EntryState, Judgement, settle
+from delayserver.pipeline.states.named import read_names
+from delayserver.pipeline.states.settlement import (
+    SETTLED_DTYPE,
+    Definitions,
+    EntryState,
+    Judgement,
+    settle,
+)
 from delayserver.pipeline.states.snapshot import (
     Directory,
     open_directories,
-    read_names,
     read_subscriptions,
 )
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content, Payload
-from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Extent, HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.archives import retired_hours
 from storage.buckets import bucket_path
@@ -274,7 +280,8 @@ class _History:
         self._task = task
         self._schema = schema
         self._ids = IdCodec(directory.shard, directory.id_secret)
-        self._registry = Registry(task.subscriptions)
+        known = {one.id: one for one in task.subscriptions}
+        self._definitions = Definitions(task.subjects, known)
 
     def read(self, hour: HistoryHour) -> Iterator[pa.RecordBatch]:
         """All entries of an hour. Raises DamageError."""
@@ -306,13 +313,11 @@ class _History:
         )
         if damage:
             raise damage[0].error()
-        task, registry = self._task, self._registry
         judgement = Judgement(
             through_seq=np.iinfo(np.int64).max,
             retired_through_seq=wanted.last_seq,
             now_ms=(wanted.hour + 1) * HOUR_MS,
-            subscribers=lambda subject: registry.matching(task.subjects.get(subject, "")),
-            is_alive=lambda subscription: registry.by_id(subscription) is not None,
+            definitions=self._definitions,
         )
         settled = np.concatenate([np.empty(0, SETTLED_DTYPE), *settle(rows, judgement)])
         return settled[np.argsort(settled["seq"], kind="stable")]
