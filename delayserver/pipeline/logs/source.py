@@ -75,7 +75,8 @@ from delayserver.pipeline.logs.selection import (
     Selection,
     parse_selection,
 )
-from delayserver.pipeline.states.snapshot import Directory, read_names, wanted_directories
+from delayserver.pipeline.states.named import read_names
+from delayserver.pipeline.states.snapshot import Directory, wanted_directories
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.tables import read_hours
 from storage.buckets import is_day, parse_bucket_file
@@ -162,7 +163,7 @@ class _Reading:
         self._payload = needs_payload(schema.names)
 
     def _directories(self) -> list[Directory]:
-        return wanted_directories(self._options.roots, self._options.selection)
+        return wanted_directories(self._options.roots, self._options.selection.shards)
 
     def _tasks(
         self, directory: Directory, pieces: list[LogPiece], partitions: int

@@ -46,16 +46,22 @@ from delayserver.pipeline.logs.logs import LogPiece, read, share
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.logs.selection import SELECTING, RowSelection, parse_selection
 from delayserver.pipeline.states.hour_files import read_hour
-from delayserver.pipeline.states.settlement import SETTLED_DTYPE, EntryState, Judgement, settle
+from delayserver.pipeline.states.named import read_names
+from delayserver.pipeline.states.settlement import (
+    SETTLED_DTYPE,
+    Definitions,
+    EntryState,
+    Judgement,
+    settle,
+)
 from delayserver.pipeline.states.snapshot import (
     Directory,
-    read_names,
     read_subscriptions,
     wanted_directories,
 )
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content, Payload
-from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Extent, HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.archives import retired_hours
 from storage.buckets import bucket_path
@@ -185,7 +191,7 @@ class HistoryReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[HistoryTask]:
-        directories = wanted_directories(self._options.roots, self._selection)
+        directories = wanted_directories(self._options.roots, self._selection.shards)
         wanted = self._wanted()
         if wanted is not None and len(directories) > 1:
             raise InputError(
@@ -280,7 +286,8 @@ class _History:
         self._task = task
         self._schema = schema
         self._ids = IdCodec(directory.shard, directory.id_secret)
-        self._registry = Registry(task.subscriptions)
+        known = {one.id: one for one in task.subscriptions}
+        self._definitions = Definitions(task.subjects, known)
 
     def read(self, hour: HistoryHour) -> Iterator[pa.RecordBatch]:
         """All entries of an hour. Raises DamageError."""
@@ -313,13 +320,11 @@ class _History:
         )
         if damage:
             raise damage[0].error()
-        task, registry = self._task, self._registry
         judgement = Judgement(
             through_seq=np.iinfo(np.int64).max,
             retired_through_seq=wanted.last_seq,
             now_ms=(wanted.hour + 1) * HOUR_MS,
-            subscribers=lambda subject: registry.matching(task.subjects.get(subject, "")),
-            is_alive=lambda subscription: registry.by_id(subscription) is not None,
+            definitions=self._definitions,
         )
         settled = np.concatenate([np.empty(0, SETTLED_DTYPE), *settle(rows, judgement)])
         return settled[np.argsort(settled["seq"], kind="stable")]

@@ -3,20 +3,39 @@
 Both are opened before either is read, the dispatch log first: the server deletes them in the other
 order, so where a schedule log is found its dispatch log was not deleted before it.
 
+A large hour can be read in parts, by ranges of seq: an entry and all that ended it name the same
+one, so no part needs another. Each reads both files, and keeps its own rows alone.
+
+What verifies is doubted, too: the catalog says how many rows a schedule file has, and which are the
+first and the last; a row belongs to the hour of its file, and stands in the order of its seq.
+
 Cost: the columns of both files. Threads: functions without state.
 """
 
 import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from delayserver.pipeline.logs.logs import LogPiece, read_file
+from delayserver.pipeline.logs.logs import ALL, LogPiece, Range, read_file
 from delayserver.pipeline.states.settlement import HourRows
 from delayserver.records.tables import HourState
-from storage.buckets import bucket_path
+from storage.buckets import bucket_path, end_ms, start_ms
 from storage.files import File, Files
 from storage.frame import Damage, Frame, Rows
-from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, SCHEDULE_DTYPE, LogKind, concatenate
+from storage.rows import (
+    DISPATCH_DTYPE,
+    FLAG_REMOVAL,
+    SCHEDULE_DTYPE,
+    SCHEDULES,
+    LogKind,
+    concatenate,
+    keep,
+    select,
+)
+
+_IS_ENTRY_KIND = np.zeros(256, bool)
+_IS_ENTRY_KIND[list(SCHEDULES)] = True
 
 
 def read_hour(
@@ -28,41 +47,46 @@ def read_hour(
     stamp: int,
     checkpoint_seq: int,
     dispatch_bytes: int | None = None,
+    seqs: Range = ALL,
 ) -> tuple[HourRows, list[Damage]]:
-    """All rows of an hour, and what is damaged or missing of them.
+    """The rows of an hour that are about entries of these seqs, and what is damaged or missing of
+    its files.
 
     `dispatch_bytes`: how much of the dispatch log to read, all of which must be there; None: what
     there is."""
     damage: list[Damage] = []
     path = bucket_path(LogKind.SCHEDULE, hour)
+    unfiled = _within(unfiled, seqs)
     with contextlib.ExitStack() as cleanup:
         dispatch_file = _open(files, bucket_path(LogKind.DISPATCH, hour), cleanup)
         schedule_file = _open(files, path, cleanup)
-        schedule = _rows(
-            schedule_file,
-            LogPiece(LogKind.SCHEDULE, path, 0, state.length, state.length),
-            SCHEDULE_DTYPE,
-            stamp,
-            damage,
-        )
+        piece = LogPiece(LogKind.SCHEDULE, path, 0, state.length, state.length)
+        filed = _Filed(hour, path)
+        parts = [
+            _within(found.rows, seqs)
+            for found in filed.counted(_frames(schedule_file, piece, stamp, damage))
+        ]
+        schedule = concatenate(parts, SCHEDULE_DTYPE)
         if schedule_file is None and state.length:
             reason = "the file is missing, and the catalog knows it"
             damage.append(Damage(path, 0, state.length, reason, torn=False))
         elif not damage:
-            damage += _counted(path, schedule, state)
+            damage += filed.differences(state)
+        damage += filed.damage
+        if filed.is_out_of_order:
+            schedule = select(schedule, np.argsort(schedule["seq"], kind="stable"))
         promised = dispatch_bytes or 0
         end = dispatch_file.size() if dispatch_file and dispatch_bytes is None else promised
         path_of_dispatch = bucket_path(LogKind.DISPATCH, hour)
         if dispatch_file is None and promised:
             reason = "the file is missing"
             damage.append(Damage(path_of_dispatch, 0, promised, reason, torn=False))
-        dispatch = _rows(
-            dispatch_file,
-            LogPiece(LogKind.DISPATCH, path_of_dispatch, 0, end, promised),
-            DISPATCH_DTYPE,
-            stamp,
-            damage,
-        )
+        piece = LogPiece(LogKind.DISPATCH, path_of_dispatch, 0, end, promised)
+        parts = [
+            found.rows if seqs == ALL else keep(found.rows, _is_in(found.rows["seq"], seqs))
+            for found in _frames(dispatch_file, piece, stamp, damage)
+        ]
+        dispatch = concatenate(parts, DISPATCH_DTYPE)
     if schedule_file is not None or not state.length:
         lost, behind = _not_filed(schedule, unfiled, checkpoint_seq)
         if len(behind):
@@ -91,30 +115,96 @@ def _open(files: Files, path: str, cleanup: contextlib.ExitStack) -> File | None
     return file
 
 
-def _rows(
-    file: File | None, piece: LogPiece, dtype: np.dtype[np.void], stamp: int, damage: list[Damage]
-) -> Rows:
-    parts: list[Rows] = []
+def _frames(
+    file: File | None, piece: LogPiece, stamp: int, damage: list[Damage]
+) -> Iterator[Frame]:
     if file is not None and piece.end:
         for found in read_file(file, piece, stamp=stamp):
             if isinstance(found, Frame):
-                parts.append(found.rows)
+                yield found
             else:
                 damage.append(found)
-    return concatenate(parts, dtype)
 
 
-def _counted(path: str, schedule: Rows, state: HourState) -> list[Damage]:
-    """The catalog counts the rows of a file, so that none can be taken out of it unnoticed."""
-    removals = int(((schedule["flags"] & FLAG_REMOVAL) != 0).sum())
-    entries = len(schedule) - removals
-    if (entries, removals) == (state.entries, state.removals):
-        return []
-    reason = (
-        f"the file has {entries} entries and {removals} tombstones, "
-        f"the catalog says {state.entries} and {state.removals}"
+def _within(schedule: Rows, seqs: Range) -> Rows:
+    """Entries of these seqs, and the tombstones of such."""
+    if seqs == ALL or not len(schedule):
+        return schedule
+    is_entry = (schedule["flags"] & FLAG_REMOVAL) == 0
+    return keep(
+        schedule, _is_in(np.where(is_entry, schedule["seq"], schedule["message_seq"]), seqs)
     )
-    return [Damage(path, 0, state.length, reason, torn=False)]
+
+
+def _is_in(numbers: np.ndarray, seqs: Range) -> np.ndarray:
+    is_in: np.ndarray = (numbers >= np.uint64(seqs.first)) & (numbers <= np.uint64(seqs.last))
+    return is_in
+
+
+class _Filed:
+    """What a schedule file holds, as far as it was read."""
+
+    def __init__(self, hour: int, path: str) -> None:
+        self._path = path
+        self._due_ms = range(start_ms(hour), end_ms(hour))
+        self._first_seq = self._last_seq = self._last_entry_seq = 0
+        self._entries = self._removals = 0
+        self.damage: list[Damage] = []
+        self.is_out_of_order = False
+
+    def counted(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        """The same frames."""
+        for frame in frames:
+            self._count(frame)
+            yield frame
+
+    def _count(self, frame: Frame) -> None:
+        rows = frame.rows
+        seqs, due_ms = rows["seq"], rows["due_ms"]
+        is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
+        entries = seqs if is_entry.all() else seqs[is_entry]
+        self._entries += len(entries)
+        self._removals += len(rows) - len(entries)
+        self._first_seq = self._first_seq or int(seqs[0])
+        in_order = int(seqs[0]) >= self._last_seq and not (seqs[1:] < seqs[:-1]).any()
+        if not in_order:
+            self.is_out_of_order = True
+            self._add(frame, seqs, "its rows are not in the order of their seqs")
+        elif len(entries) and (
+            int(entries[0]) == self._last_entry_seq or (entries[1:] == entries[:-1]).any()
+        ):
+            self._add(frame, seqs, "two entries have the same seq")
+        self._last_seq = max(self._last_seq, int(seqs[-1]))
+        if len(entries):
+            self._last_entry_seq = int(entries[-1])
+        is_odd = is_entry & ~_IS_ENTRY_KIND[rows["kind"]]
+        if is_odd.any():
+            self._add(frame, seqs[is_odd], "entries of a kind that makes none")
+        is_odd = (due_ms < self._due_ms.start) | (due_ms >= self._due_ms.stop)
+        if is_odd.any():
+            self._add(frame, seqs[is_odd], "rows of another hour than the file's")
+
+    def _add(self, frame: Frame, seqs: np.ndarray, reason: str) -> None:
+        first, last = int(seqs.min()), int(seqs.max())
+        place = (self._path, frame.offset, frame.end, reason)
+        self.damage.append(Damage(*place, torn=False, first_seq=first, last_seq=last))
+
+    def differences(self, state: HourState) -> Iterator[Damage]:
+        """What the catalog says otherwise, so that no row can be taken out unnoticed."""
+        found = f"{self._entries} entries and {self._removals} tombstones"
+        said = f"{state.entries} and {state.removals}"
+        if (self._entries, self._removals) != (state.entries, state.removals):
+            yield self._of_all(state, f"the file has {found}, the catalog says {said}")
+            return
+        for what, seq, known in (
+            ("begins with", self._first_seq, state.first_seq or self._first_seq),
+            ("has as its last entry", self._last_entry_seq, state.last_entry_seq),
+        ):
+            if seq != known:
+                yield self._of_all(state, f"the file {what} seq {seq}, the catalog says {known}")
+
+    def _of_all(self, state: HourState, reason: str) -> Damage:
+        return Damage(self._path, 0, state.length, reason, torn=False)
 
 
 def _not_filed(schedule: Rows, unfiled: Rows, checkpoint_seq: int) -> tuple[Rows, Rows]:

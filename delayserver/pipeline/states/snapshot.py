@@ -23,7 +23,7 @@ segment and what is not filed. Threads: values.
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -38,8 +38,6 @@ from delayserver.pipeline.exports.exported import (
     shard_places,
 )
 from delayserver.pipeline.logs import logs
-from delayserver.pipeline.logs.columns import Names, name_table
-from delayserver.pipeline.logs.selection import Selection
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.filing import by_bucket, schedule_rows
@@ -51,6 +49,8 @@ from storage.errors import DiskError
 from storage.files import Files, OsFiles
 from storage.frame import Damage, Frame, Rows, unseal
 from storage.message_log import DIRECTORY as MESSAGES
+from storage.message_log import parse_segment_name
+from storage.replicated.log import OFFICE_KEY
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind, concatenate
 from storage.shards import read_shard_count, refuse_another, shard_directory
 
@@ -157,20 +157,21 @@ def _open_one(root: str) -> list[Directory]:
     return found
 
 
-def wanted_directories(roots: Sequence[str], selection: Selection) -> list[Directory]:
-    """Those of these that a selection names. Raises what `open_directories` raises, and
-    InputError for a shard that there is not."""
+def wanted_directories(roots: Sequence[str], shards: Sequence[int]) -> list[Directory]:
+    """Of these the shards that are wanted; all, if none is named.
+
+    Raises what `open_directories` raises, and InputError for a shard that there is not."""
     found = open_directories(*roots)
-    if not selection.shards:
+    if not shards:
         return found
     known = [one.shard for one in found]
-    unknown = [shard for shard in selection.shards if shard not in known]
+    unknown = [shard for shard in shards if shard not in known]
     if unknown:
         raise InputError(
             f"the option shard names shard {unknown[0]}, but {', '.join(roots)} has "
             f"{', '.join(map(str, known))}"
         )
-    return [one for one in found if one.shard in selection.shards]
+    return [one for one in found if one.shard in shards]
 
 
 def _open_exported(url: str) -> list[Directory]:
@@ -195,18 +196,6 @@ def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:
     return {subscription.id: subscription for subscription in known}
 
 
-def read_names(catalog: Catalog, shard: int) -> Names:
-    """What the numbers in the logs of a shard stand for."""
-    return _names(read_subjects(catalog), read_subscriptions(catalog), shard)
-
-
-def _names(
-    subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription], shard: int
-) -> Names:
-    named = {number: subscription.name for number, subscription in subscriptions.items()}
-    return Names(name_table(subjects), name_table(named), shard)
-
-
 @dataclass(frozen=True, slots=True)
 class StatesSnapshot:
     """What was known at one moment, but for the rows in the hours' files."""
@@ -228,10 +217,6 @@ class StatesSnapshot:
     damage: list[Damage] = field(default_factory=list)
     """Of the message log."""
 
-    def names(self, shard: int) -> Names:
-        """What the numbers in the logs stand for, which are those of that shard."""
-        return _names(self.subjects, self.subscriptions, shard)
-
 
 def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapshot:
     """Read all of it, in the order that this module tells. Raises CatalogError, DiskError."""
@@ -240,6 +225,7 @@ def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapsh
         for hour, state in read_hours(catalog).items()
         if state.retired_ms
     }
+    filed_seq = read_checkpoint(catalog)
     tail = _read_message_log(files, stamp)
     checkpoint_seq = read_checkpoint(catalog)
     hours = read_hours(catalog)
@@ -264,7 +250,11 @@ def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapsh
         unfiled=unfiled,
         subjects=tail.subjects | read_subjects(catalog),
         subscriptions=read_subscriptions(catalog) | tail.subscriptions_after(checkpoint_seq),
-        damage=[*tail.damage, *_gaps(records["seq"], tail.last_seqs, checkpoint_seq)],
+        damage=[
+            *tail.damage,
+            *_gaps(records["seq"], tail.last_seqs, checkpoint_seq),
+            *_missing_end(files, catalog, tail, filed_seq),
+        ],
     )
 
 
@@ -333,3 +323,22 @@ def _gaps(seqs: np.ndarray, last_seqs: np.ndarray, checkpoint_seq: int) -> Itera
         if last > checkpoint_seq:
             reason = "records are missing"
             yield Damage(MESSAGES, 0, 0, reason, torn=False, first_seq=first, last_seq=last)
+
+
+def _missing_end(files: Files, catalog: Catalog, tail: _Tail, filed_seq: int) -> Iterator[Damage]:
+    """The end of the message log, where it does not reach to what was filed before it was read.
+
+    A server deletes what is filed but for its newest segment, and makes the directory at its start.
+    A replica has its message log elsewhere."""
+    if not filed_seq or catalog.get(Table.META, OFFICE_KEY) is not None:
+        return
+    names = (parse_segment_name(name) for name in files.list(MESSAGES))
+    first_seqs = [first_seq for first_seq in names if first_seq is not None]
+    last_seq = max([first_seq - 1 for first_seq in first_seqs] + tail.last_seqs[-1:].tolist() + [0])
+    if first_seqs and last_seq < filed_seq:
+        reason = f"the message log ends with seq {last_seq}, the checkpoint is {filed_seq}"
+        first, last = last_seq + 1, filed_seq
+        yield Damage(MESSAGES, 0, 0, reason, torn=False, first_seq=first, last_seq=last)
+    elif not first_seqs and not files.exists(MESSAGES):
+        reason = "the message log is missing: what was accepted behind the checkpoint is lost"
+        yield Damage(MESSAGES, 0, 0, reason, torn=False, first_seq=filed_seq + 1)

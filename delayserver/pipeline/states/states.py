@@ -55,9 +55,11 @@ from delayserver.pipeline.logs.selection import (
     parse_selection,
 )
 from delayserver.pipeline.states.hour_files import read_hour
+from delayserver.pipeline.states.named import names_of
 from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
     BrokenGuarantee,
+    Definitions,
     EntryState,
     Judgement,
     settle,
@@ -70,7 +72,7 @@ from delayserver.pipeline.states.snapshot import (
 )
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.arrow import fixed, texts
-from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import HourState, hour_key
 from storage import buckets
 from storage.buckets import bucket_path, is_day
@@ -86,10 +88,12 @@ _PROBLEMS = {int(problem): problem.name.lower() for problem in BrokenGuarantee i
 
 def _problem_names(rows: Rows, names: Names) -> pa.Array:
     """The names of the problems of each row; null where there is none."""
-    joined: list[str | None] = [None] * 256
-    for number in range(1, 256):
-        joined[number] = " ".join(name for bit, name in _PROBLEMS.items() if bit & number)
-    return texts(joined).take(fixed(rows["problems"]))
+    numbers, places = np.unique(rows["problems"], return_inverse=True)
+    joined = [
+        " ".join(name for bit, name in _PROBLEMS.items() if bit & number) or None
+        for number in numbers.tolist()
+    ]
+    return texts(joined).take(fixed(places))
 
 
 _DERIVED: Derived = {
@@ -179,7 +183,7 @@ class StateReader(DataSourceReader):
 
     def partitions(self) -> list[StateTask]:
         now_ms = self._options.number("now_ms", time.time_ns() // 1_000_000)
-        directories = wanted_directories(self._options.roots, self._selection)
+        directories = wanted_directories(self._options.roots, self._selection.shards)
         each = max(1, self._options.partitions // len(directories))
         tasks: list[StateTask] = []
         for directory in directories:
@@ -191,7 +195,7 @@ class StateReader(DataSourceReader):
             snapshot = take_snapshot(directory.files, catalog, stamp=directory.stamp)
         hours = _hours(snapshot, self._selection.hours.overlaps)
         sizes = _sizes(directory.files, hours)
-        names = snapshot.names(directory.shard)
+        names = names_of(snapshot.subjects, snapshot.subscriptions, directory.shard)
         wanted = self._selection.of_shard(names)
         return [
             StateTask(
@@ -271,13 +275,11 @@ def _settle(directory: Directory, hour: StateHour, task: StateTask) -> Iterator[
             yield from _settle(directory, part, task)
         return
     yield from damage
-    registry = Registry(task.subscriptions)
     judgement = Judgement(
         through_seq=task.through_seq,
         retired_through_seq=hour.retired_through_seq,
         now_ms=task.now_ms,
-        subscribers=lambda number: registry.matching(task.subjects.get(number, "")),
-        is_alive=lambda number: registry.by_id(number) is not None,
+        definitions=Definitions(task.subjects, {one.id: one for one in task.subscriptions}),
     )
     yield from settle(rows, judgement)
 

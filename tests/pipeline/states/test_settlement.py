@@ -11,14 +11,16 @@ from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
     SLICE_ENTRIES,
     BrokenGuarantee,
+    Definitions,
     EntryState,
     HourRows,
     Judgement,
     settle,
 )
 from delayserver.pipeline.states.snapshot import open_directory, take_snapshot
+from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.horizon import Mark
-from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.subscriptions import Subscription
 from delayserver.testing import World
 from storage.catalog import Catalog
 from storage.directory import open_identity
@@ -35,7 +37,7 @@ def settle_all(files: Files, catalog: Catalog, now_ms: int) -> tuple[Rows, list[
     """What became of everything in a directory, as the source does it."""
     stamp = open_identity(files, random_bytes=None).stamp
     snapshot = take_snapshot(files, catalog, stamp=stamp)
-    registry = Registry(snapshot.subscriptions.values())
+    definitions = Definitions(snapshot.subjects, snapshot.subscriptions)
     parts = [np.empty(0, SETTLED_DTYPE)]
     damage = list(snapshot.damage)
     for hour, state in snapshot.hours.items():
@@ -52,8 +54,7 @@ def settle_all(files: Files, catalog: Catalog, now_ms: int) -> tuple[Rows, list[
             through_seq=snapshot.through_seq,
             retired_through_seq=snapshot.retired.get(hour, 0),
             now_ms=now_ms,
-            subscribers=lambda number: registry.matching(snapshot.subjects[number]),
-            is_alive=lambda number: registry.by_id(number) is not None,
+            definitions=definitions,
         )
         parts += settle(rows, judgement)
     return np.concatenate(parts), damage
@@ -124,6 +125,10 @@ def dispatch(*rows: tuple[int, int], outcome: int = Outcome.DELIVERED, late_ms: 
     return made
 
 
+def definitions_of(subscriptions: Sequence[Subscription]) -> Definitions:
+    return Definitions({1: "a", 2: "b"}, {one.id: one for one in subscriptions})
+
+
 def judged(
     scheduled: Rows,
     dispatched: Rows,
@@ -133,13 +138,12 @@ def judged(
     now_ms: int = DUE_MS + 1,
 ) -> list[tuple[int, int, str, int]]:
     """seq, subscription_id, state, problems."""
-    registry = Registry(subscriptions)
     judgement = Judgement(
         through_seq=100,
         retired_through_seq=100 if retired else 0,
         now_ms=now_ms,
-        subscribers=lambda number: registry.matching("a"),
-        is_alive=lambda number: registry.by_id(number) is not None,
+        definitions=definitions_of(subscriptions),
+        settled_until_ms=now_ms + HOUR_MS,
     )
     return [
         (
@@ -231,19 +235,143 @@ def test_nothing_more_is_expected_of_a_deleted_subscription() -> None:
     gone = (subscription(1, deleted=True),)
     assert judged(schedule(ENTRY), dispatch((7, 1)), gone) == [(7, 1, "DELIVERED", 0)]
     retry = (7, 5, 1, RecordKind.RETRY, 0)
-    dropped = judged(schedule(retry), dispatch((7, 0), outcome=Outcome.DROPPED), gone)
-    assert dropped == [(7, 0, "DROPPED", 0)]
+    rows = dispatch((7, 0), outcome=Outcome.DROPPED)
+    rows["message_seq"] = 5
+    assert judged(schedule(retry), rows, gone) == [(7, 0, "DROPPED", 0)]
+
+
+GONE = (subscription(2, deleted=True),)
+DROPPED = Outcome.DROPPED
+
+
+def test_what_deleted_subscriptions_left_of_a_message_waits_for_others() -> None:
+    dropped = dispatch((7, 0), outcome=DROPPED)
+    found = judged(schedule(ENTRY), dropped, GONE, retired=False)
+    assert found == [(7, 0, "DROPPED", 0), (7, 0, "PENDING", 0)]
+    # Once its hour is retired somebody must have had it.
+    found = judged(schedule(ENTRY), dropped, GONE)
+    assert found == [(7, 0, "DROPPED", BrokenGuarantee.WRONGLY_DROPPED)]
+    changed = (*GONE, subscription(1, subject_since_ms=DUE_MS + 1))
+    assert judged(schedule(ENTRY), dropped, changed) == [(7, 0, "DROPPED", 0)]
+    for retired in (True, False):
+        had = np.concatenate([dropped, dispatch((7, 1))])
+        found = judged(schedule(ENTRY), had, (subscription(1), *GONE), retired=retired)
+        assert found == [(7, 0, "DROPPED", 0), (7, 1, "DELIVERED", 0)]
+
+
+# ---- what rows say of themselves is doubted ---------------------------------------------------
+
+
+def the_problem(found: Sequence[tuple[int, int, str, int]]) -> str:
+    """The problems of all rows, by their names."""
+    problems = int(np.bitwise_or.reduce([row[3] for row in found]))
+    return " ".join(one.name.lower() for one in BrokenGuarantee if one.name and one & problems)
+
+
+def test_who_was_deleted_drops_and_nobody_else() -> None:
+    """The first row of what an outside test found: delivered became dropped."""
+    one = dispatch((7, 1), outcome=DROPPED)
+    assert the_problem(judged(schedule(ENTRY), one)) == "wrongly_dropped"
+    by_nobody = dispatch((7, 0), outcome=DROPPED)
+    assert the_problem(judged(schedule(ENTRY), by_nobody)) == "missing wrongly_dropped"
+    other = (subscription(1), subscription(2, subject="b", deleted=True))
+    assert the_problem(judged(schedule(ENTRY), by_nobody, other)) == "missing wrongly_dropped"
+    retry = (7, 5, 1, RecordKind.RETRY, 0)
+    by_nobody["message_seq"] = 5
+    assert the_problem(judged(schedule(retry), by_nobody)) == "missing wrongly_dropped"
 
 
 @pytest.mark.parametrize("retired", [True, False])
-def test_what_deleted_subscriptions_left_of_a_message_waits_for_others(retired: bool) -> None:
-    dropped = dispatch((7, 0), outcome=Outcome.DROPPED)
-    waits = [] if retired else [(7, 0, "PENDING", 0)]
-    found = judged(schedule(ENTRY), dropped, (), retired=retired)
-    assert found == [(7, 0, "DROPPED", 0), *waits]
-    had = np.concatenate([dropped, dispatch((7, 1))])
-    found = judged(schedule(ENTRY), had, (), retired=retired)
-    assert found == [(7, 0, "DROPPED", 0), (7, 1, "DELIVERED", 0)]
+def test_an_outcome_that_no_server_writes_settles_nothing(retired: bool) -> None:
+    found = judged(schedule(ENTRY), dispatch((7, 1), outcome=9), retired=retired)
+    waits = (7, 1, "MISSING", BrokenGuarantee.MISSING) if retired else (7, 1, "PENDING", 0)
+    assert found == [(7, 1, "", BrokenGuarantee.UNKNOWN_OUTCOME), waits]
+    both = np.concatenate([dispatch((7, 1)), dispatch((7, 2), outcome=9)])
+    assert the_problem(judged(schedule(ENTRY), both, retired=retired)) == "unknown_outcome"
+    tombstone = (8, 7, 0, RecordKind.SUBJECT, 1)
+    found = judged(schedule(ENTRY, tombstone), dispatch((7, 1)))
+    assert the_problem(found) == "unknown_outcome"
+
+
+def test_a_subscription_that_never_was_is_named() -> None:
+    both = dispatch((7, 1), (7, 77))
+    assert the_problem(judged(schedule(ENTRY), both)) == "unknown_subscription"
+    dead = (8, 7, 77, RecordKind.DEAD, 1)
+    found = judged(schedule(ENTRY, dead), dispatch((7, 1)))
+    assert the_problem(found) == "unknown_subscription"
+    entry = (7, 5, 77, RecordKind.RETRY, 0)
+    rows = dispatch((7, 1))
+    rows["message_seq"] = 5
+    assert the_problem(judged(schedule(entry), rows)) == "unknown_subscription"
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("message_seq", 6), ("due_ms", DUE_MS - 1)])
+def test_a_delivery_that_names_another_message_is_mismatched(name: str, wrong: int) -> None:
+    rows = dispatch((7, 1))
+    rows[name] = wrong
+    assert the_problem(judged(schedule(ENTRY), rows)) == "mismatched"
+
+
+@pytest.mark.parametrize("settled_ms", [0, -5, DUE_MS + HOUR_MS + 2])
+def test_what_was_settled_when_it_cannot_have_been_is_named(settled_ms: int) -> None:
+    rows = dispatch((7, 1))
+    rows["settled_ms"] = settled_ms
+    early = "early " if settled_ms <= 0 else ""
+    assert the_problem(judged(schedule(ENTRY), rows)) == f"{early}in_the_future"
+
+
+def test_a_tombstone_that_points_to_another_message_is_mismatched() -> None:
+    other = (6, 6, 0, RecordKind.PUBLISH, 0)
+    for name, wrong in (("due_ms", DUE_MS + 60_000), ("subject_id", 2)):
+        rows = schedule(other, ENTRY, CANCEL)
+        rows[name][2] = wrong
+        found = judged(rows, dispatch(), retired=False, now_ms=DUE_MS - 1)
+        assert the_problem(found) == "mismatched"
+    # It cannot have removed what came after it.
+    rows = schedule(ENTRY, (9, 9, 0, RecordKind.PUBLISH, 0), (8, 9, 0, RecordKind.CANCEL, 1))
+    assert the_problem(judged(rows, dispatch((7, 1)), retired=False)) == "mismatched"
+
+
+def test_an_entry_that_is_not_what_it_says_is_mismatched() -> None:
+    for odd in ((7, 6, 0, RecordKind.PUBLISH, 0), (7, 7, 0, RecordKind.MOVE, 0)):
+        found = judged(schedule(odd), dispatch(), retired=False, now_ms=DUE_MS - 1)
+        assert the_problem(found) == "mismatched"
+
+
+TO = DIRECT_FIRST_ID + 3
+OTHER = subscription(2, subject="b")
+LATE = subscription(2, created_ms=DUE_MS + 1)
+RETRY = (7, 5, 1, RecordKind.RETRY, 0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "receiver", "subscriptions", "wanted"),
+    [
+        pytest.param(ENTRY, 2, [OTHER], "misdirected", id="of another subject"),
+        pytest.param(ENTRY, 2, [subscription(2, subject="b", deleted=True)], "misdirected"),
+        pytest.param(ENTRY, 2, [subscription(2, subject="b", subject_since_ms=9)], ""),
+        pytest.param(ENTRY, 2, [subscription(2, deleted=True)], "", id="of one that was deleted"),
+        pytest.param(ENTRY, 2, [subscription(1), LATE], "missing misdirected", id="came later"),
+        pytest.param(ENTRY, 2, [LATE], "", id="nobody else was there"),
+        pytest.param(
+            ENTRY, 2, [subscription(1, subject_since_ms=9), LATE], "missing", id="maybe nobody"
+        ),
+        pytest.param(ENTRY, TO, [subscription(1)], "missing misdirected", id="by itself"),
+        pytest.param(RETRY, 2, BOTH, "missing misdirected", id="of another one's retry"),
+        pytest.param(RETRY, 2, [subscription(1, deleted=True), BOTH[1]], "", id="an heir"),
+        pytest.param((7, 7, TO, RecordKind.PUBLISH, 0), TO, BOTH, "", id="where it says"),
+        pytest.param((7, 7, TO, RecordKind.PUBLISH, 0), 1, BOTH, "missing misdirected"),
+    ],
+)
+def test_who_had_a_message_must_be_who_it_was_for(
+    entry: tuple[int, int, int, int, int],
+    receiver: int,
+    subscriptions: Sequence[Subscription],
+    wanted: str,
+) -> None:
+    rows = dispatch((7, receiver))
+    rows["message_seq"] = entry[1]
+    assert the_problem(judged(schedule(entry), rows, subscriptions)) == wanted
 
 
 def test_a_delivery_before_its_time_is_early() -> None:
@@ -258,8 +386,7 @@ def test_an_hour_longer_than_a_slice() -> None:
     rows = np.repeat(dispatch((7, 1)), count)
     rows["seq"] = entries["seq"][::-1]
     rows = rows[rows["seq"] != SLICE_ENTRIES]
-    registry = Registry([subscription(1)])
-    judgement = Judgement(count, count, DUE_MS, lambda _: registry.matching("a"), lambda _: True)
+    judgement = Judgement(count, count, DUE_MS, definitions_of([subscription(1)]))
     slices = list(settle(HourRows(entries, rows), judgement))
     assert [len(one) for one in slices] == [SLICE_ENTRIES, SLICE_ENTRIES, 3]
     settled = np.concatenate(slices)
@@ -272,8 +399,7 @@ def test_messages_with_a_history_are_marked_and_entries_are_counted_once() -> No
     again = (8, 7, 1, RecordKind.RETRY, 0)
     plain = (9, 9, 0, RecordKind.PUBLISH, 0)
     rows = HourRows(schedule(ENTRY, again, retry, plain), dispatch((7, 2), (8, 1), (9, 1), (9, 2)))
-    registry = Registry(BOTH)
-    judgement = Judgement(9, 9, DUE_MS, lambda _: registry.matching("a"), lambda _: True)
+    judgement = Judgement(9, 9, DUE_MS, definitions_of(BOTH))
     (settled,) = settle(rows, judgement)
     by_seq = {seq: settled[settled["seq"] == seq] for seq in (7, 8, 9)}
     assert by_seq[7]["has_history"].all() and by_seq[8]["has_history"].all()
