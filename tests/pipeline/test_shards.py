@@ -130,7 +130,7 @@ def test_shards_are_picked(root: Path, source: type[DataSource]) -> None:
     assert shards(shard="0, 2") == {0, 2}
     # The same name has another number in each.
     assert shards(shard="1,2", subject="envelope") == {1, 2}
-    with pytest.raises(InputError, match=r"names shard 7, but .* has shards 0 to 2"):
+    with pytest.raises(InputError, match=r"names shard 7, but .* has shards 0, 1, 2"):
         shards(shard="7")
 
 

@@ -169,7 +169,7 @@ def wanted_directories(roots: Sequence[str], shards: Sequence[int]) -> list[Dire
     if unknown:
         raise InputError(
             f"the option shard names shard {unknown[0]}, but {', '.join(roots)} has "
-            f"{', '.join(map(str, known))}"
+            f"{'shard' if len(known) == 1 else 'shards'} {', '.join(map(str, known))}"
         )
     return [one for one in found if one.shard in shards]
 
