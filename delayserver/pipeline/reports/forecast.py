@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 import pandas as pd
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
@@ -97,7 +97,7 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
         )
         .count()
     )
-    counted = subjects.put_into(job.spark, of_shards, "subject_id").persist()
+    counted = _shared(subjects, job.spark, of_shards).persist()
     try:
         with job.step("reading the logs"):
             by_moment = counted.groupBy("is_overdue").agg(F.sum("count").alias("n"))
@@ -149,6 +149,15 @@ def forecast(job: Job, data_dir: str, *, days: int = 7, now_ms: int | None = Non
         subjects=_named(largest, subjects.names),
         by_subject=_named(by_subject, subjects.names),
     )
+
+
+def _shared(subjects: SharedNumbers, spark: SparkSession, counts: DataFrame) -> DataFrame:
+    """Rows with, as `subject_id`, the number that all shards share; 0: of no name."""
+    if subjects.pairs is None:
+        return counts
+    table = spark.createDataFrame(subjects.pairs, "shard int, subject_id int, shared int")
+    joined = counts.join(F.broadcast(table), ["shard", "subject_id"], "left")
+    return joined.withColumn("subject_id", F.coalesce("shared", F.lit(0))).drop("shared")
 
 
 def _is_pending() -> Column:
