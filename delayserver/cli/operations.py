@@ -25,7 +25,7 @@ from delayserver.cli.session import (
     server_command,
 )
 from delayserver.errors import InputError
-from delayserver.times import parse_duration_ms
+from delayserver.times import parse_duration_ms, parse_time_ms
 from storage.errors import StorageError
 
 if TYPE_CHECKING:
@@ -50,6 +50,26 @@ DataDirOption = Annotated[
     ),
 ]
 
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Leave out the hours before (RFC 3339); the verdict says so.",
+    ),
+]
+BodiesOption = Annotated[
+    bool, typer.Option("--bodies", help="Read the body of everything in the schedule log, too.")
+]
+
+
+def since_option(text: str | None) -> int | None:
+    """The moment that --since names."""
+    try:
+        return None if text is None else parse_time_ms(text)
+    except InputError as error:
+        raise typer.BadParameter(error.detail, param_hint="--since") from error
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
@@ -59,10 +79,14 @@ def register(app: typer.Typer) -> None:
     server_command(app, "shards", "shards", "shards --json")(shards)
     server_command(app, "whoami", "whoami --json")(whoami)
     server_command(app, "ready", "ready --wait 30s", "ready --here")(ready)
-    examples = ("check --data-dir data", "check --data-dir /var/lib/delayserver --json")
+    examples = (
+        "check --data-dir data",
+        "check --data-dir /var/lib/delayserver --json",
+        "check --data-dir data --settled",
+    )
     app.command("check", help=help_text(check.__doc__, *examples))(check)
-    examples = ("repair --data-dir data --dry-run", "repair --data-dir data")
-    app.command("repair", help=help_text(repair.__doc__, *examples))(repair)
+    repairs = ("repair --data-dir data --dry-run", "repair --data-dir data")
+    app.command("repair", help=help_text(repair.__doc__, *repairs))(repair)
 
 
 def stats(session: Session) -> None:
@@ -168,12 +192,32 @@ def _wait_ready(session: Session, wait_s: float) -> None:
             return
 
 
-def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -> None:
+def check(
+    data_dir: DataDirOption = Path("data"),
+    settled: Annotated[
+        bool,
+        typer.Option(
+            "--settled",
+            help="Not the bytes, but what they say: that every accepted message was settled "
+            "exactly once. `delayserver pipeline audit` asks the same on all cores.",
+        ),
+    ] = False,
+    since: SinceOption = None,
+    bodies: BodiesOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """Verify every byte of a data directory. Nothing is written; a server may be running on it.
 
     Of a directory of several shards all are checked; one may be given by itself, too.
 
-    Status 0: sound. 1: damage was found. 2: it, or a shard of it, could not be checked."""
+    Status 0: sound. 1: damage was found, or something was not settled as it should be. 2: it, or a
+    shard of it, could not be checked."""
+    since_ms = since_option(since)
+    if settled:
+        _check_settled(data_dir, since_ms, with_bodies=bodies, as_json=as_json)
+        return
+    if bodies or since_ms is not None:
+        raise typer.BadParameter("--since and --bodies go with --settled")
     from delayserver.config import Settings
     from delayserver.recovery.check import check_path
     from delayserver.recovery.shards import check_shards, count_shards
@@ -193,6 +237,22 @@ def check(data_dir: DataDirOption = Path("data"), as_json: JsonOption = False) -
             )
             lines, status = _rendered(report), 0 if report.is_clean else DAMAGED_STATUS
     _end(found.to_json() if as_json else lines, status)
+
+
+def _check_settled(
+    data_dir: Path, since_ms: int | None, *, with_bodies: bool, as_json: bool
+) -> None:
+    import json
+
+    from delayserver.pipeline.audits.audit import audit_here
+    from delayserver.pipeline.audits.telling import document, lines
+
+    with _disk_errors(as_json), progress_bar("looking", quiet=as_json) as progress:
+        found = audit_here(
+            str(data_dir), since_ms=since_ms, with_bodies=with_bodies, progress=progress
+        )
+    shown = json.dumps(document(found), ensure_ascii=False, indent=1) if as_json else lines(found)
+    _end(shown, 0 if found.is_clean else DAMAGED_STATUS)
 
 
 def repair(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from delayserver.cli.operations import BodiesOption, SinceOption, since_option
 from delayserver.cli.output import help_text, make_console, print_json, progress_bar
 from delayserver.cli.session import CannotRun, error_exit
 from delayserver.errors import DelayServerError
@@ -119,27 +120,32 @@ def audit(
     json_file: JsonFileOption = None,
     html: HtmlOption = None,
     parquet: ParquetOption = None,
+    since: SinceOption = None,
+    bodies: BodiesOption = False,
     master: MasterOption = "local[*]",
     conf: ConfOption = None,
 ) -> None:
     """Prove over all files that every accepted message was settled exactly once, and how late.
 
     Nothing is changed; a server may be running. Status 0: clean. 1: something is missing,
-    repeated, early or damaged. 2: it could not run."""
+    repeated, early, damaged, or not what it says. 2: it could not run. `delayserver check
+    --settled` asks the same without Spark."""
     quiet = is_stdout(json_file)
+    since_ms = since_option(since)
     with job("audit", master, conf, as_json=quiet) as running:
-        from delayserver.pipeline.reports import audit as audits
-        from delayserver.pipeline.reports import audit_report
+        from delayserver.pipeline.audits import on_spark, telling
 
-        found = audits.audit(running, *roots_of(data_dir))
+        found = on_spark.audit(running, *roots_of(data_dir), since_ms=since_ms, with_bodies=bodies)
         if parquet is not None:
             running.progress("writing Parquet", 0, 0)
-            audits.write_parquet(running.spark, found, parquet)
-        write_document(json_file, audit_report.document(found))
+            on_spark.write_parquet(running.spark, found, parquet)
+        write_document(json_file, telling.document(found))
         if html is not None:
+            from delayserver.pipeline.reports import audit_report
+
             html.write_text(audit_report.page(found))
         if not quiet:
-            lines = audit_report.lines(found)
+            lines = telling.lines(found)
     if not quiet:
         print_parts(lines)
     if not found.is_clean:

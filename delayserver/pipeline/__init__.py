@@ -10,14 +10,15 @@ In reading order:
     logs/              the files of the three logs as tables and streams (`delaylog`)
     exports/           a data directory at a place that needs no mount
     states/            what became of every message (`delaystate`, `delayhistory`)
-    reports/           jobs that read and tell: audit, forecast, lateness
+    audits/            that every message was settled exactly once (also without Spark)
+    reports/           jobs that read and tell: forecast, lateness
     publish/           tables and streams become messages over HTTP (`delayserver`)
     load/              a table becomes messages: read, staged, adopted
     archive/           retired hours become Parquet, verified, before the server may delete them
 
 The jobs read the files of a data directory, beside the server that owns it, and write nothing
 there but what a load stages for the server. It is the only package that knows pyspark; the server
-runs without it.
+runs without it, and so does an audit in one process.
 
 Cost: 3–6 s to start a session, then close to the rate of the disk. Threads: the caller's; Spark
 starts processes of its own.

@@ -40,8 +40,8 @@ from report import (
 from servers import add_directory, disk_directory
 from sessions import open_session
 
+from delayserver.pipeline.audits.on_spark import audit
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.reports.audit import audit
 from delayserver.records.subscriptions import Subscription
 from storage.rows import HOUR_MS
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from delayserver.pipeline.audits.audit import audit_here
+from delayserver.pipeline.audits.on_spark import audit
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.reports.audit import audit
 from tests.integration.api_support import ApiServer, Receiver, wait_until
 
 BATCH = 500
@@ -55,7 +56,7 @@ def test_the_audit_is_clean_whatever_the_server_is_doing(
         ended.set()
         thread.join()
     api.process.kill()
-    found = audit(Job(spark), str(api.data_dir))
+    found = audit_here(str(api.data_dir))
     assert found.is_clean, (found.violations, found.damage)
     assert found.messages["accepted"] == published
     receiver.close()

@@ -10,9 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 
 from delayserver.errors import InputError
+from delayserver.pipeline.audits.audit import audit_here
+from delayserver.pipeline.audits.on_spark import audit
 from delayserver.pipeline.logs.source import DelayLog
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.reports.audit import audit
 from delayserver.pipeline.reports.forecast import forecast, memory_bytes
 from delayserver.pipeline.reports.names import SharedNumbers
 from delayserver.pipeline.states.history import DelayHistory
@@ -238,24 +239,24 @@ def test_one_verdict_over_all_shards(spark: SparkSession, root: Path) -> None:
     assert found.shards == SHARDS
     messages = {name: count for name, count in found.messages.items() if count}
     assert messages == {"accepted": 18, "delivered": 12, "pending": 6}
-    subjects = found.of("subject").set_index("name")["delivered"].to_dict()
+    subjects = {line["name"]: line["delivered"] for line in found.of("subject")}
     assert subjects == {"order.unpaid": 12, "envelope": 6}
-    subscriptions = found.of("subscription").set_index("name")["delivered"].to_dict()
+    subscriptions = {line["name"]: line["delivered"] for line in found.of("subscription")}
     assert subscriptions == {"mail": 6, "everything": 12}
 
 
-def test_a_finding_names_its_shard(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+def test_a_finding_names_its_shard(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "data"
     shutil.copytree(root, copy)
     for path in (copy / "shard-0001" / "dispatch").iterdir():
         path.unlink()
-    found = audit(Job(spark), str(copy), now_ms=START_MS + 3 * HOUR_MS)
+    found = audit_here(str(copy), now_ms=START_MS + 3 * HOUR_MS)
     assert found.violations["missing"] == 6
     assert found.messages["missing"] == 4
-    assert set(found.examples["shard"]) == {1}
-    assert set(found.examples["subscription"]) == {"mail", "everything"}
-    ids = found.examples["message_id"].dropna()
-    assert len(ids) and {one[:4] for one in ids} == {"0001"}
+    assert {one["shard"] for one in found.examples} == {1}
+    assert {one["subscription"] for one in found.examples} == {"mail", "everything"}
+    ids = [one["message_id"] for one in found.examples if one["message_id"]]
+    assert ids and {one[:4] for one in ids} == {"0001"}
 
 
 def test_a_forecast_of_all_shards(spark: SparkSession, root: Path) -> None:

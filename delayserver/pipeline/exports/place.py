@@ -68,6 +68,12 @@ def local_path(path: str) -> str:
     return os.path.abspath(unquote(url.path))
 
 
+def absolute_root(path: str) -> str:
+    """The absolute path of a data directory, which may be given as a `file:` URL; the URL of an
+    export as it stands."""
+    return path if is_url(path) else local_path(path)
+
+
 def open_place(url: str) -> ObjectPlace:
     """Raises InputError where nothing is known of such a URL, DiskError where it cannot be used."""
     return _RemotePlace(url) if is_url(url) else _LocalPlace(local_path(url))

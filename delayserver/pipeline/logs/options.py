@@ -14,17 +14,11 @@ from dataclasses import dataclass, replace
 from os import cpu_count
 
 from delayserver.errors import InputError
-from delayserver.pipeline.exports.place import is_url, local_path
+from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.columns import CORRUPT
 
 TASKS_PER_CORE = 2
 _PATHS = "paths"
-
-
-def absolute_root(path: str) -> str:
-    """The absolute path of a data directory, which may be given as a `file:` URL; the URL of an
-    export as it stands."""
-    return path if is_url(path) else local_path(path)
 
 
 def paths_of(roots: Iterable[str]) -> dict[str, str]:

@@ -14,10 +14,12 @@ import time
 from dataclasses import dataclass
 
 import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
-from delayserver.pipeline.logs.options import TASKS_PER_CORE, absolute_root, paths_of
+from delayserver.pipeline.logs.options import TASKS_PER_CORE, paths_of
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.names import SharedNumbers, read_shard_names
 from delayserver.pipeline.states.snapshot import open_directories
@@ -96,7 +98,7 @@ def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None
         )
         .count()
     )
-    counted = subjects.put_into(job.spark, of_shards, "subject_id").persist()
+    counted = _shared(subjects, job.spark, of_shards).persist()
     try:
         with job.step("reading the logs"):
             by_moment = counted.groupBy("is_overdue").agg(F.sum("count").alias("n"))
@@ -148,6 +150,15 @@ def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None
         subjects=_named(largest, subjects.names),
         by_subject=_named(by_subject, subjects.names),
     )
+
+
+def _shared(subjects: SharedNumbers, spark: SparkSession, counts: DataFrame) -> DataFrame:
+    """Rows with, as `subject_id`, the number that all shards share; 0: of no name."""
+    if subjects.pairs is None:
+        return counts
+    table = spark.createDataFrame(subjects.pairs, "shard int, subject_id int, shared int")
+    joined = counts.join(F.broadcast(table), ["shard", "subject_id"], "left")
+    return joined.withColumn("subject_id", F.coalesce("shared", F.lit(0))).drop("shared")
 
 
 def _named(table: pd.DataFrame, names: dict[int, str]) -> pd.DataFrame:

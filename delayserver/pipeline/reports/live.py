@@ -24,8 +24,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
-from delayserver.pipeline.logs.options import absolute_root, paths_of
+from delayserver.pipeline.logs.options import paths_of
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import percentile_ms
 from delayserver.pipeline.states.snapshot import open_directories

@@ -6,22 +6,19 @@ first of a shard goes with the first of the others. Of one shard the numbers are
 
 What goes where its message says (`to`) has many numbers and one name, and counts under the first.
 
-Cost: the small tables of each catalog; with several shards, a join of what was counted.
-Threads: values.
+Cost: the small tables of each catalog. Threads: values.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import numpy as np
 
 from delayserver.pipeline.states.snapshot import Directory, read_subscriptions
 from delayserver.records.direct import DIRECT_FIRST_ID, DIRECT_NAME
+from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import read_subjects
-
-_SHARED = "__shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +36,18 @@ class ShardNames:
 def read_shard_names(directory: Directory) -> ShardNames:
     """What its catalog says; a subscription that was deleted is marked as such."""
     with directory.catalog() as catalog:
-        subscriptions = {
-            number: one.name + (" (deleted)" if one.deleted else "")
-            for number, one in sorted(read_subscriptions(catalog).items())
-        }
-        subscriptions[DIRECT_FIRST_ID] = DIRECT_NAME
-        return ShardNames(read_subjects(catalog), subscriptions)
+        return shard_names_of(read_subjects(catalog), read_subscriptions(catalog))
 
 
-def first_numbers(counts: DataFrame, column: str) -> DataFrame:
-    """Rows with, in `column`, the one number under which a subscription counts."""
-    return counts.withColumn(column, F.least(column, F.lit(DIRECT_FIRST_ID)))
+def shard_names_of(
+    subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription]
+) -> ShardNames:
+    """The same, of what was read."""
+    names = {
+        number: one.name + (" (deleted)" if one.deleted else "")
+        for number, one in sorted(subscriptions.items())
+    }
+    return ShardNames(dict(subjects), {**names, DIRECT_FIRST_ID: DIRECT_NAME})
 
 
 class SharedNumbers:
@@ -73,11 +71,17 @@ class SharedNumbers:
                 self.names[shared] = name
                 self._numbers[shard, number] = shared
 
-    def put_into(self, spark: SparkSession, counts: DataFrame, column: str) -> DataFrame:
-        """Rows with a `shard`, the numbers of that shard in `column` replaced; 0: of no name."""
+    @property
+    def pairs(self) -> list[tuple[int, int, int]] | None:
+        """Each shard, a number of that shard, and the one that is shared. None: it is its own."""
         if self._numbers is None:
-            return counts
-        pairs = [(shard, number, shared) for (shard, number), shared in self._numbers.items()]
-        table = spark.createDataFrame(pairs, f"shard int, {column} int, {_SHARED} int")
-        joined = counts.join(F.broadcast(table), ["shard", column], "left")
-        return joined.withColumn(column, F.coalesce(_SHARED, F.lit(0))).drop(_SHARED)
+            return None
+        return [(shard, number, shared) for (shard, number), shared in self._numbers.items()]
+
+    def of_shard(self, shard: int, numbers: np.ndarray) -> np.ndarray:
+        """The numbers that are shared in place of those of a shard; 0: of no name."""
+        if self._numbers is None:
+            return numbers
+        distinct, places = np.unique(numbers, return_inverse=True)
+        shared = [self._numbers.get((shard, number), 0) for number in distinct.tolist()]
+        return np.array(shared, np.int64)[places]

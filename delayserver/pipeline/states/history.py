@@ -49,9 +49,9 @@ from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.named import read_names
 from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
-    Definitions,
     EntryState,
     Judgement,
+    KnownSubscriptions,
     settle,
 )
 from delayserver.pipeline.states.snapshot import (
@@ -287,7 +287,7 @@ class _History:
         self._schema = schema
         self._ids = IdCodec(directory.shard, directory.id_secret)
         known = {one.id: one for one in task.subscriptions}
-        self._definitions = Definitions(task.subjects, known)
+        self._definitions = KnownSubscriptions(task.subjects, known)
 
     def read(self, hour: HistoryHour) -> Iterator[pa.RecordBatch]:
         """All entries of an hour. Raises DamageError."""

@@ -163,7 +163,7 @@ class HourRows:
     """Of the dispatch log (DISPATCH_DTYPE)."""
 
 
-class Definitions:
+class KnownSubscriptions:
     """The subjects and subscriptions of a shard, as they are now."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Judgement:
     retired_through_seq: int
     """All entries up to this one are said to be settled; 0: the hour is not retired."""
     now_ms: int
-    definitions: Definitions
+    definitions: KnownSubscriptions
     settled_until_ms: int = NEVER_MS
     """Nothing can have been settled later."""
 
@@ -474,7 +474,7 @@ def _add_problems(ended: Rows, endings: Rows, entries: Rows) -> None:
 _RECEIVED = (EntryState.DELIVERED, EntryState.RETRIED, EntryState.DEAD)
 
 
-def _doubt_receivers(doubted: Rows, entries: Rows, definitions: Definitions) -> np.ndarray:
+def _doubt_receivers(doubted: Rows, entries: Rows, definitions: KnownSubscriptions) -> np.ndarray:
     """The problems of endings (u2): could that subscription have it, could it be dropped?"""
     problems = np.zeros(len(doubted), np.uint16)
     if not len(doubted):
@@ -524,7 +524,7 @@ def _same(cases: np.ndarray) -> Iterator[np.ndarray]:
     yield from np.split(order, np.flatnonzero(in_order[1:] != in_order[:-1]) + 1)
 
 
-def _is_misdirected(case: _Case, entries: Rows, definitions: Definitions) -> np.ndarray:
+def _is_misdirected(case: _Case, entries: Rows, definitions: KnownSubscriptions) -> np.ndarray:
     """Whether entries went to a subscription that they were not for."""
     everywhere = np.ones(len(entries), bool)
     if case.receiver == case.whose:
@@ -550,7 +550,7 @@ def _is_misdirected(case: _Case, entries: Rows, definitions: Definitions) -> np.
     return late & others
 
 
-def _is_wrongly_dropped(case: _Case, definitions: Definitions) -> bool:
+def _is_wrongly_dropped(case: _Case, definitions: KnownSubscriptions) -> bool:
     """Whether entries were dropped that no deleted subscription can have left behind."""
     if case.receiver:
         return True  # The server names nobody then.

@@ -59,9 +59,9 @@ from delayserver.pipeline.states.named import names_of
 from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
     BrokenGuarantee,
-    Definitions,
     EntryState,
     Judgement,
+    KnownSubscriptions,
     settle,
 )
 from delayserver.pipeline.states.snapshot import (
@@ -70,17 +70,16 @@ from delayserver.pipeline.states.snapshot import (
     take_snapshot,
     wanted_directories,
 )
+from delayserver.pipeline.states.vanished import hours_instead, was_deleted
 from delayserver.pipeline.workers import spare_imports
 from delayserver.records.arrow import fixed, texts
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import HourState, hour_key
+from delayserver.records.tables import HourState
 from storage import buckets
 from storage.buckets import bucket_path, is_day
-from storage.catalog import Table
-from storage.errors import CatalogError
 from storage.files import Files, size_of
 from storage.frame import Damage, Rows
-from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind, select
+from storage.rows import SCHEDULE_DTYPE, LogKind, select
 
 _STATES = texts([None, *(state.name.lower() for state in EntryState)])
 _PROBLEMS = {int(problem): problem.name.lower() for problem in BrokenGuarantee if problem.name}
@@ -270,7 +269,7 @@ def _settle(directory: Directory, hour: StateHour, task: StateTask) -> Iterator[
         stamp=directory.stamp,
         checkpoint_seq=task.checkpoint_seq,
     )
-    if damage and hour.state.length and _was_deleted(directory, hour.number):
+    if damage and hour.state.length and was_deleted(directory, hour.number):
         for part in _split(directory, hour) if is_day(hour.number) else ():
             yield from _settle(directory, part, task)
         return
@@ -279,28 +278,12 @@ def _settle(directory: Directory, hour: StateHour, task: StateTask) -> Iterator[
         through_seq=task.through_seq,
         retired_through_seq=hour.retired_through_seq,
         now_ms=task.now_ms,
-        definitions=Definitions(task.subjects, {one.id: one for one in task.subscriptions}),
+        definitions=KnownSubscriptions(task.subjects, {one.id: one for one in task.subscriptions}),
     )
     yield from settle(rows, judgement)
 
 
 def _split(directory: Directory, day: StateHour) -> Iterator[StateHour]:
     """The hours that a day has become meanwhile."""
-    with directory.catalog() as catalog:
-        states = {
-            hour: catalog.get(Table.HOURS, hour_key(hour)) for hour in buckets.hours_of(day.number)
-        }
-    due = day.unfiled["due_ms"] // HOUR_MS
-    for hour, value in states.items():
-        if value is not None:
-            unfiled = day.unfiled[due == hour]
-            yield StateHour(hour, HourState.unpack(value), day.retired_through_seq, unfiled)
-
-
-def _was_deleted(directory: Directory, hour: int) -> bool:
-    """Whether the server deleted the hour meanwhile: it leaves the catalog before its files go."""
-    try:
-        with directory.catalog() as catalog:
-            return catalog.get(Table.HOURS, hour_key(hour)) is None
-    except CatalogError:
-        return False
+    for hour, state, unfiled in hours_instead(directory, day.number, day.unfiled):
+        yield StateHour(hour, state, day.retired_through_seq, unfiled)

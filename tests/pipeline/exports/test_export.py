@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from delayserver.errors import InputError, PipelineError
+from delayserver.pipeline.audits.on_spark import audit
 from delayserver.pipeline.exports import place as places
 from delayserver.pipeline.exports.export import Exported, export
 from delayserver.pipeline.exports.exported import BLOCK_BYTES, NotAnExportError, open_export
 from delayserver.pipeline.exports.manifest import MOMENTS, POINTER, SHARDS
 from delayserver.pipeline.exports.place import is_url, open_place
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.reports.audit import audit
 from delayserver.pipeline.reports.forecast import forecast
 from delayserver.pipeline.states.snapshot import Directory, open_directories
 from storage.errors import CatalogError, DamageError, DiskError

@@ -17,13 +17,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.audits.audit import audit_here
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load.adoption import Adoption
 from delayserver.pipeline.load.load import LoadJob, run
 from delayserver.pipeline.load.source import read_table
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
-from delayserver.pipeline.reports.audit import audit
 from storage.staging import OnConflict, import_of
 from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
 
@@ -372,7 +372,7 @@ def test_nothing_is_lost_or_repeated_when_the_server_is_killed(
     assert server.pull(queue, wait="100ms") == []
 
     # And the files prove the same, of the import and of what was posted.
-    proof = audit(job, str(server.data_dir))
+    proof = audit_here(str(server.data_dir))
     assert proof.is_clean, (proof.violations, proof.damage)
     assert proof.messages["accepted"] == ROWS + POSTED
     assert proof.messages["cancelled"] == CANCELLED

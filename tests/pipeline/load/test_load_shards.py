@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.audits.audit import audit_here
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load.adoption import Adopted, Adoption
 from delayserver.pipeline.load.load import LoadJob, run
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
-from delayserver.pipeline.reports.audit import audit
 from delayserver.records.sharding import shard_of
 from storage.directory import open_identity
 from storage.files import OsFiles
@@ -199,7 +199,7 @@ def test_a_dry_run_and_one_shard_alone(cluster: Cluster, job: Job, load: LoadJob
 
 def test_the_audit_beside_them_is_clean(cluster: Cluster, job: Job, load: LoadJob) -> None:
     run(job, table(job.spark, [f"k{n}" for n in range(25)]), load)
-    found = audit(job, str(cluster.data_dir))
+    found = audit_here(str(cluster.data_dir))
     assert found.is_clean, (found.violations, found.damage)
-    by_subject = found.of("subject").set_index("name")["pending"].to_dict()
+    by_subject = {line["name"]: line["pending"] for line in found.of("subject")}
     assert by_subject[load.columns.subject] == 25

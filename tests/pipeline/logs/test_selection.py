@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from delayserver.errors import InputError
+from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.columns import Names, name_table
 from delayserver.pipeline.logs.logs import ALL, Range
-from delayserver.pipeline.logs.options import absolute_root, parse_options
+from delayserver.pipeline.logs.options import parse_options
 from delayserver.pipeline.logs.selection import (
     SELECTING,
     Selection,

@@ -11,10 +11,10 @@ from delayserver.pipeline.states.settlement import (
     SETTLED_DTYPE,
     SLICE_ENTRIES,
     BrokenGuarantee,
-    Definitions,
     EntryState,
     HourRows,
     Judgement,
+    KnownSubscriptions,
     settle,
 )
 from delayserver.pipeline.states.snapshot import open_directory, take_snapshot
@@ -37,7 +37,7 @@ def settle_all(files: Files, catalog: Catalog, now_ms: int) -> tuple[Rows, list[
     """What became of everything in a directory, as the source does it."""
     stamp = open_identity(files, random_bytes=None).stamp
     snapshot = take_snapshot(files, catalog, stamp=stamp)
-    definitions = Definitions(snapshot.subjects, snapshot.subscriptions)
+    definitions = KnownSubscriptions(snapshot.subjects, snapshot.subscriptions)
     parts = [np.empty(0, SETTLED_DTYPE)]
     damage = list(snapshot.damage)
     for hour, state in snapshot.hours.items():
@@ -125,8 +125,8 @@ def dispatch(*rows: tuple[int, int], outcome: int = Outcome.DELIVERED, late_ms: 
     return made
 
 
-def definitions_of(subscriptions: Sequence[Subscription]) -> Definitions:
-    return Definitions({1: "a", 2: "b"}, {one.id: one for one in subscriptions})
+def definitions_of(subscriptions: Sequence[Subscription]) -> KnownSubscriptions:
+    return KnownSubscriptions({1: "a", 2: "b"}, {one.id: one for one in subscriptions})
 
 
 def judged(

@@ -1,0 +1,182 @@
+"""What an audit has to do: a data directory at one moment, cut into tasks.
+
+A task is an hour of a shard, or of an hour with very many entries a part. A part is a range of
+seqs, so that an entry and all that ended it are in the same one; it begins and ends with a frame.
+
+Cost: a snapshot of each shard (`states.snapshot`); of large hours the headers of the frames.
+Threads: values.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from delayserver.pipeline.exports.place import absolute_root
+from delayserver.pipeline.logs.logs import ALL, Range
+from delayserver.pipeline.states.settlement import Judgement, KnownSubscriptions
+from delayserver.pipeline.states.snapshot import (
+    Directory,
+    StatesSnapshot,
+    open_directories,
+    take_snapshot,
+)
+from delayserver.records.tables import HourState
+from storage.buckets import bucket_path, end_ms
+from storage.files import Files, size_of
+from storage.frame import Damage, Rows
+from storage.frame_runs import scan_heads
+from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind
+
+PART_ENTRIES = 2_000_000
+"""A larger hour is cut: what a task holds of it is about 300 bytes per entry."""
+SKEW_MS = HOUR_MS
+"""What was settled so much later than an audit began is in the future: clocks differ, and an audit
+takes its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBasis:
+    """A shard at one moment: by what its hours are judged."""
+
+    directory: Directory
+    snapshot: StatesSnapshot
+    now_ms: int
+
+    def judgement(self, definitions: KnownSubscriptions, retired_through_seq: int) -> Judgement:
+        """By what one of its hours is judged."""
+        return Judgement(
+            through_seq=self.snapshot.through_seq,
+            retired_through_seq=retired_through_seq,
+            now_ms=self.now_ms,
+            definitions=definitions,
+            settled_until_ms=self.now_ms + SKEW_MS,
+        )
+
+    @property
+    def definitions(self) -> KnownSubscriptions:
+        """Its subjects and subscriptions."""
+        return KnownSubscriptions(self.snapshot.subjects, self.snapshot.subscriptions)
+
+
+@dataclass(frozen=True, slots=True)
+class HourTask:
+    """An hour (or a day that is far) of a shard, or a part of it."""
+
+    shard: int
+    hour: int
+    state: HourState
+    retired_through_seq: int
+    unfiled: Rows
+    size: int
+    """About how much work it is: rows of both logs."""
+    seqs: Range = ALL
+    with_bodies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPlan:
+    """All that is to be judged."""
+
+    roots: tuple[str, ...]
+    bases: dict[int, ShardBasis]
+    """By shard."""
+    tasks: list[HourTask]
+    now_ms: int
+    damage: list[Damage]
+    """Of no hour."""
+    hours_left_out: int = 0
+    """Before the time that was asked for."""
+    since_ms: int | None = None
+    with_bodies: bool = False
+
+
+def make_plan(
+    *data_dirs: str, now_ms: int, with_bodies: bool = False, since_ms: int | None = None
+) -> AuditPlan:
+    """Look at a data directory, also beside its server, at the shards of several, or at exports;
+    hours that are over by `since_ms` are left out.
+
+    Raises NotADataDirectoryError, also for a shard that is not there, CatalogError, DamageError for
+    a broken FORMAT file."""
+    bases: dict[int, ShardBasis] = {}
+    tasks: list[HourTask] = []
+    damage: list[Damage] = []
+    left_out = 0
+    roots = tuple(map(absolute_root, data_dirs))
+    for directory in open_directories(*roots):
+        basis = bases[directory.shard] = look(directory, now_ms)
+        damage += map(directory.named, basis.snapshot.damage)
+        for task in _hours(basis, with_bodies=with_bodies):
+            if since_ms is not None and end_ms(task.hour) <= since_ms:
+                left_out += 1
+            else:
+                tasks += _parts(directory, task)
+    return AuditPlan(roots, bases, tasks, now_ms, damage, left_out, since_ms, with_bodies)
+
+
+def look(directory: Directory, now_ms: int) -> ShardBasis:
+    """A shard as it is now."""
+    with directory.catalog() as catalog:
+        snapshot = take_snapshot(directory.files, catalog, stamp=directory.stamp)
+    return ShardBasis(directory, snapshot, now_ms)
+
+
+def _hours(basis: ShardBasis, *, with_bodies: bool) -> Iterator[HourTask]:
+    snapshot, files = basis.snapshot, basis.directory.files
+    nothing = np.empty(0, SCHEDULE_DTYPE)
+    for hour, state in sorted(snapshot.hours.items()):
+        unfiled = snapshot.unfiled.get(hour, nothing)
+        yield HourTask(
+            basis.directory.shard,
+            hour,
+            state,
+            snapshot.retired.get(hour, 0),
+            unfiled,
+            state.entries
+            + state.removals
+            + len(unfiled)
+            + size_of(files, bucket_path(LogKind.DISPATCH, hour)) // 40,
+            with_bodies=with_bodies,
+        )
+
+
+def _parts(directory: Directory, task: HourTask) -> Iterator[HourTask]:
+    """The task, or, of a large hour, its parts."""
+    if task.state.entries <= PART_ENTRIES or task.with_bodies:
+        yield task
+        return
+    cuts = _cuts(directory.files, task, directory.stamp)
+    firsts = [0, *(cut + 1 for cut in cuts)]
+    for first, last in zip(firsts, [*cuts, ALL.last], strict=True):
+        yield HourTask(
+            task.shard,
+            task.hour,
+            task.state,
+            task.retired_through_seq,
+            task.unfiled,
+            task.size // len(firsts),
+            Range(first, last),
+        )
+
+
+def _cuts(files: Files, task: HourTask, stamp: int) -> list[int]:
+    """After which seqs an hour is cut."""
+    counts, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    try:
+        file = files.open(bucket_path(LogKind.SCHEDULE, task.hour))
+    except FileNotFoundError:
+        return []  # Whoever reads it finds out.
+    with contextlib.closing(file):
+        for heads in scan_heads(file, 0, task.state.length, kind=LogKind.SCHEDULE, stamp=stamp):
+            counts.append(heads.headers["count"].astype(np.int64))
+            lasts.append(heads.headers["last_seq"].astype(np.int64))
+    through, last = np.cumsum(np.concatenate(counts)), np.concatenate(lasts)
+    if not len(through):
+        return []
+    pieces = -(-int(through[-1]) // PART_ENTRIES)
+    wanted = np.arange(1, pieces) * through[-1] // pieces
+    cuts = np.unique(last[np.searchsorted(through, wanted)])
+    found: list[int] = cuts[cuts < last[-1]].tolist()
+    return found
