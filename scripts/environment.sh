@@ -13,6 +13,8 @@
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
 #   ensure_spark_kafka               has the jars of Spark's Kafka source in $spark_kafka_jars, likewise
+#   ensure_s3                        has the program of an object store in $s3_server; installs it once
+#                                    for all checkouts, in an environment of its own
 #   show_help FILE                   prints the comment at the head of FILE
 #
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
@@ -262,4 +264,34 @@ ensure_spark_kafka() {
   version=$(of_pom "$pom" spark.version)
   spark_kafka_jars=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/spark-kafka-$version
   fetch_jars "$pom" "$spark_kafka_jars" "Spark's Kafka source $version"
+}
+
+# An environment beside the project's, in the cache of the user. Its stamp is as that of the jars.
+ensure_s3() {
+  local packages=$project_root/scripts/s3.txt home want python
+  want=$(sha256sum <"$packages")
+  home=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/s3-${want:0:12}
+  s3_server=$home/bin/moto_server
+  if [[ -f $home/.complete ]]; then
+    return
+  fi
+  python=$(find_python)
+  mkdir -p "$home"
+  (
+    if command -v flock >/dev/null; then
+      exec 9>"$home/.lock"
+      flock --nonblock 9 || {
+        say "Waiting for another script that is installing the object store of the tests ..."
+        flock 9
+      }
+      if [[ -f $home/.complete ]]; then
+        exit 0
+      fi
+    fi
+    say "Installing the object store of the tests ..."
+    "$python" -m venv "$home" &&
+      "$home/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$packages" >&2 ||
+      fail "pip could not install what scripts/s3.txt names"
+    touch "$home/.complete"
+  )
 }
