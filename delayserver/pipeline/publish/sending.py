@@ -46,7 +46,7 @@ from delayserver.client.retries import RetryPolicy, Time, answered
 from delayserver.client.transport import JSON, HttpAnswer, HttpTransport, decoded
 from delayserver.client.values import Published
 from delayserver.errors import PipelineError
-from delayserver.pipeline.publish.columns import ColumnReader, encode
+from delayserver.pipeline.publish.columns import ColumnReader, NotText, encode
 from delayserver.pipeline.publish.mapping import MessageColumns
 
 BATCH_ROWS = 2_000
@@ -255,10 +255,15 @@ class Sender:
         subject: str | None,
         due: int | str | None,
         key: str | None,
-        body: bytes | None,
-        headers: bytes | None,
+        body: bytes | NotText | None,
+        headers: bytes | NotText | None,
     ) -> bytes:
         """A message as JSON. Raises _RejectedError where there is none."""
+        parts = {"subject": subject, "due time": due, "key": key, "body": body, "headers": headers}
+        for name, value in parts.items():
+            if isinstance(value, NotText):
+                raise _RejectedError(f"{name}: not UTF-8")
+        assert not isinstance(body, NotText) and not isinstance(headers, NotText)
         if subject is None:
             raise _RejectedError("no subject")
         if due is None:
@@ -322,6 +327,9 @@ def _named(values: tuple[Any, ...], reason: str) -> str:
 def _check(text: bytes, what: str) -> None:
     try:
         _check_json(text)
+        text.decode()  # The decoder does not look into texts.
+    except UnicodeDecodeError:
+        raise _RejectedError(f"{what} not UTF-8") from None
     except (msgspec.DecodeError, RecursionError):
         raise _RejectedError(f"{what} not JSON") from None
 
@@ -367,5 +375,5 @@ class _RejectFile:
             self._path.unlink(missing_ok=True)
 
 
-def _text(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
+def _text(data: bytes | NotText | None) -> str | None:
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data

@@ -293,6 +293,53 @@ def test_long_rows_are_sent_in_several_requests(
     assert sent_as == [ARROW] * 2  # of 5.4 MB
 
 
+def any_text(*values: bytes) -> pa.Array:
+    """A column of texts as Spark makes them of bytes, whatever these are."""
+    return pa.array(values).view(pa.string())
+
+
+NOT_TEXTS: dict[str, tuple[dict[str, Any], str]] = {
+    "body": ({"body": any_text(b"1", b'"\xff"')}, "body is not UTF-8"),
+    "key": ({"key": any_text(b"good", b"\xff")}, "key: not UTF-8"),
+    "key as bytes": ({"key": pa.array([b"good", b"\xff"])}, "key: not UTF-8"),
+    "due time": ({"due": any_text(str(TOMORROW_MS).encode(), b"\xff")}, "due time: not UTF-8"),
+    "subject": ({"kind": any_text(b"good", b"\xff")}, "subject: not UTF-8"),
+    "a column": ({"body": None, "n": any_text(b"1", b"\xff")}, "body: not UTF-8"),
+    "within": (
+        {"body": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
+        "body: not UTF-8",
+    ),
+    "a header": (
+        {"extra": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
+        "headers: not UTF-8",
+    ),
+    "headers": ({"extra": any_text(b"{}", b'{"a":"\xff"}')}, "headers are not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_TEXTS)
+def test_a_row_whose_text_is_none_is_refused_and_the_others_are_sent(
+    make: Callable[..., SendingPlan], what: str
+) -> None:
+    """Spark casts any bytes to text; they ended the query (`UnicodeDecodeError`)."""
+    columns, reason = NOT_TEXTS[what]
+    rows = {"due": [TOMORROW_MS] * 2, "key": ["good", "bad"], "body": ["1", "1"], **columns}
+    rows = {name: values for name, values in rows.items() if values is not None}
+    plan = make(
+        MessageColumns(
+            "due",
+            subject=None if "kind" in rows else unique("sent"),
+            subject_column="kind" if "kind" in rows else None,
+            key="key",
+            body="body" if "body" in rows else None,
+            headers="extra" if "extra" in rows else None,
+        )
+    )
+    sent = send(plan, rows)
+    assert (sent.published, sent.rejected) == (1, 1)
+    assert [row["reason"] for row in rejected(plan, sent)] == [reason]
+
+
 def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., SendingPlan]) -> None:
     plan = make(batch_rows=100)
     sent = send(plan, BAD)
