@@ -255,14 +255,14 @@ def test_a_row_is_the_same_message_as_a_column_and_as_json(
     "columns",
     [
         {"due": [None, TOMORROW]},
-        {"due": [TOMORROW.isoformat()] * 2},
+        {"due": [TOMORROW.isoformat(), "soon"]},
         {"key": ["k", None]},
         {"kind": [None, "a.b"]},
         {"body": [b"a", None]},
         {"extra": [{"a": "b"}] * 2},
         {"extra": ['{"a": "b"}'] * 2},
     ],
-    ids=["no due time", "due as text", "no key", "no subject", "no body", "a struct", "text"],
+    ids=["no due time", "not read", "no key", "no subject", "no body", "a struct", "text"],
 )
 def test_rows_that_are_to_be_looked_at_are_no_stream(columns: dict[str, Any]) -> None:
     usual = {"due": [TOMORROW] * 2, "key": ["k", "l"], "body": ["1", "2"], "kind": ["a", "b"]}
@@ -311,6 +311,25 @@ def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., SendingPl
     (conflict,) = (row for row in rows if row["key"] == "good")
     assert "stands for a message with other content" in conflict["reason"]
     assert (conflict["body"], conflict["subject"]) == ("2", plan.columns.subject)
+
+
+def test_one_row_that_is_no_text_keeps_no_other_back(make: Callable[..., SendingPlan]) -> None:
+    def texts(*values: bytes) -> pa.Array:
+        return pa.array(values, pa.binary()).view(pa.string())
+
+    plan = make(batch_rows=100)
+    far = pa.array([TOMORROW_MS * 1000] * 3 + [(1 << 63) - 1], pa.timestamp("us", "UTC"))
+    sent = send(
+        plan,
+        {
+            "due": far,
+            "key": texts(b"good", b"\xff", b"body", b"far"),
+            "body": texts(b"1", b"1", b'"\xff"', b"1"),
+        },
+    )
+    assert (sent.published, sent.rejected) == (1, 3)
+    reasons = {row["body"]: row["reason"] for row in rejected(plan, sent) if row["key"] != "far"}
+    assert reasons == {"1": "key is not UTF-8", '"\ufffd"': "body is not JSON: not UTF-8"}
 
 
 def test_without_a_directory_refused_rows_are_an_error_that_names_them(
