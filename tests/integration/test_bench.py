@@ -26,8 +26,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"}
 OTHERS = ("pipeline", "cluster")
 """Folders with the tests of other benchmarks."""
 
-# Of the machine's other users, which are none sometimes; and what is lost in the noise of a heap.
-MAY_BE_NOTHING = re.compile("processors, used by others|memory")
+# Of the machine's other users, which are none sometimes; what is lost in the noise of a heap; and
+# what is a difference of two measurements, which noise may even turn round.
+MAY_BE_NOTHING = re.compile("processors, used by others|memory|screens: of a core")
 
 
 def figures(

@@ -28,6 +28,7 @@ from delayserver.pipeline.audits.groups import (
 )
 from delayserver.pipeline.audits.judging import judge_of
 from delayserver.pipeline.audits.plan import AuditPlan, HourTask, ShardBasis, look, make_plan
+from delayserver.pipeline.exports.place import shown_url
 from delayserver.pipeline.reports.names import ShardNames, SharedNumbers, shard_names_of
 from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
 from delayserver.records.ids import IdCodec
@@ -189,7 +190,7 @@ class _Merging:
         damage = list(chain(self.plan.damage, *(one.damage for one in self.facts.values())))
         self.examples.sort(key=lambda one: (one["due"] or "", one["shard"], one["seq"]))
         return Audit(
-            data_dir=", ".join(self.plan.roots),
+            data_dir=", ".join(map(shown_url, self.plan.roots)),
             shards=len(self.facts),
             taken_ms=self.plan.now_ms,
             took_s=0.0,

@@ -34,7 +34,6 @@ from delayserver.times import TIME_MS_MAX, TIME_MS_MIN, parse_time_ms
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns")
 """In which whole numbers may tell a due time."""
-NOT_JSON: Final = "body is not JSON"
 _MOST = np.iinfo(np.int64).max
 _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
 _WHOLE = re.compile(r"-?[0-9]{1,40}")
@@ -157,17 +156,17 @@ def body_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
     if _is_binary(column.type):
         return _or_none(pieces(column), column)
     if is_text(column.type):
-        return json_text_pieces(column, NOT_JSON, problems)
+        return json_text_pieces(column, "body is", problems)
     return json_pieces(column, problems)
 
 
-def json_text_pieces(column: pa.Array, reason: str, problems: Problems) -> list[bytes | None]:
-    """Text that has to be JSON, without blanks around it; `reason`: what else it is."""
+def json_text_pieces(column: pa.Array, what: str, problems: Problems) -> list[bytes | None]:
+    """Text that has to be JSON, without blanks around it; `what`: `body is` or `headers are`."""
     there = present(column)
-    problems.add(there & ~are_utf8(column), f"{reason}: not UTF-8")
+    problems.add(there & ~are_utf8(column), f"{what} not UTF-8")
     texts = _or_none(pieces(column), column)
     for index in _not_json(texts):
-        problems.setdefault(index, reason)
+        problems.setdefault(index, f"{what} not JSON")
     for index, text in enumerate(texts):
         if text and (text[0] in _BLANKS or text[-1] in _BLANKS):
             texts[index] = text.strip(_BLANKS)
@@ -197,7 +196,7 @@ def object_pieces(
 def header_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
     """The headers of each row as a JSON object; a field of a struct that is null is no header."""
     if is_text(column.type):
-        return json_text_pieces(column, "headers are not JSON", problems)
+        return json_text_pieces(column, "headers are", problems)
     if not pa.types.is_struct(column.type):
         return json_pieces(column, problems)
     rows = _values(column, problems, "headers")
@@ -271,7 +270,8 @@ def _value(scalar: pa.Scalar, index: int, where: str, problems: Problems) -> Any
     try:
         return scalar.as_py(maps_as_pydicts="lossy")
     except _UNREADABLE as error:
-        problems.setdefault(index, f"cannot be written as JSON: {error}{where}")
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        problems.setdefault(index, f"cannot be written as JSON: {reason}{where}")
         return None
 
 

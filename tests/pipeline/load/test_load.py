@@ -160,7 +160,7 @@ def test_a_row_that_is_no_text_or_no_time_keeps_no_other_back(
     assert (loaded.accepted, loaded.past) == (3, 1)
     assert rejected(load) == {
         "\ufffd": "key is not UTF-8",
-        "body": "body is not JSON: not UTF-8",
+        "body": "body is not UTF-8",
         "far": "due too far away",
     }
     assert api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/note")["body"] == 4

@@ -293,6 +293,57 @@ def test_long_rows_are_sent_in_several_requests(
     assert sent_as == [ARROW] * 2  # of 5.4 MB
 
 
+def any_text(*values: bytes) -> pa.Array:
+    """A column of texts as Spark makes them of bytes, whatever these are."""
+    return pa.array(values).view(pa.string())
+
+
+NO_JSON = "cannot be written as JSON: not UTF-8"
+NOT_TEXTS: dict[str, tuple[dict[str, Any], str]] = {
+    "body": ({"body": any_text(b"1", b'"\xff"')}, "body is not UTF-8"),
+    "key": ({"key": any_text(b"good", b"\xff")}, "key is not UTF-8"),
+    "key as bytes": ({"key": pa.array([b"good", b"\xff"])}, "key is not UTF-8"),
+    "due time": (
+        {"due": any_text(str(TOMORROW_MS).encode(), b"\xff")},
+        "due time cannot be read: '\ufffd'",
+    ),
+    "subject": ({"kind": any_text(b"good", b"\xff")}, "subject is not UTF-8"),
+    "a column": ({"body": None, "n": any_text(b"1", b"\xff")}, f"{NO_JSON} (column n)"),
+    "within": (
+        {"body": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
+        f"{NO_JSON} (column n)",
+    ),
+    "a header": (
+        {"extra": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
+        f"{NO_JSON} (column headers)",
+    ),
+    "headers": ({"extra": any_text(b"{}", b'{"a":"\xff"}')}, "headers are not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_TEXTS)
+def test_a_row_whose_text_is_none_is_refused_and_the_others_are_sent(
+    make: Callable[..., SendingPlan], what: str
+) -> None:
+    """Spark casts any bytes to text; they ended the query (`UnicodeDecodeError`)."""
+    columns, reason = NOT_TEXTS[what]
+    rows = {"due": [TOMORROW_MS] * 2, "key": ["good", "bad"], "body": ["1", "1"], **columns}
+    rows = {name: values for name, values in rows.items() if values is not None}
+    plan = make(
+        MessageColumns(
+            "due",
+            subject=None if "kind" in rows else unique("sent"),
+            subject_column="kind" if "kind" in rows else None,
+            key="key",
+            body="body" if "body" in rows else None,
+            headers="extra" if "extra" in rows else None,
+        )
+    )
+    sent = send(plan, rows)
+    assert (sent.published, sent.rejected) == (1, 1)
+    assert [row["reason"] for row in rejected(plan, sent)] == [reason]
+
+
 def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., SendingPlan]) -> None:
     plan = make(batch_rows=100)
     sent = send(plan, BAD)
@@ -311,25 +362,6 @@ def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., SendingPl
     (conflict,) = (row for row in rows if row["key"] == "good")
     assert "stands for a message with other content" in conflict["reason"]
     assert (conflict["body"], conflict["subject"]) == ("2", plan.columns.subject)
-
-
-def test_one_row_that_is_no_text_keeps_no_other_back(make: Callable[..., SendingPlan]) -> None:
-    def texts(*values: bytes) -> pa.Array:
-        return pa.array(values, pa.binary()).view(pa.string())
-
-    plan = make(batch_rows=100)
-    far = pa.array([TOMORROW_MS * 1000] * 3 + [(1 << 63) - 1], pa.timestamp("us", "UTC"))
-    sent = send(
-        plan,
-        {
-            "due": far,
-            "key": texts(b"good", b"\xff", b"body", b"far"),
-            "body": texts(b"1", b"1", b'"\xff"', b"1"),
-        },
-    )
-    assert (sent.published, sent.rejected) == (1, 3)
-    reasons = {row["body"]: row["reason"] for row in rejected(plan, sent) if row["key"] != "far"}
-    assert reasons == {"1": "key is not UTF-8", '"\ufffd"': "body is not JSON: not UTF-8"}
 
 
 def test_without_a_directory_refused_rows_are_an_error_that_names_them(

@@ -173,7 +173,7 @@ def test_text_that_is_json_stands_as_it_is() -> None:
     assert body_pieces(column, problems)[:2] == [b'{"n": 1.10}', None]
     assert problems == {
         2: "body is not JSON",
-        3: "body is not JSON: not UTF-8",
+        3: "body is not UTF-8",
         4: "body is not JSON",
         5: "body is not JSON",
     }
