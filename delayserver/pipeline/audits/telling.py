@@ -28,7 +28,13 @@ TIMES_SHOWN = ("p50_ms", "p99_ms", "max_ms")
 UNDOUBTED = (
     "the due time, subject and options of what waits (nothing is there to compare them with)",
     "a delivery whose record was taken out of an hour that is not retired: it is made again",
-    "when a delivery ended, if that is possible",
+    "when a delivery ended and at which attempt, if that is possible",
+    "which of two deleted subscriptions had a message",
+    "which of two messages of one subject and one millisecond was cancelled",
+    "whether a message was cancelled, moved or tried again, where all that is left agrees",
+    "an hour that is over, if catalog and dispatch log know nothing of it: it was deleted",
+    "the end of the message log: nothing says that more was accepted",
+    "what only a repair reads (`delayserver check` does)",
 )
 """What an audit does not look at, whichever way it is asked."""
 _UNBOUNDED = 100_000
