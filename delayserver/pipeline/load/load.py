@@ -1,7 +1,7 @@
 """Bulk load: a table of future messages becomes messages of a running server, all or nothing.
 
     table ─▶ subject, due, key, body ─▶ by due time ─▶ staged parts ─▶ manifest ─▶ adopted
-             (Spark expressions)         (sort)         (executors)    (driver)    (server)
+             (Spark columns)             (sort)         (executors)    (driver)    (server)
 
 The rows do not pass through the front door: executors write frames of the schedule log below the
 data directory, in parallel, and the server takes them over with one record. Everything before the
@@ -49,13 +49,14 @@ from delayserver.pipeline.load.staging import (
     DUE,
     HEADERS,
     KEY,
+    MALFORMED,
     SUBJECT,
     Stager,
     StagingPlan,
     StagingTarget,
 )
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.publish.mapping import NESTED, TIMES, MessageColumns, is_whole
+from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content
 from delayserver.records.subjects import is_subject
@@ -118,6 +119,8 @@ class LoadJob:
     on_conflict: OnConflict = OnConflict.REFUSE
     strict: bool = False
     dry_run: bool = False
+    past: str = "now"
+    """What is past is due `now`, or is rejected (`reject`)."""
     rejects: Path | None = None
     """Where rejected rows go; None: `<id>.rejected.jsonl` in the working directory."""
     ids: Path | None = None
@@ -136,6 +139,8 @@ class Loaded:
     """It had been loaded before under the same name; nothing was done."""
     read: int = 0
     staged: int = 0
+    past: int = 0
+    """Of these, due before now, and so at once."""
     rejected: dict[str, int] = field(default_factory=dict)
     accepted: int = 0
     duplicates: int = 0
@@ -327,8 +332,9 @@ class _Run:
         results = ds.dataset(self._work, format="parquet")
         parts = results.to_table(filter=pc.field("kind") == staging.PART).to_pylist()
         parts.sort(key=lambda part: part["part"])
-        counted = results.to_table(columns=["row"], filter=pc.field("kind") == staging.COUNT)
-        loaded.staged = sum(part["row"] for part in parts) + (pc.sum(counted["row"]).as_py() or 0)
+        loaded.staged = sum(part["row"] for part in parts) + _sum(results, staging.COUNT)
+        loaded.past = _sum(results, staging.PAST)
+        self._doubt_unit(_sum(results, staging.ANCIENT))
         self._write_rejects(results)
         loaded.read = loaded.staged + loaded.rejected_total
         note: dict[int, Parts] = {}
@@ -346,6 +352,15 @@ class _Run:
                 note[number] = _parts(manifest)
         if note and len(self._targets) > 1:
             replace_file(self._files, self._note_path, msgspec.json.encode(note))
+
+    def _doubt_unit(self, ancient: int) -> None:
+        """A column of seconds would have everything fire at once."""
+        if self._load.columns.due_unit is None and ancient * 2 > self._loaded.staged:
+            raise PipelineError(
+                f"{ancient} of {self._loaded.staged} rows would have been due before 1973, as if "
+                f"column {self._load.columns.due} were in seconds; nothing was loaded. Say "
+                "--due-unit s if it is, or --due-unit ms if they are to be due now"
+            )
 
     def _partitioned(self, chosen: DataFrame) -> DataFrame:
         """The rows in as many partitions as there is work for.
@@ -368,14 +383,18 @@ class _Run:
         """The table in the form that executors want, and what they must know."""
         load, columns, table = self._load, self._load.columns, self._table
         columns.check(table.schema, load.ids_columns)
-        body, content, is_ours = self._body()
-        chosen = [_due(table, columns.due).alias(DUE), body.alias(BODY)]
-        if columns.subject_column is not None:
-            chosen.append(F.col(quoted(columns.subject_column)).cast("string").alias(SUBJECT))
-        if columns.key is not None:
-            chosen.append(F.col(quoted(columns.key)).cast("string").alias(KEY))
-        if columns.headers is not None:
-            chosen.append(_headers(table, columns.headers).alias(HEADERS))
+        chosen = [F.col(quoted(columns.due)).alias(DUE)]
+        body = self._body()
+        if body is not None:
+            chosen.append(body.alias(BODY))
+        for name, alias in (
+            (columns.subject_column, SUBJECT),
+            (columns.key, KEY),
+            (columns.headers, HEADERS),
+            (MALFORMED if MALFORMED in table.columns else None, MALFORMED),
+        ):
+            if name is not None:
+                chosen.append(F.col(quoted(name)).alias(alias))
         chosen += [F.col(quoted(name)) for name in load.ids_columns]
         subjects = self._subjects()
         if load.dry_run:
@@ -404,8 +423,9 @@ class _Run:
             subject=columns.subject,
             has_key=columns.key is not None,
             has_headers=columns.headers is not None,
-            content=content,
-            is_json_checked=is_ours,
+            content=self._content(),
+            due_unit=columns.due_unit or "ms",
+            is_past_refused=load.past == "reject",
             with_rows=load.ids is not None and not load.dry_run,
             passed_on=load.ids_columns,
             schema=to_arrow_schema(self._schema()).serialize().to_pybytes(),
@@ -417,7 +437,7 @@ class _Run:
         if columns.subject is not None:
             return [columns.subject]
         assert columns.subject_column is not None
-        column = F.col(quoted(columns.subject_column)).cast("string")
+        column = F.col(quoted(columns.subject_column))
         found = self._table.select(column).distinct().limit(SUBJECTS_MAX + 1).collect()
         if len(found) > SUBJECTS_MAX:
             raise PipelineError(
@@ -429,20 +449,18 @@ class _Run:
             raise PipelineError(f"column {columns.subject_column} has no valid subject")
         return names
 
-    def _body(self) -> tuple[Column, Content, bool]:
-        """The body, what it is, and whether it is JSON that Spark made."""
+    def _body(self) -> Column | None:
+        """What the body is made of: a column, or all that are nothing else; None: there is none."""
         columns, table = self._load.columns, self._table
-        if columns.body is None:
-            rest = columns.rest(table.columns)
-            if not rest:
-                return F.lit("null"), Content.JSON, True
-            return _to_json(F.struct(*map(quoted, rest))), Content.JSON, True
-        kind, column = table.schema[columns.body].dataType, F.col(quoted(columns.body))
-        if isinstance(kind, T.BinaryType):
-            return column, Content.BINARY, True
-        if isinstance(kind, NESTED):
-            return _to_json(column), Content.JSON, True
-        return column.cast("string"), Content.JSON, False
+        if columns.body is not None:
+            return F.col(quoted(columns.body))
+        rest = [name for name in columns.rest(table.columns) if name != MALFORMED]
+        return F.struct(*map(quoted, rest)) if rest else None
+
+    def _content(self) -> Content:
+        body = self._load.columns.body
+        is_binary = body is not None and isinstance(self._table.schema[body].dataType, T.BinaryType)
+        return Content.BINARY if is_binary else Content.JSON
 
     def _write_rejects(self, results: ds.Dataset) -> None:
         load, loaded = self._load, self._loaded
@@ -610,20 +628,7 @@ def _ids(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _to_json(column: Column) -> Column:
-    return F.to_json(column, {"ignoreNullFields": "false"})
-
-
-def _due(table: DataFrame, name: str) -> Column:
-    """The due time as whole milliseconds, or as text that is read later."""
-    kind, column = table.schema[name].dataType, F.col(quoted(name))
-    if isinstance(kind, TIMES):
-        # Never earlier than it says: a part of a millisecond is rounded up.
-        micros = F.unix_micros(column.cast("timestamp"))
-        return F.floor((micros + 999) / F.lit(1000)).cast("long")
-    return column.cast("long") if is_whole(kind) else column
-
-
-def _headers(table: DataFrame, name: str) -> Column:
-    column = F.col(quoted(name))
-    return column if isinstance(table.schema[name].dataType, T.StringType) else F.to_json(column)
+def _sum(results: ds.Dataset, kind: int) -> int:
+    """The rows that the outcomes of that kind count."""
+    counted = results.to_table(columns=["row"], filter=pc.field("kind") == kind)
+    return int(pc.sum(counted["row"]).as_py() or 0)

@@ -5,6 +5,9 @@ column that is not there is told at once. Spark cannot read timestamps in nanose
 pandas writes; a column of them is read as whole numbers, and becomes microseconds here, rounded up,
 so that nothing is due too early.
 
+A line of CSV or JSON that cannot be read becomes a row that says so, in a column of its own
+(`staging.MALFORMED`), and changes no other row.
+
 Cost: one Parquet footer before Spark starts. Threads: the caller's.
 """
 
@@ -13,10 +16,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, DataFrameReader
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.load.staging import MALFORMED
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
 
@@ -28,6 +33,8 @@ FORMATS = {
     ".ndjson": "json",
 }
 """What a file's name says of its format."""
+LINES = ("csv", "json")
+"""Formats of text, in which a line may be anything."""
 
 
 def format_of(source: str | None, file_format: str | None) -> str:
@@ -63,11 +70,22 @@ def read_table(
         source = None
     defaults = {"header": "true"} if kind == "csv" else {}
     reader = job.spark.read.format(kind).options(**{**defaults, **options})
+    if kind in LINES and not {"mode", "columnnameofcorruptrecord"} & set(map(str.lower, options)):
+        reader = _told_of_malformed(reader, source)
     nanoseconds = _nanosecond_columns(source) if source and kind == "parquet" else []
     if nanoseconds:
         job.spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
     table = reader.load(source) if source else reader.load()
     return table.withColumns({name: _to_microseconds(name) for name in nanoseconds})
+
+
+def _told_of_malformed(reader: DataFrameReader, source: str | None) -> DataFrameReader:
+    """A line that cannot be read is a row whose column MALFORMED holds it. Spark adds such a column
+    only where it found such a line when it looked for columns, and of CSV never."""
+    reader = reader.option("columnNameOfCorruptRecord", MALFORMED)
+    found = (reader.load(source) if source else reader.load()).schema
+    columns = [field for field in found.fields if field.name != MALFORMED]
+    return reader.schema(T.StructType([*columns, T.StructField(MALFORMED, T.StringType())]))
 
 
 def _to_microseconds(name: str) -> Column:

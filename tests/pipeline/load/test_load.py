@@ -136,6 +136,107 @@ def test_bad_rows_are_rejected_with_the_reason(job: Job, make: Callable[..., Loa
     assert loaded.rejected == Counter(rejected(load).values())
 
 
+def not_utf8(*values: bytes) -> pa.Array:
+    """Text as other writers of Parquet let it pass."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def test_a_row_that_is_no_text_or_no_time_keeps_no_other_back(
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path
+) -> None:
+    path, due_ms = tmp_path / "edges.parquet", now_ms() + DAY_MS
+    most_us = (1 << 63) - 1
+    due = [due_ms * 1000] * 4 + [most_us, -most_us]
+    columns = {
+        "due": pa.array(due, pa.timestamp("us", "UTC")),
+        "key": not_utf8(b"good", b"\xff", b"body", b"note", b"far", b"past"),
+        "body": not_utf8(b"1", b"2", b'"\xff\xfe"', b"4", b"5", b"6"),
+        "note": not_utf8(b"a", b"b", b"c", b"\xff", b"e", b"f"),
+        "kind": not_utf8(b"a", b"\xff", b"a", b"a", b"a", b"a"),
+    }
+    pq.write_table(pa.table(columns), path)
+    load = make()
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert (loaded.accepted, loaded.past) == (3, 1)
+    assert rejected(load) == {
+        "\ufffd": "key is not UTF-8",
+        "body": "body is not UTF-8",
+        "far": "due too far away",
+    }
+    assert api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/note")["body"] == 4
+
+    load = make(MessageColumns("due", subject=unique("rest"), key="body"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert loaded.accepted == 2
+    assert rejected(load)["4"] == "cannot be written as JSON: not UTF-8 (column note)"
+
+    load = make(MessageColumns("due", subject_column="kind", key="note", body="body"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert loaded.accepted == 2
+    assert rejected(load)["b"] == "bad subject"
+
+
+def test_a_number_that_is_too_large_for_a_due_time(job: Job, make: Callable[..., LoadJob]) -> None:
+    load, due_ms = make(), now_ms() + DAY_MS
+    rows = table(job.spark, (due_ms, "good", "1")).selectExpr(
+        "cast(due as decimal(20,0)) as due", "key", "body"
+    )
+    huge = rows.selectExpr("cast(1e19 as decimal(20,0)) as due", "'huge' as key", "body")
+    assert run(job, rows.union(huge), load).accepted == 1
+    assert rejected(load) == {"huge": "due too far away"}
+
+
+def test_seconds(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
+    """Taken for milliseconds they would all be due at once."""
+    load, due_s = make(), now_ms() // 1000 + 86_400
+    rows = table(job.spark, *((due_s + number, f"k{number}", "1") for number in range(5)))
+    with pytest.raises(PipelineError, match=r"5 of 5 rows .* as if column due were in seconds"):
+        run(job, rows, load)
+    assert staged(load) == []
+    api.ask("GET", f"/v1/imports/{load.id}", 404)
+    in_seconds = replace(load, columns=replace(load.columns, due_unit="s"))
+    loaded = run(job, rows, in_seconds)
+    assert (loaded.accepted, loaded.past) == (5, 0)
+    message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/k3")
+    assert datetime.fromisoformat(message["deliver_at"]).timestamp() == due_s + 3
+    other = unique("import")
+    ancient = replace(load, id=other, columns=replace(load.columns, due_unit="ms", key=None))
+    loaded = run(job, rows, ancient)
+    assert (loaded.accepted, loaded.past) == (5, 5)
+
+
+def test_what_is_past_is_counted_or_rejected(job: Job, make: Callable[..., LoadJob]) -> None:
+    day_ago_ms = now_ms() - DAY_MS
+    rows = table(job.spark, (day_ago_ms, "past", "1"), (now_ms() + DAY_MS, "coming", "1"))
+    loaded = run(job, rows, make())
+    assert (loaded.accepted, loaded.past) == (2, 1)
+    load = make(past="reject")
+    loaded = run(job, rows, load)
+    assert (loaded.accepted, loaded.past) == (1, 0)
+    assert rejected(load) == {"past": "due in the past"}
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json"])
+def test_a_malformed_line_is_a_row_of_its_own(
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path, file_format: str
+) -> None:
+    path, due_ms = tmp_path / f"table.{file_format}", now_ms() + DAY_MS
+    if file_format == "csv":
+        broken = f"{due_ms},b,8,9"
+        path.write_text(f"due,key,shop\n{due_ms},a,7\n{broken}\n{due_ms},c,\n")
+    else:
+        broken = "{broken"
+        documents = [{"due": due_ms, "key": key, "shop": "7"} for key in "ac"]
+        path.write_text(f"\n{broken}\n".join(map(json.dumps, documents)))
+    load = make(MessageColumns("due", subject=unique("text"), key="key"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert (loaded.accepted, loaded.rejected) == (2, {"malformed line": 1})
+    assert load.rejects is not None
+    assert json.loads(load.rejects.read_text())["body"] == broken
+    message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/a")
+    assert message["body"] == {"shop": "7"}
+
+
 def test_strict_loads_nothing_if_a_row_is_rejected(
     api: ApiServer, job: Job, make: Callable[..., LoadJob]
 ) -> None:
@@ -276,7 +377,7 @@ def test_files_of_text(
         path.write_text("\n".join(map(json.dumps, documents)))
     load = make(MessageColumns("due", subject=unique("text"), key="key"))
     loaded = run(job, read_table(job, str(path), None, {}), load)
-    assert rejected(load) == {"b": "due time cannot be read"}
+    assert rejected(load) == {"b": "due time cannot be read: 'tomorrow'"}
     assert loaded.accepted == (2 if file_format == "csv" else 1)
     message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/a")
     assert message["body"] == {"shop": "7"}
@@ -297,14 +398,15 @@ def test_binary_bodies(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -
     [
         (MessageColumns("none", subject="a"), "no column 'none'; it has due, key, body"),
         (MessageColumns("due", subject="no subject"), "cannot be a subject"),
-        (MessageColumns("key", subject_column="due"), "no valid subject"),
+        (MessageColumns("key", subject_column="due"), "column due is bigint; a subject is text"),
+        (MessageColumns("due", subject_column="key"), "no valid subject"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
     job: Job, make: Callable[..., LoadJob], columns: MessageColumns, text: str
 ) -> None:
     with pytest.raises(PipelineError, match=text):
-        run(job, table(job.spark, (None, "a", "1")), make(columns))
+        run(job, table(job.spark, (None, "not one!", "1")), make(columns))
 
 
 def test_a_directory_of_nobody(job: Job, make: Callable[..., LoadJob], tmp_path: Path) -> None:
