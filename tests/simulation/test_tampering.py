@@ -58,7 +58,7 @@ def test_each_kind_has_a_name(kind: str) -> None:
 
 
 def test_what_is_missed_is_told_with_the_smallest_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_noticed", lambda world, done, victim: Noticed(world, done, (), "!"))
+    monkeypatch.setattr(runs, "_noticed", lambda world, done, *_: Noticed(world, done, (), "!"))
     failed = tamper(TamperedWorld(1, "run-ahead", turns=(2,)))[0]
     smallest = shrink(failed)
     assert (smallest.world.lives, smallest.world.steps) == (0, 5)

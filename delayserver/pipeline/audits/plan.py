@@ -9,10 +9,12 @@ Threads: values.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from delayserver.pipeline.audits.facts import HourFacts
+from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.logs import ALL, Range
 from delayserver.pipeline.states.hour_files import read_hour
@@ -97,16 +99,25 @@ class AuditPlan:
     """Before the time that was asked for."""
     since_ms: int | None = None
     with_bodies: bool = False
+    verdicts: Verdicts | None = None
+    kept: dict[int, list[HourFacts]] = field(default_factory=dict)
+    """By shard: of hours that are not judged again."""
 
 
 def make_plan(
-    *data_dirs: str, now_ms: int, with_bodies: bool = False, since_ms: int | None = None
+    *data_dirs: str,
+    now_ms: int,
+    with_bodies: bool = False,
+    since_ms: int | None = None,
+    verdicts: Verdicts | None = None,
 ) -> AuditPlan:
     """Look at a data directory, also beside its server, at the shards of several, or at exports;
-    hours that are over by `since_ms` are left out.
+    hours that are over by `since_ms` are left out, and of those with a verdict that counts is taken
+    what it says.
 
     Raises NotADataDirectoryError, also for a shard that is not there, CatalogError, DamageError for
     a broken FORMAT file."""
+    kept: dict[int, list[HourFacts]] = {}
     bases: dict[int, ShardBasis] = {}
     tasks: list[HourTask] = []
     damage: list[Damage] = []
@@ -118,9 +129,13 @@ def make_plan(
         for task in _hours(basis, with_bodies=with_bodies):
             if since_ms is not None and end_ms(task.hour) <= since_ms:
                 left_out += 1
+            elif verdicts is not None and (facts := verdicts.find(basis, task)) is not None:
+                kept.setdefault(directory.shard, []).append(facts)
             else:
                 tasks += _parts(directory, task)
-    return AuditPlan(roots, bases, tasks, now_ms, damage, left_out, since_ms, with_bodies)
+    return AuditPlan(
+        roots, bases, tasks, now_ms, damage, left_out, since_ms, with_bodies, verdicts, kept
+    )
 
 
 def look(directory: Directory, now_ms: int) -> ShardBasis:

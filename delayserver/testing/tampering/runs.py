@@ -13,6 +13,7 @@ from pathlib import Path
 
 from delayserver.errors import DelayServerError
 from delayserver.pipeline.audits.audit import Audit, audit_here
+from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.testing.tampering import deliveries, entries, surroundings
 from delayserver.testing.tampering.scene import Scene
 from delayserver.testing.tampering.victims import LIVES, STEPS, Victim, make_victim
@@ -154,15 +155,17 @@ def tamper(world: TamperedWorld) -> list[Noticed]:
             original = Path(path) / "original"
             original.mkdir()
             victim = make_victim(world.seed, original, lives=world.lives, steps=world.steps)
-            _check_untouched(victim)
+            verdicts = Verdicts(Path(path) / "verdicts")
+            _check_untouched(victim, verdicts)
         except Exception:
             return [Noticed(world, "", failure=traceback.format_exc())]
-        return [_turn(world, turn, victim, Path(path) / "copy") for turn in world.turns]
+        return [_turn(world, turn, victim, verdicts) for turn in world.turns]
 
 
-def _turn(world: TamperedWorld, turn: int, original: Victim, copy: Path) -> Noticed:
+def _turn(world: TamperedWorld, turn: int, original: Victim, verdicts: Verdicts) -> Noticed:
     rng = random.Random(f"tampering {world.seed} {turn}")
     kinds = [world.kind] if world.kind else rng.sample(sorted(ALTERATIONS), len(ALTERATIONS))
+    copy = original.root.with_name("copy")
     shutil.copytree(original.root, copy)
     victim = replace(original, root=copy)
     done, this = "", replace(world, turns=(turn,))
@@ -171,7 +174,7 @@ def _turn(world: TamperedWorld, turn: int, original: Victim, copy: Path) -> Noti
         for kind in kinds:
             this = replace(this, kind=kind)
             if (done := ALTERATIONS[kind].apply(scene) or "") != "":
-                return _noticed(this, done, victim)
+                return _noticed(this, done, victim, verdicts if rng.random() < 0.5 else None)
     except Exception:
         return Noticed(this, done, failure=traceback.format_exc())
     finally:
@@ -179,10 +182,10 @@ def _turn(world: TamperedWorld, turn: int, original: Victim, copy: Path) -> Noti
     return Noticed(this, "")
 
 
-def _noticed(world: TamperedWorld, done: str, victim: Victim) -> Noticed:
+def _noticed(world: TamperedWorld, done: str, victim: Victim, verdicts: Verdicts | None) -> Noticed:
     alteration = ALTERATIONS[world.kind]
     try:
-        found = _audited(victim, with_bodies=alteration.is_of_bodies)
+        found = _audited(victim, verdicts, with_bodies=alteration.is_of_bodies)
     except (DelayServerError, StorageError) as error:
         if not alteration.may_refuse:
             raise
@@ -192,19 +195,23 @@ def _noticed(world: TamperedWorld, done: str, victim: Victim) -> Noticed:
     return Noticed(world, done, names, missed)
 
 
-def _audited(victim: Victim, *, with_bodies: bool) -> Audit:
-    return audit_here(str(victim.root), now_ms=victim.now_ms, with_bodies=with_bodies)
+def _audited(victim: Victim, verdicts: Verdicts | None, *, with_bodies: bool) -> Audit:
+    return audit_here(
+        str(victim.root), now_ms=victim.now_ms, with_bodies=with_bodies, verdicts=verdicts
+    )
 
 
-def _check_untouched(victim: Victim) -> None:
-    """Nobody is accused before anything was altered, and nothing is left out."""
-    found = _audited(victim, with_bodies=True)
-    if not found.is_clean:
-        counts = {name: count for name, count in found.violations.items() if count}
-        raise Violation(
-            f"nothing was altered, and the audit names {counts}: {found.examples[:3]} "
-            f"{found.damage[:3]}"
-        )
+def _check_untouched(victim: Victim, verdicts: Verdicts) -> None:
+    """Nobody is accused before anything was altered, and nothing is left out; what is settled has a
+    verdict from then on."""
+    for some in (None, verdicts):
+        found = _audited(victim, some, with_bodies=some is None)
+        if not found.is_clean:
+            counts = {name: count for name, count in found.violations.items() if count}
+            raise Violation(
+                f"nothing was altered, and the audit names {counts}: {found.examples[:3]} "
+                f"{found.damage[:3]}"
+            )
     accepted = found.messages["accepted"]
     if accepted != victim.accepted:
         raise Violation(f"{victim.accepted} were accepted, and the audit knows {accepted}")
