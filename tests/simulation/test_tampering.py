@@ -46,6 +46,16 @@ def test_nothing_is_missed_and_nobody_is_accused() -> None:
             assert not found.failure, f"{found.command}\n{found.failure}"
 
 
+ONCE_FAILED = ((253, "retire-hour", 4), (1317, "", 0), (200_135, "forget-hour", 3))
+"""What once was missed, or accused somebody, or altered what an audit need not notice."""
+
+
+@pytest.mark.parametrize(("seed", "kind", "turn"), ONCE_FAILED)
+def test_what_once_failed(seed: int, kind: str, turn: int) -> None:
+    (found,) = tamper(TamperedWorld(seed, kind, turns=(turn,)))
+    assert not found.failure, f"{found.command}\n{found.failure}"
+
+
 @pytest.mark.parametrize("kind", ALTERATIONS)
 def test_each_kind_has_a_name(kind: str) -> None:
     for seed in range(SEEDS_MAX):

@@ -164,11 +164,13 @@ def retire_hour(scene: Scene) -> str | None:
 
 
 def _waits(scene: Scene, bucket: int) -> bool:
-    """Whether an entry of an hour that is filed has no ending at all."""
+    """Whether an entry that is filed has no ending at all."""
     ended = [frame.rows["seq"] for frame in scene.frames(DISPATCH, bucket)]
     for frame in scene.frames(SCHEDULE, bucket):
         is_removal = (frame.rows["flags"] & FLAG_REMOVAL) != 0
         ended.append(frame.rows["message_seq"][is_removal])
+    for path in (scene.root / MESSAGES).iterdir():  # What ended it may not be filed.
+        ended += [frame.rows["target_seq"] for frame in read_frames(path)]
     seqs = scene.entries[bucket]["seq"]
     return not np.isin(seqs, np.concatenate([np.empty(0, np.uint64), *ended])).all()
 
