@@ -7,6 +7,7 @@ Cost: see delayserver.pipeline.load.load. Threads: one.
 """
 
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -199,11 +200,8 @@ def load(
     import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
     with job_errors(as_json=as_json):
         from delayserver.pipeline.load import source as table
-        from delayserver.pipeline.load.adoption import Adoption
-        from delayserver.pipeline.load.load import LoadJob, run
+        from delayserver.pipeline.load.load import LoadJob, check, run
         from delayserver.pipeline.publish.mapping import MessageColumns
-        from storage.files import OsFiles
-        from storage.shards import read_shard_count
         from storage.staging import OnConflict
 
         columns = MessageColumns(
@@ -215,13 +213,6 @@ def load(
             headers_column,
             due_unit,
         )
-        # Spark takes a while to start: what is wrong is said before.
-        table.look(source, file_format, columns, tuple(ids_column or ()))
-        shard = None if read_shard_count(OsFiles(str(data_dir), readonly=True)) is None else 0
-        patience = Adoption(server, import_id, shard=shard, token=token, wait_s=PATIENCE_S)
-        with patience as adoption:
-            adoption.find()
-    with job("load", master, conf, as_json=as_json) as running:
         wanted = LoadJob(
             import_id,
             data_dir,
@@ -236,6 +227,10 @@ def load(
             ids,
             tuple(ids_column or ()),
         )
+        # Spark takes a while to start: what is wrong is said before.
+        table.look(source, file_format, options, columns, wanted.ids_columns)
+        check(replace(wanted, wait_s=PATIENCE_S))
+    with job("load", master, conf, as_json=as_json) as running:
         loaded = run(running, table.read_table(running, source, file_format, options), wanted)
     if as_json:
         print_json(loaded.document())

@@ -15,6 +15,7 @@ Threads: one writer per partition and shard, in a process of Spark's own.
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from delayserver.errors import InputError
+from delayserver.pipeline.load.note import mark_of
 from delayserver.pipeline.publish.values import (
     Problems,
     body_pieces,
@@ -48,8 +50,10 @@ SUBJECT, DUE, KEY, BODY, HEADERS = "__subject", "__due", "__key", "__body", "__h
 passed on to the ids."""
 MALFORMED = "__malformed"
 """Of a table that is text: a line that cannot be read, where there is one."""
-ROW, REJECT, PART, COUNT, PAST, ANCIENT = 0, 1, 2, 3, 4, 5
-"""What a row of the outcome is about."""
+ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
+"""What a row of the outcome is about: a message, a row that is none, a file; or a number of the
+partition (column `row`): its messages, those that are past, those from before ANCIENT_MS, and the
+sum of its marks (`note.mark_of`) in 64 bits."""
 REJECT_TEXT_MAX = 2_000
 ANCIENT_MS = 10**11
 """Before this, in 1973, no message was due: it is seconds that were taken for milliseconds."""
@@ -132,7 +136,8 @@ class Stager:
             )
             for target in plan.targets
         ]
-        self._past = self._ancient = 0
+        self._staged = self._past = self._ancient = self._mark = 0
+        self._subject_hashes = _hashes_of(plan.targets[0].subjects)
         self._next = number
         """Which shard the next row without a key is for, modulo how many there are."""
 
@@ -153,9 +158,11 @@ class Stager:
                     checksum=[part.checksum],
                     shard=[number],
                 )
-            elif shard.count:
-                yield self._outcome(kind=[COUNT], row=[shard.count])
-        yield self._outcome(kind=[PAST, ANCIENT], row=[self._past, self._ancient])
+        mark = np.array(self._mark, np.uint64).astype(np.int64)
+        yield self._outcome(
+            kind=[STAGED, PAST, ANCIENT, MARK],
+            row=[self._staged, self._past, self._ancient, int(mark)],
+        )
 
     def _stage_batch(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         # The first that is wrong with a row is its reason, so the order of these matters.
@@ -169,19 +176,19 @@ class Stager:
         headers = self._headers(batch, problems)
         kept = np.delete(np.arange(batch.num_rows), list(problems))
         if len(kept):
-            self._count_past(due_ms[kept])
-            np.maximum(due_ms, self._plan.now_ms, out=due_ms)
+            self._count(due_ms[kept])
             order = kept[np.argsort(due_ms[kept], kind="stable")]
             for shard, own in self._by_shard(batch, order, keys):
-                if shard.target.data_dir:
-                    self._write(shard, own, due_ms, subject_ids, bodies, keys, headers)
+                self._write(shard, own, due_ms, subject_ids, bodies, keys, headers)
                 first, shard.count = shard.count, shard.count + len(own)
                 if self._plan.with_rows:
-                    yield self._rows(shard, batch, own, due_ms[own], keys, first)
+                    now_or_later_ms = np.maximum(due_ms[own], self._plan.now_ms)
+                    yield self._rows(shard, batch, own, now_or_later_ms, keys, first)
         if problems:
             yield self._rejects(batch, problems, keys, bodies)
 
-    def _count_past(self, due_ms: np.ndarray) -> None:
+    def _count(self, due_ms: np.ndarray) -> None:
+        self._staged += len(due_ms)
         self._past += int(np.count_nonzero(due_ms < self._plan.now_ms))
         self._ancient += int(np.count_nonzero(due_ms < ANCIENT_MS))
 
@@ -286,10 +293,7 @@ class Stager:
     ) -> None:
         """Write these rows, in that order."""
         plan, target = self._plan, shard.target
-        if shard.writer is None:
-            files = OsFiles(target.data_dir)
-            shard.writer = PartWriter(files, shard.part, stamp=target.stamp, created_ms=plan.now_ms)
-        due_ms, subject_ids = due_ms[order], shard.subject_ids(subject_ids[order])
+        due_ms, subject_ids = due_ms[order], subject_ids[order]
         if not np.array_equal(order, np.arange(len(bodies))):
             chosen = order.tolist()
             bodies = [bodies[index] for index in chosen]
@@ -297,13 +301,26 @@ class Stager:
             headers = [headers[index] for index in chosen]
         count = len(order)
         payloads = encode_payloads(bodies, [plan.content] * count, keys, headers, [None] * count)
-        sealed = b"".join(seal_many(payloads, crcs_of(payloads)))
+        crcs = crcs_of(payloads)
         lengths_ = np.fromiter(map(len, payloads), np.uint32, count) + np.uint32(CRC_BYTES)
+        self._mark += mark_of(
+            self._subject_hashes[subject_ids], due_ms, lengths_, np.array(crcs, np.uint32)
+        )
+        self._mark %= 1 << 64
+        if not target.data_dir:
+            return
+        if shard.writer is None:
+            files = OsFiles(target.data_dir)
+            shard.writer = PartWriter(files, shard.part, stamp=target.stamp, created_ms=plan.now_ms)
+        subject_ids = shard.subject_ids(subject_ids)
         if plan.has_key:
             hashes = b"".join(shard.hasher.many(subject_ids.tolist(), keys))
         else:
             hashes = NO_KEY * count
-        shard.writer.append(due_ms, subject_ids, hashes, lengths_, sealed)
+        sealed = b"".join(seal_many(payloads, crcs))
+        # A time in the past means now.
+        now_or_later_ms = np.maximum(due_ms, plan.now_ms)
+        shard.writer.append(now_or_later_ms, subject_ids, hashes, lengths_, sealed)
 
     def _rows(
         self,
@@ -370,6 +387,14 @@ class Stager:
             else:
                 arrays.append(pa.array(values, column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _hashes_of(subjects: dict[str, int]) -> np.ndarray:
+    """A hash of each subject's name, by its number: the numbers are one server's."""
+    hashes = np.zeros(max(subjects.values(), default=0) + 1, np.uint64)
+    for name, number in subjects.items():
+        hashes[number] = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+    return hashes
 
 
 def _begin(text: str | None) -> str | None:

@@ -162,11 +162,11 @@ def body_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
 
 def json_text_pieces(column: pa.Array, what: str, problems: Problems) -> list[bytes | None]:
     """Text that has to be JSON, without blanks around it; `what`: `body is` or `headers are`."""
-    there = present(column)
-    problems.add(there & ~are_utf8(column), f"{what} not UTF-8")
     texts = _or_none(pieces(column), column)
     for index in _not_json(texts):
         problems.setdefault(index, f"{what} not JSON")
+    # The decoder does not look into texts.
+    problems.add(present(column) & ~are_utf8(column), f"{what} not UTF-8")
     for index, text in enumerate(texts):
         if text and (text[0] in _BLANKS or text[-1] in _BLANKS):
             texts[index] = text.strip(_BLANKS)

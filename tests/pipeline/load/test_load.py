@@ -21,6 +21,7 @@ from delayserver.pipeline.audits.audit import audit_here
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load.adoption import Adoption
 from delayserver.pipeline.load.load import LoadJob, run
+from delayserver.pipeline.load.note import NoteFile
 from delayserver.pipeline.load.source import read_table
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
@@ -82,8 +83,9 @@ def rejected(load: LoadJob) -> dict[str, str]:
 
 
 def staged(load: LoadJob) -> list[str]:
-    directory = load.data_dir / "imports"
-    return [path.name for path in directory.glob("*") if path.name.startswith(load.id + ".")]
+    """What is left of a load, besides its note."""
+    found = (load.data_dir / "imports").glob(f"{load.id}.*")
+    return [path.name for path in found if path.suffix != ".load"]
 
 
 def test_rows_become_messages(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
@@ -295,15 +297,46 @@ def test_conflicts_refuse_everything_or_are_left_out(
 
 def test_the_same_name_is_loaded_once(job: Job, make: Callable[..., LoadJob]) -> None:
     load, rows = make(), table(job.spark, (now_ms() + DAY_MS, None, "1"))
-    first, second = run(job, rows, load), run(job, rows, load)
+    first, second = run(job, rows, load), run(job, rows, replace(load, ids=None))
     assert (first.was_adopted, first.accepted) == (False, 1)
-    assert (second.was_adopted, second.accepted, second.staged) == (True, 1, 0)
+    assert (second.was_adopted, second.accepted, second.staged) == (True, 1, 1)
 
 
-def test_what_an_interrupted_run_has_staged_is_adopted(
+def test_another_table_under_a_name_that_was_loaded(job: Job, make: Callable[..., LoadJob]) -> None:
+    """A job of every night with one name would load once, and say that all is well."""
+    load, due_ms = make(past="reject"), now_ms() + DAY_MS
+    rows = [(due_ms + number, f"k{number}", f"{number}") for number in range(8)]
+    rows.append((now_ms() - 1, "past", "1"))
+    run(job, table(job.spark, *rows), load)
+    load = replace(load, ids=None)
+    # In another order, and as Spark cuts it then.
+    again = run(job, table(job.spark, *rows[::-1]).repartition(3), load)
+    assert (again.was_adopted, again.read, again.accepted) == (True, 9, 8)
+    others = {
+        "its 9 rows have other content": [(due_ms, "k0", "7"), *rows[1:]],
+        "it had 9 rows, and has 8": rows[1:],
+        "8 of its rows were messages, and 7 are": [(due_ms, "k0", "{"), *rows[1:]],
+    }
+    for difference, other in others.items():
+        with pytest.raises(PipelineError, match=f"another table was loaded .*{difference}"):
+            run(job, table(job.spark, *other), load)
+    keyless = replace(load, columns=replace(load.columns, key=None))
+    with pytest.raises(PipelineError, match="key was key, and is None"):
+        run(job, table(job.spark, *rows), keyless)
+
+
+def test_what_was_staged_of_another_table_and_not_adopted_is_staged_again(
     api: ApiServer, job: Job, make: Callable[..., LoadJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, rows = make(wait_s=0), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+    load, due_ms = make(wait_s=0), now_ms() + DAY_MS
+    interrupt(job, load, table(job.spark, (due_ms, "a", "1")), monkeypatch)
+    assert run(job, table(job.spark, (due_ms, "b", "1")), load).accepted == 1
+    assert [row["key"] for row in ids(load)] == ["b"]
+    assert staged(load) == []
+
+
+def interrupt(job: Job, load: LoadJob, rows: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is staged, and the server cannot be reached then."""
 
     def unreachable(self: Adoption) -> None:
         raise PipelineError("planted")
@@ -313,9 +346,48 @@ def test_what_an_interrupted_run_has_staged_is_adopted(
         with pytest.raises(PipelineError, match=f"--id {load.id}"):
             run(job, rows, load)
     assert any(import_of(name) == load.id for name in staged(load))
-    assert run(job, rows, load).accepted == 1
+
+
+def test_what_an_interrupted_run_has_staged_is_adopted(
+    job: Job, make: Callable[..., LoadJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, rows = make(wait_s=0), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+    interrupt(job, load, rows, monkeypatch)
+    loaded = run(job, rows, load)
+    assert (loaded.accepted, loaded.read, loaded.staged) == (1, 1, 1)
     assert len(ids(load)) == 1
     assert staged(load) == []
+
+
+def test_the_ids_are_told_by_a_run_that_follows(
+    job: Job, make: Callable[..., LoadJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has ended between the adoption and the file."""
+    load, rows = make(), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+
+    def full(*_: object) -> None:
+        raise OSError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("delayserver.pipeline.load.load.write_ids", full)
+        with pytest.raises(OSError, match="planted"):
+            run(job, rows, load)
+    loaded = run(job, rows, load)
+    assert (loaded.was_adopted, loaded.ids_file) == (True, str(load.ids))
+    assert [row["key"] for row in ids(load)] == ["a"]
+    assert staged(load) == []
+
+
+def test_two_loads_under_one_name(job: Job, make: Callable[..., LoadJob]) -> None:
+    load, rows = make(), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+    directory = load.data_dir / "imports"
+    directory.mkdir(exist_ok=True)
+    with (
+        NoteFile(directory, load.id),
+        pytest.raises(PipelineError, match="another load runs under the name"),
+    ):
+        run(job, rows, load)
+    assert run(job, rows, load).accepted == 1
 
 
 def test_columns_of_every_kind(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
