@@ -10,8 +10,8 @@ Runs what is named, one after the other, and writes its figures down: into measu
 keeps the runs, and from that alone into the page. A run takes the place of an earlier one of the
 same command; what other commands measured stays. Without a name, all benchmarks are run, and the
 options go to each. Besides the benchmarks there are `crash` (scripts/crash), `soak` (scripts/soak),
-`simulation` (python -m delayserver.testing) and `tampering` (… .tampering). A run that fails, or whose counts do not agree, is
-left out.
+`simulation` (python -m delayserver.testing) and `tampering` (… .tampering). A run that fails, or
+whose counts do not agree, is left out.
 """
 
 import datetime
