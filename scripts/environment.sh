@@ -12,6 +12,9 @@
 #   ensure_chromium                  finds the browser that the console is tested in, likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
+#   ensure_spark_kafka               has the jars of Spark's Kafka source in $spark_kafka_jars, likewise
+#   ensure_s3                        has the program of an object store in $s3_server; installs it once
+#                                    for all checkouts, in an environment of its own
 #   show_help FILE                   prints the comment at the head of FILE
 #
 # PYTHON=/path/to/python chooses the interpreter that .venv is made with.
@@ -205,44 +208,90 @@ ensure_rabbitmq() {
     ensure_program rabbitmq-server rabbitmq-server RabbitMQ
 }
 
-ensure_maven() { ensure_program mvn maven "Maven, which fetches Kafka's jars,"; }
+ensure_maven() { ensure_program mvn maven "Maven, which fetches jars of Kafka and Spark,"; }
 
 # The stamp holds the fingerprint of the pom. What is there costs a look at it, and no Maven.
-has_kafka_jars() {
-  [[ -f $kafka_jars/.complete && $(<"$kafka_jars/.complete") == "$1" ]]
+has_jars() {
+  [[ -f $1/.complete && $(<"$1/.complete") == "$2" ]]
 }
 
-# Java is looked for in this shell, which keeps its PATH; all else is done in another, so that
-# neither `cd` nor the lock outlives it.
-ensure_kafka() {
-  local pom=$project_root/scripts/kafka.pom.xml version want
-  version=$(sed -n 's:.*<kafka\.version>\(.*\)</kafka\.version>.*:\1:p' "$pom")
+# fetch_jars POM DIRECTORY WHAT: has the jars of a pom in a directory of the cache. Java is looked for
+# in this shell, which keeps its PATH; all else is done in another, so that neither `cd` nor the lock
+# outlives it.
+fetch_jars() {
+  local pom=$1 jars=$2 want
   want=$(sha256sum <"$pom")
-  kafka_jars=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/kafka-$version
   ensure_java
   if [[ -n ${JAVA_HOME:-} ]]; then
     PATH=$JAVA_HOME/bin:$PATH
   fi
-  if has_kafka_jars "$want"; then
+  if has_jars "$jars" "$want"; then
     return
   fi
   ensure_maven
-  mkdir -p "$kafka_jars"
+  mkdir -p "$jars"
   (
     if command -v flock >/dev/null; then
-      exec 9>"$kafka_jars/.lock"
+      exec 9>"$jars/.lock"
       flock --nonblock 9 || {
-        say "Waiting for another script that is fetching Kafka ..."
+        say "Waiting for another script that is fetching $3 ..."
         flock 9
       }
-      if has_kafka_jars "$want"; then
+      if has_jars "$jars" "$want"; then
         exit 0
       fi
     fi
-    say "Fetching Kafka $version ..."
-    rm -f "$kafka_jars"/*.jar
+    say "Fetching $3 ..."
+    rm -f "$jars"/*.jar
     mvn --batch-mode --no-transfer-progress --quiet --file "$pom" dependency:copy-dependencies \
-      -DoutputDirectory="$kafka_jars" >&2 || fail "Maven could not fetch Kafka $version"
-    printf '%s\n' "$want" >"$kafka_jars/.complete"
+      -DoutputDirectory="$jars" >&2 || fail "Maven could not fetch $3"
+    printf '%s\n' "$want" >"$jars/.complete"
+  )
+}
+
+# Prints the text of an element of a pom.
+of_pom() { sed -n "s:.*<$2>\(.*\)</$2>.*:\1:p" "$1"; }
+
+ensure_kafka() {
+  local pom=$project_root/scripts/kafka.pom.xml version
+  version=$(of_pom "$pom" kafka.version)
+  kafka_jars=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/kafka-$version
+  fetch_jars "$pom" "$kafka_jars" "Kafka $version"
+}
+
+ensure_spark_kafka() {
+  local pom=$project_root/scripts/spark-kafka.pom.xml version
+  version=$(of_pom "$pom" spark.version)
+  spark_kafka_jars=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/spark-kafka-$version
+  fetch_jars "$pom" "$spark_kafka_jars" "Spark's Kafka source $version"
+}
+
+# An environment beside the project's, in the cache of the user. Its stamp is as that of the jars.
+ensure_s3() {
+  local packages=$project_root/scripts/s3.txt home want python
+  want=$(sha256sum <"$packages")
+  home=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/s3-${want:0:12}
+  s3_server=$home/bin/moto_server
+  if [[ -f $home/.complete ]]; then
+    return
+  fi
+  python=$(find_python)
+  mkdir -p "$home"
+  (
+    if command -v flock >/dev/null; then
+      exec 9>"$home/.lock"
+      flock --nonblock 9 || {
+        say "Waiting for another script that is installing the object store of the tests ..."
+        flock 9
+      }
+      if [[ -f $home/.complete ]]; then
+        exit 0
+      fi
+    fi
+    say "Installing the object store of the tests ..."
+    "$python" -m venv "$home" &&
+      "$home/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$packages" >&2 ||
+      fail "pip could not install what scripts/s3.txt names"
+    touch "$home/.complete"
   )
 }

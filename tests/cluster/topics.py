@@ -12,8 +12,9 @@ from tests.cluster.brokers import Brokers, wait_until
 
 def make_topic(brokers: Brokers, name: str, partitions: int = 3) -> str:
     """A topic on all brokers; its name."""
-    settings = {"min.insync.replicas": "2"}
-    asked = brokers.admin.create_topics([NewTopic(name, partitions, 3, config=settings)])
+    settings = {"min.insync.replicas": str(min(2, brokers.count))}
+    topic = NewTopic(name, partitions, brokers.count, config=settings)
+    asked = brokers.admin.create_topics([topic])
     asked[name].result()
 
     def is_led() -> bool:

@@ -105,6 +105,8 @@ class CrashRun(Load[DemoLedger]):
         self._report = report
         self._start_s = 0.7
         self._down_ms: int | None = None
+        self._was_waited_for = False
+        """All had fallen due, and the server had the time to deliver it."""
 
     async def run(self) -> Outcome:
         """All rounds, then the end."""
@@ -119,12 +121,18 @@ class CrashRun(Load[DemoLedger]):
                 except* ServerFailed as group:
                     self.failures += [str(error) for error in group.exceptions]
         await self._client.close()
+        verdict = judge(self.ledger)
+        if not self._was_waited_for:
+            # The server could not be asked for the rest: what failed is told, and nothing is lost
+            # by that.
+            self.counts["not waited for"] += len(verdict.lost)
+            verdict.lost = []
         return Outcome(
             "crash",
             self._seed,
             self._directory,
             self.ledger,
-            judge(self.ledger),
+            verdict,
             self.failures,
             self.counts,
         )
@@ -333,6 +341,7 @@ class CrashRun(Load[DemoLedger]):
         while self.ledger.open_count and time.monotonic() < deadline_s:
             await asyncio.sleep(RETRY_S)
             self._report(self)
+        self._was_waited_for = True
         await asyncio.sleep(QUIET_S)
         await self._stop()
         await self._start()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from delayserver.cli.demo.ledger import Order
+from delayserver.cli.demo.process import ServerFailed
 from delayserver.records.message import State
 from tests.crash.backups import Facts
 from tests.crash.harness import CrashRun
@@ -35,6 +36,18 @@ def test_killed_again_and_again(seed, tmp_path):
     assert outcome.counts["acknowledged"] > 50
     figures = {figure["case"]: figure["value"] for figure in report_of(outcome)["figures"]}
     assert (figures["kills"], figures["lost"]) == (outcome.counts["kills"], 0)
+
+
+def test_what_nobody_could_wait_for_is_not_called_lost(tmp_path):
+    class Fails(CrashRun):
+        async def _end(self, publishers):
+            await self._publish_no_more(publishers)
+            await self._kill()
+            raise ServerFailed("the server was not ready in 60 s")
+
+    outcome = asyncio.run(Fails(tmp_path, seed=10, rounds=1).run())
+    assert outcome.failures == ["the server was not ready in 60 s"] and not outcome.is_clean
+    assert outcome.counts["not waited for"] > 0 and outcome.verdict.lost == []
 
 
 SHARDS_SEEDS = (10834,)

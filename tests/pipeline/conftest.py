@@ -1,4 +1,5 @@
-"""One Spark session for all tests of the pipeline, since starting one takes seconds."""
+"""One Spark session, and one Kafka broker, for all tests of the pipeline, since starting one takes
+seconds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,20 +10,36 @@ from sessions import QUICK_SETTINGS
 
 from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import open_session
+from tests.cluster.brokers import Brokers
+from tests.pipeline.jars import spark_kafka_jars
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks for the session needs Java."""
+    """Whatever asks for the session, or for brokers, needs Java."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        names = getattr(item, "fixturenames", ())
+        if "spark" in names:
             item.add_marker(pytest.mark.spark)
+        if "broker" in names:
+            item.add_marker(pytest.mark.kafka)
+            # It starts in the time of the first test, and so does Spark.
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session on two cores. Who uses it leaves its settings as they are."""
-    with open_session("tests", master="local[2]", settings=QUICK_SETTINGS) as session:
+    # A JVM that runs takes no more jars, so this one has those of Kafka from the beginning.
+    jars = {"spark.jars": ",".join(spark_kafka_jars())}
+    with open_session("tests", master="local[2]", settings=QUICK_SETTINGS | jars) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """One Kafka broker, for all tests of the process."""
+    with Brokers(tmp_path_factory.mktemp("broker"), count=1).running() as started:
+        yield started
 
 
 @pytest.fixture

@@ -46,7 +46,14 @@ from delayserver.pipeline.exports.manifest import (
     Pointer,
     encode_sealed,
 )
-from delayserver.pipeline.exports.place import ObjectPlace, below, is_url, local_path, open_place
+from delayserver.pipeline.exports.place import (
+    ObjectPlace,
+    below,
+    is_url,
+    local_path,
+    open_place,
+    shown_url,
+)
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.records.tables import HourState, read_checkpoint, read_hours
@@ -102,7 +109,7 @@ def export(
     directories = open_directories(data_dir)
     if not is_url(to) and Path(local_path(to)).is_relative_to(local_path(data_dir)):
         raise PipelineError(f"{to} is in the data directory, which is the server's: give another")
-    exported = Exported(to, now_ms)
+    exported = Exported(shown_url(to), now_ms)
     above, several = open_place(to), len(directories) > 1
     _refuse_other_count(above, len(directories) if several else None)
     for directory in directories:

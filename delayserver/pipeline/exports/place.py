@@ -30,6 +30,7 @@ class ObjectPlace(Protocol):
     """Objects below one URL. Every call raises DiskError for what the store says."""
 
     url: str
+    """As it is shown, without keys."""
 
     def read(self, name: str) -> bytes:
         """A whole object. Raises FileNotFoundError."""
@@ -66,6 +67,14 @@ def local_path(path: str) -> str:
     if url.netloc not in ("", "localhost"):
         raise InputError(f"{path} is a directory of another machine: mount it, and give its path")
     return os.path.abspath(unquote(url.path))
+
+
+def shown_url(url: str) -> str:
+    """A URL for messages and reports: without the keys and the options that it may hold."""
+    if not is_url(url):
+        return url
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def absolute_root(path: str) -> str:
@@ -121,17 +130,18 @@ class _RemotePlace:
         from pyarrow import ArrowInvalid
         from pyarrow.fs import FileSystem
 
-        self.url = url
+        self.url = shown_url(url)
         try:
             # Hadoop's name for the same store.
             self._fs, self._root = FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", url))
         except ArrowInvalid as error:
             raise InputError(
-                f"{url} is no place that an export can be at ({error}); known are directories, "
-                "s3://, gs://, abfs:// and hdfs://"
+                f"{self.url} is no place that an export can be at "
+                f"({str(error).replace(url, self.url)}); known are directories, s3://, gs://, "
+                "abfs:// and hdfs://"
             ) from error
         except OSError as error:
-            raise DiskError("open", url, str(error)) from error
+            raise DiskError("open", self.url, str(error)) from error
 
     @contextlib.contextmanager
     def _errors(self, call: str, name: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from delayserver.pipeline.exports.place import absolute_root
+from delayserver.pipeline.exports.place import absolute_root, shown_url
 from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
 from delayserver.pipeline.logs.options import TASKS_PER_CORE, paths_of
 from delayserver.pipeline.progress import Job
@@ -138,7 +138,7 @@ def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None
         counted.unpersist()
     hours["memory_bytes"] = [memory_bytes(due, len(directories)) for due in hours["due"].tolist()]
     return Forecast(
-        data_dir=", ".join(roots),
+        data_dir=", ".join(map(shown_url, roots)),
         taken_ms=taken_ms,
         took_s=time.monotonic() - started,
         days=days,

@@ -37,6 +37,7 @@ from delayserver.pipeline.exports.exported import (
     open_export,
     shard_places,
 )
+from delayserver.pipeline.exports.place import shown_url
 from delayserver.pipeline.logs import logs
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import HourState, read_checkpoint, read_hours, read_subjects
@@ -60,8 +61,8 @@ class OtherNodeError(PipelineError):
 
     def __init__(self, root: str, host: str) -> None:
         super().__init__(
-            f"executor {host} does not see {root}, or sees another directory there; mount it under "
-            "the same path on the driver and on each executor"
+            f"executor {host} does not see {shown_url(root)}, or sees another directory there; "
+            "mount it under the same path on the driver and on each executor"
         )
 
 
@@ -139,11 +140,11 @@ def open_directories(*roots: str) -> list[Directory]:
         other = known.setdefault(one.shard, one)
         if other is not one:
             raise InputError(
-                f"{other.root} and {one.root} are both shard {one.shard}, so they are of different "
-                "servers, or the same twice: run the job for each"
+                f"{shown_url(other.root)} and {shown_url(one.root)} are both shard {one.shard}, so "
+                "they are of different servers, or the same twice: run the job for each"
             )
     if len(roots) > 1:
-        found = [replace(one, prefix=f"{one.root}/") for one in found]
+        found = [replace(one, prefix=f"{shown_url(one.root)}/") for one in found]
     return sorted(found, key=lambda one: one.shard)
 
 

@@ -14,7 +14,7 @@ from delayserver.pipeline.exports import place as places
 from delayserver.pipeline.exports.export import Exported, export
 from delayserver.pipeline.exports.exported import BLOCK_BYTES, NotAnExportError, open_export
 from delayserver.pipeline.exports.manifest import MOMENTS, POINTER, SHARDS
-from delayserver.pipeline.exports.place import is_url, open_place
+from delayserver.pipeline.exports.place import is_url, open_place, shown_url
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.forecast import forecast
 from delayserver.pipeline.states.snapshot import Directory, open_directories
@@ -264,6 +264,7 @@ def test_places(tmp_path: Path) -> None:
     ]
     with pytest.raises(InputError, match="s3://"):
         open_place("ftp://host/x")
+    assert shown_url("s3://key:se%2Fcret@b/x?endpoint_override=h:1") == "s3://b/x"
     local = open_place(f"file://{tmp_path}/place")
     remote = places._RemotePlace(f"file://{tmp_path}/place")  # as pyarrow has it
     for place in (local, remote):

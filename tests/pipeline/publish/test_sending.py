@@ -255,14 +255,14 @@ def test_a_row_is_the_same_message_as_a_column_and_as_json(
     "columns",
     [
         {"due": [None, TOMORROW]},
-        {"due": [TOMORROW.isoformat()] * 2},
+        {"due": [TOMORROW.isoformat(), "soon"]},
         {"key": ["k", None]},
         {"kind": [None, "a.b"]},
         {"body": [b"a", None]},
         {"extra": [{"a": "b"}] * 2},
         {"extra": ['{"a": "b"}'] * 2},
     ],
-    ids=["no due time", "due as text", "no key", "no subject", "no body", "a struct", "text"],
+    ids=["no due time", "not read", "no key", "no subject", "no body", "a struct", "text"],
 )
 def test_rows_that_are_to_be_looked_at_are_no_stream(columns: dict[str, Any]) -> None:
     usual = {"due": [TOMORROW] * 2, "key": ["k", "l"], "body": ["1", "2"], "kind": ["a", "b"]}
@@ -291,6 +291,57 @@ def test_long_rows_are_sent_in_several_requests(
     keys = [unique("long") for _ in range(600)]
     assert send(plan, {"due": [TOMORROW_MS] * 600, "key": keys, "body": [body] * 600}).published
     assert sent_as == [ARROW] * 2  # of 5.4 MB
+
+
+def any_text(*values: bytes) -> pa.Array:
+    """A column of texts as Spark makes them of bytes, whatever these are."""
+    return pa.array(values).view(pa.string())
+
+
+NO_JSON = "cannot be written as JSON: not UTF-8"
+NOT_TEXTS: dict[str, tuple[dict[str, Any], str]] = {
+    "body": ({"body": any_text(b"1", b'"\xff"')}, "body is not UTF-8"),
+    "key": ({"key": any_text(b"good", b"\xff")}, "key is not UTF-8"),
+    "key as bytes": ({"key": pa.array([b"good", b"\xff"])}, "key is not UTF-8"),
+    "due time": (
+        {"due": any_text(str(TOMORROW_MS).encode(), b"\xff")},
+        "due time cannot be read: '\ufffd'",
+    ),
+    "subject": ({"kind": any_text(b"good", b"\xff")}, "subject is not UTF-8"),
+    "a column": ({"body": None, "n": any_text(b"1", b"\xff")}, f"{NO_JSON} (column n)"),
+    "within": (
+        {"body": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
+        f"{NO_JSON} (column n)",
+    ),
+    "a header": (
+        {"extra": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
+        f"{NO_JSON} (column headers)",
+    ),
+    "headers": ({"extra": any_text(b"{}", b'{"a":"\xff"}')}, "headers are not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_TEXTS)
+def test_a_row_whose_text_is_none_is_refused_and_the_others_are_sent(
+    make: Callable[..., SendingPlan], what: str
+) -> None:
+    """Spark casts any bytes to text; they ended the query (`UnicodeDecodeError`)."""
+    columns, reason = NOT_TEXTS[what]
+    rows = {"due": [TOMORROW_MS] * 2, "key": ["good", "bad"], "body": ["1", "1"], **columns}
+    rows = {name: values for name, values in rows.items() if values is not None}
+    plan = make(
+        MessageColumns(
+            "due",
+            subject=None if "kind" in rows else unique("sent"),
+            subject_column="kind" if "kind" in rows else None,
+            key="key",
+            body="body" if "body" in rows else None,
+            headers="extra" if "extra" in rows else None,
+        )
+    )
+    sent = send(plan, rows)
+    assert (sent.published, sent.rejected) == (1, 1)
+    assert [row["reason"] for row in rejected(plan, sent)] == [reason]
 
 
 def test_refused_rows_go_to_a_file_with_the_reason(make: Callable[..., SendingPlan]) -> None:
