@@ -1,13 +1,16 @@
 """The Spark session of a job."""
 
 import os
+import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from delayserver.pipeline.session import JavaMissingError, find_java, is_connect
+from tests.pipeline.store import Store
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -66,3 +69,22 @@ def test_addresses_of_spark_connect_are_known() -> None:
 def test_workers_run_this_interpreter_in_utc(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+@pytest.mark.spark
+def test_a_python_of_executors_that_lacks_the_package_is_named(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    store = Store(tmp_path / "data")
+    store.publish("order.unpaid", [1000])
+    store.kill()
+    done = subprocess.run(
+        [sys.executable, "-m", "delayserver", "pipeline", "audit", "--data-dir", store.root],
+        env={**os.environ, "PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "executors have no such package: No module named" in done.stderr
+    assert "Traceback" not in done.stderr
