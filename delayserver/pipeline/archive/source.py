@@ -18,22 +18,22 @@ import json
 import re
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.table import FileScanTask, Table
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from delayserver.errors import InputError, PipelineError
-from delayserver.pipeline.archive.catalog import ArchiveIO, DirectoryCatalog
 from delayserver.pipeline.archive.place import ArchivePlace
 from delayserver.pipeline.archive.rows import ROW_TYPES
 from delayserver.pipeline.logs.logs import share
 from delayserver.pipeline.logs.options import Options, parse_options
+
+if TYPE_CHECKING:
+    from pyiceberg.table import FileScanTask, Table
 
 BATCH_ROWS = 8 * 1024
 """Bodies may be long."""
@@ -67,8 +67,8 @@ class ArchiveTask(InputPartition):
 
     place: ArchivePlace
     names: list[str]
-    table: Table | None = None
-    with_deletes: FileScanTask | None = None
+    table: "Table | None" = None
+    with_deletes: "FileScanTask | None" = None
 
 
 class ArchiveReader(DataSourceReader):
@@ -85,6 +85,9 @@ class ArchiveReader(DataSourceReader):
         if self._files is not None:
             names: list[str] = json.loads(self._files)
             return self._tasks(names, [1] * len(names))
+        # Every session knows this source, and few need what takes a second to import.
+        from delayserver.pipeline.archive.catalog import DirectoryCatalog
+
         table = DirectoryCatalog(self._place).find()
         if table is None:
             raise PipelineError(f"{self._place.url} holds no archive; is it the right path?")
@@ -111,11 +114,15 @@ class ArchiveReader(DataSourceReader):
             for batch in read_file(partition.place, name, self._schema.names):
                 yield self._cast(batch)
         if partition.table is not None and partition.with_deletes is not None:
-            metadata = partition.table.metadata
-            wanted = metadata.schema().select(*self._schema.names)
-            scan = ArrowScan(metadata, ArchiveIO(partition.place), wanted, AlwaysTrue())
-            for batch in scan.to_record_batches([partition.with_deletes]):
+            for batch in self._without_deleted(partition.table, partition.with_deletes):
                 yield self._cast(batch)
+
+    def _without_deleted(self, table: "Table", task: "FileScanTask") -> Iterator[pa.RecordBatch]:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        wanted = table.metadata.schema().select(*self._schema.names)
+        return ArrowScan(table.metadata, table.io, wanted, AlwaysTrue()).to_record_batches([task])
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [batch[field.name].cast(field.type) for field in self._schema]

@@ -1,6 +1,8 @@
 """The archive as a source of Spark, planned and read here without a session."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -103,3 +105,8 @@ def test_what_cannot_be_read_is_named(table: ArchiveTable, tmp_path: Path) -> No
             table.place.delete(name)
     with pytest.raises(PipelineError, match=r"parquet cannot be read"):
         seqs_of(reader, tasks)
+
+
+def test_a_session_does_without_what_the_table_needs() -> None:
+    program = "import sys, delayserver.pipeline.session; sys.exit('pyiceberg' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
