@@ -249,8 +249,18 @@ def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
         except (PySparkException, Py4JError, OSError, RuntimeError) as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
-            reason = "\n".join([str(error), *lines[-5:]])
-            raise PipelineError(f"Spark did not start on {master}: {reason}") from error
+            raise PipelineError(
+                f"Spark did not start on {master}: {_reason(error, lines)}"
+            ) from error
+
+
+def _reason(error: Exception, lines: list[str]) -> str:
+    """Why it did not, and what the JVM said last."""
+    text = str(error)
+    if "stopped SparkContext" in text:
+        # It asks for a minute, and then ends by itself.
+        return "no master answers there, or it refused the job"
+    return "\n".join([text, *lines[-5:]])
 
 
 def _connect(master: str, settings: Mapping[str, str]) -> SparkSession:
