@@ -92,8 +92,8 @@ def archive(
         bool,
         typer.Option(
             "--compact",
-            help="Make few files of many small ones (without it, where there are 16 or more in a "
-            "partition), and give up snapshots that are older than 5 days.",
+            help="Make few files of small ones, where there are two in a partition (without it: "
+            "16), and give up snapshots that are older than 5 days.",
         ),
     ] = False,
     json_file: JsonFileOption = None,

@@ -119,7 +119,7 @@ class Archive:
     without_unsettled: bool = False
     """Also hours that messages keep open which are not settled, without these."""
     compact: bool = False
-    """Compact all small files, and not only where there are many, and give up old snapshots."""
+    """Compact all small files, and not only where there are many."""
     wait_s: float = 60.0
 
 
@@ -301,7 +301,7 @@ def run(job: Job, wanted: Archive) -> ArchiveRun:
                 if isinstance(target, ArchiveTable):
                     files_min = 2 if wanted.compact else MANY
                     archived.compacted = compact(job, target, name, files_min)
-                    if wanted.compact:
+                    if wanted.compact or archived.compacted.files_before:
                         target.expire()
     archived.took_s = time.monotonic() - began
     return archived

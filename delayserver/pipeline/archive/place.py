@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyarrow import ArrowInvalid
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
@@ -46,7 +47,7 @@ class ArchivePlace:
         """With the options that a URL may have."""
         self._is_local = not is_url(url)
         # What a table says of itself: the options of the URL are this job's own.
-        self.url: str = local_path(url) if self._is_local else shown_url(_as_s3(url)).rstrip("/")
+        self.url: str = local_path(url) if self._is_local else _location(url)
         assert self._opened
 
     def __reduce__(self) -> tuple[type["ArchivePlace"], tuple[str]]:
@@ -249,6 +250,17 @@ def _sync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _location(url: str) -> str:
+    """A URL without options and keys. Of Azure, what stands before the host is the container."""
+    url = _as_s3(url)
+    parts = urlsplit(url)
+    container, at, host = parts.netloc.rpartition("@")
+    if at and parts.scheme.startswith("abfs"):
+        netloc = f"{container.partition(':')[0]}@{host}".removeprefix("@")
+        return parts._replace(netloc=netloc, query="").geturl().rstrip("/")
+    return shown_url(url).rstrip("/")
 
 
 def _as_s3(url: str) -> str:

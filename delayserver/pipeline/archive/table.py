@@ -101,6 +101,8 @@ _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
     "commit.retry.num-retries": "0",
+    # Else each run adds one manifest, and each plan reads all of them.
+    "commit.manifest-merge.enabled": "true",
 }
 
 

@@ -381,6 +381,7 @@ def test_after_a_kill_at_any_call_nothing_is_missing_and_nothing_there_twice(
     check_archive(to, 20)
 
 
+@pytest.mark.timeout(400)
 def test_a_job_that_is_killed_by_the_system_is_run_again(
     store: Store, serve: Callable[..., ApiServer], job: Job, tmp_path: Path
 ) -> None:
@@ -397,7 +398,9 @@ def test_a_job_that_is_killed_by_the_system_is_run_again(
         start_new_session=True,
     )
     try:
-        wait_until(lambda: data_files(to), timeout_s=120)
+        # It starts a Spark of its own.
+        wait_until(lambda: data_files(to) or process.poll() is not None, timeout_s=240)
+        assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -45,6 +45,10 @@ def files_of(table: ArchiveTable) -> list[str]:
     return [task.file.file_path for task in table.current.scan().plan_files()]
 
 
+def on_disk(table: ArchiveTable) -> list[Path]:
+    return list(Path(table.place.url).glob("data/*/*/*.parquet"))
+
+
 def test_the_same_rows_in_one_file_of_each_partition(table: ArchiveTable, job: Job) -> None:
     before = rows_of(table)
     assert len(files_of(table)) == 2 * RUNS
@@ -66,7 +70,24 @@ def test_what_is_read_back_otherwise_replaces_nothing(
     with pytest.raises(PipelineError, match="read back"):
         compact(job, table, "all", 2)
     assert rows_of(table) == before and files_of(table) == files
-    assert len(list(Path(table.place.url).glob("data/*/*/*.parquet"))) == len(files)
+    assert len(on_disk(table)) == len(files)
+
+
+def test_a_kill_before_the_replacement_leaves_files_that_the_next_run_deletes(
+    table: ArchiveTable, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, files = rows_of(table), files_of(table)
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ArchiveTable, "replace", killed)
+    with pytest.raises(KeyboardInterrupt), table.running("one"):
+        compact(job, table, "all", 2)
+    assert len(on_disk(table)) == len(files) + 2
+    with ArchiveTable(table.place).running("two"):
+        assert len(on_disk(table)) == len(files)
+    assert rows_of(table) == before
 
 
 def test_rows_can_be_left_out(table: ArchiveTable, job: Job) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from delayserver.errors import InputError, PipelineError
-from delayserver.pipeline.archive.place import LEFTOVER_S, LOCK, ArchivePlace
+from delayserver.pipeline.archive.place import LEFTOVER_S, LOCK, ArchivePlace, _location
 from storage.errors import DiskError
 
 
@@ -77,6 +77,21 @@ def test_the_options_of_a_url_are_not_in_its_locations() -> None:
     assert place.location("one") == "s3://company/delays/one"
     assert place.path("one") == "company/delays/one"
     assert not place.is_local
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("s3://key:secret@company/delays/?scheme=http", "s3://company/delays"),
+        (
+            "abfs://delays:key@company.dfs.core.windows.net/a?x=1",
+            "abfs://delays@company.dfs.core.windows.net/a",
+        ),
+        ("abfs://:key@company.dfs.core.windows.net/a", "abfs://company.dfs.core.windows.net/a"),
+    ],
+)
+def test_keys_are_not_in_locations(url: str, location: str) -> None:
+    assert _location(url) == location
 
 
 def test_one_job_at_a_time_and_a_killed_one_holds_nothing(place: ArchivePlace) -> None:

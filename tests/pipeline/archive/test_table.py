@@ -143,3 +143,17 @@ def test_a_file_that_only_an_executor_sees_is_named(place: ArchivePlace) -> None
     place.delete(file.name)
     with pytest.raises(PipelineError, match="mount the same directory"):
         table.add([file], [])
+
+
+def test_manifests_are_merged(place: ArchivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tables._PROPERTIES, "commit.manifest.min-count-to-merge", "3")
+    table = ArchiveTable(place)
+    for number in range(7):
+        table.add([made_file(table, range(number, number + 1))], [])
+    assert table.current is not None
+    snapshot = table.current.current_snapshot()
+    assert snapshot is not None
+    assert len(snapshot.manifests(table.current.io)) <= 3
+    # Those that became one while they were written are named by nobody.
+    assert all(name.endswith("-m0.avro") for name in table.sweep())
+    assert seqs_of(place) == list(range(7))
