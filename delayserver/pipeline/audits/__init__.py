@@ -14,6 +14,7 @@ In reading order:
     judging     from a task to its facts
     groups      from counts to lines with percentiles
     following   messages that went through several schedule rows
+    examples    what is wrong, row by row, with names
     audit       all of it: what an audit found
     telling     as text, and as a document for programs
     on_spark    the tasks as one job on Spark
