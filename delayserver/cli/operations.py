@@ -24,7 +24,7 @@ from delayserver.cli.session import (
     path,
     server_command,
 )
-from delayserver.errors import InputError
+from delayserver.errors import InputError, PipelineError
 from delayserver.times import parse_duration_ms, parse_time_ms
 from storage.errors import StorageError
 
@@ -61,6 +61,15 @@ SinceOption = Annotated[
 BodiesOption = Annotated[
     bool, typer.Option("--bodies", help="Read the body of everything in the schedule log, too.")
 ]
+VerdictsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--verdicts",
+        metavar="DIRECTORY",
+        help="Keep here what was found of each settled hour, and do not work it out again until "
+        "its files change.",
+    ),
+]
 
 
 def since_option(text: str | None) -> int | None:
@@ -83,6 +92,7 @@ def register(app: typer.Typer) -> None:
         "check --data-dir data",
         "check --data-dir /var/lib/delayserver --json",
         "check --data-dir data --settled",
+        "check --data-dir data --settled --verdicts verdicts",
     )
     app.command("check", help=help_text(check.__doc__, *examples))(check)
     repairs = ("repair --data-dir data --dry-run", "repair --data-dir data")
@@ -204,6 +214,7 @@ def check(
     ] = False,
     since: SinceOption = None,
     bodies: BodiesOption = False,
+    verdicts: VerdictsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify every byte of a data directory. Nothing is written; a server may be running on it.
@@ -214,10 +225,10 @@ def check(
     shard of it, could not be checked."""
     since_ms = since_option(since)
     if settled:
-        _check_settled(data_dir, since_ms, with_bodies=bodies, as_json=as_json)
+        _check_settled(data_dir, since_ms, verdicts, with_bodies=bodies, as_json=as_json)
         return
-    if bodies or since_ms is not None:
-        raise typer.BadParameter("--since and --bodies go with --settled")
+    if bodies or since_ms is not None or verdicts is not None:
+        raise typer.BadParameter("--since, --bodies and --verdicts go with --settled")
     from delayserver.config import Settings
     from delayserver.recovery.check import check_path
     from delayserver.recovery.shards import check_shards, count_shards
@@ -240,16 +251,26 @@ def check(
 
 
 def _check_settled(
-    data_dir: Path, since_ms: int | None, *, with_bodies: bool, as_json: bool
+    data_dir: Path,
+    since_ms: int | None,
+    verdicts: Path | None,
+    *,
+    with_bodies: bool,
+    as_json: bool,
 ) -> None:
     import json
 
     from delayserver.pipeline.audits.audit import audit_here
     from delayserver.pipeline.audits.telling import document, lines
+    from delayserver.pipeline.audits.verdicts import Verdicts
 
     with _disk_errors(as_json), progress_bar("looking", quiet=as_json) as progress:
         found = audit_here(
-            str(data_dir), since_ms=since_ms, with_bodies=with_bodies, progress=progress
+            str(data_dir),
+            since_ms=since_ms,
+            with_bodies=with_bodies,
+            verdicts=None if verdicts is None else Verdicts(verdicts),
+            progress=progress,
         )
     shown = json.dumps(document(found), ensure_ascii=False, indent=1) if as_json else lines(found)
     _end(shown, 0 if found.is_clean else DAMAGED_STATUS)
@@ -331,7 +352,8 @@ def _end(shown: "str | Iterable[RenderableType]", status: int) -> None:
 
 
 def _disk_errors(as_json: bool) -> error_exit:
-    return error_exit(as_json=as_json, also=(StorageError, OSError), kind=CannotRun)
+    also = (StorageError, OSError, PipelineError)
+    return error_exit(as_json=as_json, also=also, kind=CannotRun)
 
 
 def _rendered(report: "Report") -> "Iterator[RenderableType]":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayserver.cli.operations import BodiesOption, SinceOption, since_option
+from delayserver.cli.operations import BodiesOption, SinceOption, VerdictsOption, since_option
 from delayserver.cli.output import help_text, make_console, print_json, progress_bar
 from delayserver.cli.session import CannotRun, error_exit
 from delayserver.errors import DelayServerError, InputError
@@ -100,9 +100,10 @@ ParquetOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     group = group_of(app)
-    examples = (
+    examples: tuple[str, ...] = (
         "pipeline audit --data-dir data",
         "pipeline audit --data-dir data --html audit.html --json audit.json",
+        "pipeline audit --data-dir data --verdicts verdicts",
     )
     group.command("audit", help=help_text(audit.__doc__, *examples))(audit)
     examples = (
@@ -134,6 +135,7 @@ def audit(
     parquet: ParquetOption = None,
     since: SinceOption = None,
     bodies: BodiesOption = False,
+    verdicts: VerdictsOption = None,
     master: MasterOption = "local[*]",
     conf: ConfOption = None,
 ) -> None:
@@ -146,8 +148,15 @@ def audit(
     since_ms = since_option(since)
     with job("audit", master, conf, as_json=quiet) as running:
         from delayserver.pipeline.audits import on_spark, telling
+        from delayserver.pipeline.audits.verdicts import Verdicts
 
-        found = on_spark.audit(running, *roots_of(data_dir), since_ms=since_ms, with_bodies=bodies)
+        found = on_spark.audit(
+            running,
+            *roots_of(data_dir),
+            since_ms=since_ms,
+            with_bodies=bodies,
+            verdicts=None if verdicts is None else Verdicts(verdicts),
+        )
         if parquet is not None:
             running.progress("writing Parquet", 0, 0)
             on_spark.write_parquet(running.spark, found, parquet)

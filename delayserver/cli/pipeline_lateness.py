@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from delayserver.cli.cluster.brokers import KafkaConfigOption
-from delayserver.cli.output import help_text
+from delayserver.cli.output import help_text, make_console
 from delayserver.cli.pipeline import (
     ConfOption,
     DataDirsOption,
@@ -184,12 +184,12 @@ class _Screen:
     """A table that is drawn again and again; where nobody looks, once at the end."""
 
     def __init__(self, by: str, window: str, *, quiet: bool) -> None:
-        from rich.console import Console
         from rich.live import Live
 
         self._by = by
         self._title = f"Lateness by {by}, windows of {window}"
-        self._console = Console(quiet=quiet)
+        self._console = make_console()
+        self._console.quiet = quiet
         self._live = Live(console=self._console, auto_refresh=False)
 
     def __enter__(self) -> "_Screen":

@@ -7,6 +7,7 @@ Cost: see delayserver.pipeline.load.load. Threads: one.
 """
 
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,6 +50,17 @@ DueColumnOption = Annotated[
         metavar="COLUMN",
         help="When it is due: a timestamp, milliseconds since 1970, or RFC 3339 text.",
     ),
+]
+DueUnitOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="s|ms|us|ns",
+        help="In what whole numbers tell the due time; default: ms, unless most look like seconds.",
+        show_default=False,
+    ),
+]
+PastOption = Annotated[
+    str, typer.Option(metavar="now|reject", help="What is past is due now, or is rejected.")
 ]
 InputOption = Annotated[
     str | None,
@@ -152,6 +164,8 @@ def load(
     key_column: KeyColumnOption = None,
     body_column: BodyColumnOption = None,
     headers_column: HeadersColumnOption = None,
+    due_unit: DueUnitOption = None,
+    past: PastOption = "now",
     import_id: ImportIdOption = None,
     on_conflict: OnConflictOption = "refuse",
     strict: StrictOption = False,
@@ -178,27 +192,27 @@ def load(
         raise typer.BadParameter("give the table", param_hint="--input")
     if on_conflict not in ("refuse", "keep"):
         raise typer.BadParameter("refuse or keep", param_hint="--on-conflict")
+    if past not in ("now", "reject"):
+        raise typer.BadParameter("now or reject", param_hint="--past")
+    if due_unit not in (None, "s", "ms", "us", "ns"):
+        raise typer.BadParameter("s, ms, us or ns", param_hint="--due-unit")
     options = _options(option)
     import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
     with job_errors(as_json=as_json):
         from delayserver.pipeline.load import source as table
-        from delayserver.pipeline.load.adoption import Adoption
-        from delayserver.pipeline.load.load import LoadJob, run
+        from delayserver.pipeline.load.load import LoadJob, check, run
         from delayserver.pipeline.publish.mapping import MessageColumns
-        from storage.files import OsFiles
-        from storage.shards import read_shard_count
         from storage.staging import OnConflict
 
         columns = MessageColumns(
-            due_column, subject, subject_column, key_column, body_column, headers_column
+            due_column,
+            subject,
+            subject_column,
+            key_column,
+            body_column,
+            headers_column,
+            due_unit,
         )
-        # Spark takes a while to start: what is wrong is said before.
-        table.look(source, file_format, columns, tuple(ids_column or ()))
-        shard = None if read_shard_count(OsFiles(str(data_dir), readonly=True)) is None else 0
-        patience = Adoption(server, import_id, shard=shard, token=token, wait_s=PATIENCE_S)
-        with patience as adoption:
-            adoption.find()
-    with job("load", master, conf, as_json=as_json) as running:
         wanted = LoadJob(
             import_id,
             data_dir,
@@ -208,15 +222,24 @@ def load(
             OnConflict(on_conflict),
             strict,
             dry_run,
+            past,
             rejects,
             ids,
             tuple(ids_column or ()),
         )
+        # Spark takes a while to start: what is wrong is said before.
+        table.look(source, file_format, options, columns, wanted.ids_columns)
+        check(replace(wanted, wait_s=PATIENCE_S))
+    with job("load", master, conf, as_json=as_json) as running:
         loaded = run(running, table.read_table(running, source, file_format, options), wanted)
     if as_json:
         print_json(loaded.document())
     else:
         make_console().print(_rendered(loaded))
+    if loaded.past * 2 > loaded.staged:
+        said = "would be" if dry_run else "were"
+        text = f"warning: {loaded.past} of {loaded.staged} rows {said} due in the past, so at once"
+        typer.echo(text, err=True)
     if strict and loaded.rejected:
         raise typer.Exit(FOUND_STATUS)
 
@@ -256,6 +279,9 @@ def _rendered(loaded: "Loaded") -> "RenderableType":
     for reason, count in sorted(loaded.rejected.items()):
         line(f"rejected: {reason}", count, "yellow")
     line("messages", loaded.accepted if loaded.state != "checked" else loaded.staged, "bold")
+    if loaded.past:
+        is_most = loaded.past * 2 > loaded.staged
+        line("… due in the past, so now", loaded.past, "yellow" if is_most else "")
     if loaded.duplicates:
         line("left out, the key is taken", loaded.duplicates)
     if loaded.conflicts:

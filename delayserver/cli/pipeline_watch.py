@@ -32,7 +32,7 @@ from delayserver.cli.pipeline import (
 
 if TYPE_CHECKING:
     from delayserver.pipeline.topics.following import FollowedTopics
-    from delayserver.pipeline.topics.verdicts import Verdict
+    from delayserver.pipeline.topics.verdicts import HourVerdict
 
 LOOK_S = 0.5
 EXAMPLES_SHOWN = 3
@@ -166,7 +166,7 @@ class _Teller:
         if followed.watch.late:
             self._print(f"Rows that came too late to be judged: {followed.watch.late:,}")
 
-    def _tell(self, verdict: "Verdict") -> None:
+    def _tell(self, verdict: "HourVerdict") -> None:
         from rich.markup import escape
 
         from delayserver.pipeline.reports.lateness import duration

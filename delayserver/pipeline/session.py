@@ -4,6 +4,10 @@ A local master starts a JVM below this process, for which Java 17 or newer must 
 other master, or a Spark Connect address (`sc://host`), runs the same job on a cluster; the data
 directory must be readable there under the same path.
 
+That JVM may be killed, mostly by the kernel for want of memory. What its clients say then (that a
+connection was refused) helps nobody, so the error is one of ours, and the next session starts
+another JVM.
+
 Cost: 3–6 s. Threads: one session per process; Spark's own rule.
 """
 
@@ -12,13 +16,17 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -31,6 +39,8 @@ from delayserver.pipeline.states.states import DelayState
 JAVA_MAJOR_MIN = 17
 JAVA_HOMES = Path("/usr/lib/jvm")
 LOCAL_MASTER = "local[*]"
+ENDING_S = 5.0
+"""Its connections end before a JVM does, by no more than that."""
 
 _JAVA_VERSION = re.compile(r'version "(\d+)')
 _JAVA_ADVICE = (
@@ -62,6 +72,26 @@ class JavaMissingError(PipelineError):
 
     def __init__(self) -> None:
         super().__init__(_JAVA_ADVICE)
+
+
+class JvmEndedError(PipelineError):
+    """The JVM that Spark's driver runs in ended in the middle of a job. `status`: the exit status,
+    or the negative number of the signal that killed it."""
+
+    def __init__(self, job: str, status: int) -> None:
+        if status == -signal.SIGKILL:
+            how = "it was killed"
+            advice = (
+                "The kernel does that where memory runs out (see dmesg): free some, or give Spark "
+                "less with --conf spark.driver.memory=1g"
+            )
+        else:
+            how = f"it was ended by signal {-status}" if status < 0 else f"exit status {status}"
+            advice = "Where its memory was too little: --conf spark.driver.memory=4g"
+        super().__init__(
+            f"Spark's JVM ended in the middle of the job {job}: {how}. {advice}; then run it again"
+        )
+        self.status = status
 
 
 def is_connect(master: str) -> bool:
@@ -102,7 +132,8 @@ def open_session(
 ) -> Iterator[SparkSession]:
     """A session for one job; it ends with the context. `settings` go before ours.
 
-    Raises JavaMissingError, PipelineError when the master cannot be reached."""
+    Raises JavaMissingError, PipelineError when the master cannot be reached, JvmEndedError when
+    the JVM ends before the context does."""
     builder = SparkSession.Builder().appName(f"delayserver {job}")
     if is_connect(master):
         # The server of Spark Connect was started with settings of its own.
@@ -123,12 +154,62 @@ def open_session(
     # It logs, as an error, what is raised as an exception besides.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark = _start(builder, master)
-    for source in (DelayLog, DelayState, DelayHistory, DelayServerSink):
-        spark.dataSource.register(source)
+    jvm = None if is_connect(master) else _jvm()
+    if jvm is not None:
+        _quieten(spark)
     try:
+        for source in (DelayLog, DelayState, DelayHistory, DelayServerSink):
+            spark.dataSource.register(source)
         yield spark
+    except Exception as error:
+        status = _ended(jvm, error)
+        if status is not None:
+            raise JvmEndedError(job, status) from error
+        raise
     finally:
-        spark.stop()
+        if jvm is None or jvm.poll() is None:
+            spark.stop()
+        else:
+            _forget(spark)
+
+
+def _jvm() -> "subprocess.Popen[bytes] | None":
+    """The JVM below this process; None where somebody else has started it."""
+    gateway = SparkContext._gateway
+    return None if gateway is None else gateway.proc
+
+
+def _quieten(spark: SparkSession) -> None:
+    """When the JVM ends, a server in this process, which takes what tasks count, and a client of
+    the JVM print that besides."""
+    server = spark.sparkContext._accumulatorServer
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
+
+
+def _ended(jvm: "subprocess.Popen[bytes] | None", error: Exception) -> int | None:
+    """The exit status of a JVM whose end made this error; None if it goes on."""
+    if jvm is None:
+        return None
+    if isinstance(error, Py4JError | OSError | EOFError) and not isinstance(error, Py4JJavaError):
+        # That its connections ended may be seen before its end can be.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            jvm.wait(ENDING_S)
+    return jvm.poll()
+
+
+def _forget(spark: SparkSession) -> None:
+    """What `stop` does, without the JVM: the next session starts one."""
+    with contextlib.suppress(Py4JError, OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # That it cannot be shut down.
+        spark.sparkContext.stop()
+    SparkContext._active_spark_context = None
+    SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
@@ -136,7 +217,7 @@ def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
     with tempfile.TemporaryFile() as said, _stderr_to(said.fileno()):
         try:
             return builder.getOrCreate()
-        except (PySparkException, OSError, RuntimeError) as error:
+        except (PySparkException, Py4JError, OSError, RuntimeError) as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
             reason = "\n".join([str(error), *lines[-5:]])

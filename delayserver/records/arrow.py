@@ -80,6 +80,24 @@ def strings(array: pa.Array) -> list[str]:
     return [piece.decode("utf-8", "replace") for piece in pieces(array)]
 
 
+def are_utf8(array: pa.Array) -> np.ndarray:
+    """Which values of an array of text or binary are UTF-8; where it is null, any answer."""
+    offsets = _offsets(array)
+    data = _between(array, offsets)
+    if data.isascii():
+        return np.ones(len(array), bool)
+    pairs = pairwise((offsets - offsets[0]).tolist())
+    return np.fromiter((_is_utf8(data[start:end]) for start, end in pairs), bool, len(array))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def lengths(array: pa.Array) -> np.ndarray:
     """Bytes of each value of an array of text or binary; where it is null, any number."""
     return np.diff(_offsets(array))

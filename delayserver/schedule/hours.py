@@ -57,6 +57,18 @@ class Hours:
         """Deliveries of all live hours that are not settled."""
         return sum(self._unsettled.values())
 
+    def oldest_open(self, now_ms: int) -> tuple[int, int] | None:
+        """The oldest hour that is over and in which something is not settled, and how many
+        deliveries that are; None: there is none."""
+        return min(
+            (
+                (hour, count)
+                for hour, count in self._unsettled.items()
+                if count and (hour + 1) * HOUR_MS <= now_ms
+            ),
+            default=None,
+        )
+
     def pop_settled(self, now_ms: int, next_seq: int, filed_seq: int) -> list[int]:
         """The hours that are over and done; each is reported once.
 

@@ -96,6 +96,8 @@ class Calls:
         self.gauges = gauges
         self.tokens = tokens
         self.telemetry = telemetry
+        self.directory = shard.store.identity.fingerprint
+        """Which data directory it is."""
         self.catalog = shard.catalog
         """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
         self._subscription_lock = asyncio.Lock()

@@ -20,6 +20,7 @@ from delayserver.schedule.archives import RetiredHour
 from delayserver.server.engine import Engine
 from delayserver.server.metrics import LATENESS_SECONDS, Metrics, Values
 from delayserver.times import format_time
+from storage.rows import HOUR_MS
 
 if TYPE_CHECKING:
     from delayserver.server.backups import BackupMaker
@@ -135,6 +136,16 @@ class Gauges:
             "How long the oldest message waits that is due and not on its way",
             lambda: self._age_s(dispatcher.oldest_due_ms()),
         )
+        gauge(
+            "open_hour_age_seconds",
+            "How long the oldest hour is over in which something is not settled; 0: there is none",
+            lambda: self._oldest_open_hour()[0],
+        )
+        gauge(
+            "open_hour_deliveries",
+            "What is not settled in that hour",
+            lambda: self._oldest_open_hour()[1],
+        )
         gauge("leases", "Messages that consumers hold", engine.outcomes.leases.count)
         gauge("waiting_pulls", "Consumers that wait for messages", dispatcher.fetches.count)
         gauge("watched_pulls", "Waiting pulls and those not purged yet", dispatcher.fetches.watched)
@@ -143,6 +154,14 @@ class Gauges:
         gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
         gauge("schedules", "Schedules", engine.schedules.__len__)
         gauge("sources", "Sources", engine.sources.__len__)
+
+    def _oldest_open_hour(self) -> tuple[float, int]:
+        """How long it is over, and what keeps it open."""
+        found = self._engine.hours.oldest_open(self._clock())
+        if found is None:
+            return 0.0, 0
+        hour, count = found
+        return self._age_s((hour + 1) * HOUR_MS), count
 
     def _add_backlogs(self, settings: Settings) -> None:
         """What the server itself has still to do, and the space for it; the limits beside them, so

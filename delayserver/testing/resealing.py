@@ -46,6 +46,8 @@ def read_frames(path: Path) -> list[OpenFrame]:
     while header := decode_header(data[offset : offset + HEADER_BYTES], str(path), stamp=None):
         start = offset + HEADER_BYTES
         behind = start + header.rows_bytes
+        if behind + header.payload_bytes > len(data):
+            break  # A torn tail.
         rows = np.frombuffer(data[start:behind], DTYPES[LogKind(header.kind)]).copy()
         found.append(OpenFrame(header, rows, data[behind : behind + header.payload_bytes]))
         offset = padded(behind + header.payload_bytes)

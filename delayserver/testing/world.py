@@ -78,6 +78,7 @@ class World:
     """One seed: a machine, many lives of a server on it, and what everybody did."""
 
     make_ledger: Callable[[], Ledger] = Ledger
+    make_clock: Callable[[], SimulatedClock] = SimulatedClock
     bad_sectors_share = 0.01
     """Before how many steps a device loses something, if it has lost nothing in this life."""
 
@@ -95,7 +96,7 @@ class World:
         self._group_luck = random.Random(f"groups {seed}")
         self._theme = theme_of(seed)
         self.seed = seed
-        self.clock = SimulatedClock()
+        self.clock = self.make_clock()
         self.ledger = self.make_ledger()
         self.ledger.present = self.clock.stopwatch_ms
         self.ledger.clock = self.clock

@@ -399,6 +399,14 @@ class SimulatedFiles:
             raise DiskError("listdir", directory, os.strerror(errno.ENOTDIR))
         return []
 
+    def contents(self) -> dict[str, bytes]:
+        """What each file holds, by its path, as a reader sees it; bad sectors, too."""
+        return {
+            f"{directory}/{name}" if directory else name: bytes(inode.content)
+            for directory, entries in self._names.items()
+            for name, inode in entries.items()
+        }
+
     def rename(self, source: str, target: str) -> None:
         assert source not in self._names, f"{source} is a directory: not simulated"
         source_slot = self._slot("rename", source)

@@ -1,7 +1,8 @@
 """Data directories that the real code made: the simulation's server, on real files."""
 
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,15 @@ class Store:
         self.server.rest()
         self.server.run(self.server.replayer, 1000)
         self.server.rest()
+
+    @contextlib.contextmanager
+    def catalog(self) -> Iterator[LmdbCatalog]:
+        """The catalog of a server that has ended."""
+        catalog = LmdbCatalog(str(Path(self.root) / CATALOG_DIRECTORY), max_bytes=1 << 26)
+        try:
+            yield catalog
+        finally:
+            catalog.close()
 
     def path(self, kind: LogKind, hour: int = HOUR) -> Path:
         """The file of an hour."""

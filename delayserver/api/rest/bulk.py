@@ -82,6 +82,7 @@ async def begin_import(
         now=format_time(parts.calls.clock()),
         delay_max_ms=parts.calls.settings.delay_max_ms,
         body_max_bytes=parts.calls.settings.body_max_bytes,
+        directory=parts.calls.directory,
     )
 
 

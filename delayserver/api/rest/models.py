@@ -591,9 +591,9 @@ class RedrivenModel(BaseModel):
 
 
 class ImportSubjectsModel(Strict):
-    """The subjects of an import that is about to be staged."""
+    """The subjects of an import that is about to be staged; none: only to ask."""
 
-    subjects: list[Name] = Field(min_length=1, max_length=10_000)
+    subjects: list[Name] = Field(max_length=10_000)
 
 
 class ImportBegunModel(BaseModel):
@@ -605,6 +605,9 @@ class ImportBegunModel(BaseModel):
     now: Time = Field(description="the server's clock: what is due before it is due now")
     delay_max_ms: int
     body_max_bytes: int
+    directory: str = Field(
+        description="which data directory the server has; who can read that directory can tell"
+    )
 
 
 class BackupModel(Strict):

@@ -13,6 +13,8 @@ In reading order:
     plan        a directory at one moment, and the tasks
     judging     from a task to its facts
     groups      from counts to lines with percentiles
+    verdicts    what is kept of an hour, so that it is not judged again
+    open_hours  what keeps hours open that are over
     following   messages that went through several schedule rows
     examples    what is wrong, row by row, with names
     audit       all of it: what an audit found

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,9 @@ from delayserver.pipeline.audits.groups import (
     share_numbers,
 )
 from delayserver.pipeline.audits.judging import judge_of
+from delayserver.pipeline.audits.open_hours import OpenHour, open_hours
 from delayserver.pipeline.audits.plan import AuditPlan, HourTask, ShardBasis, look, make_plan
+from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.pipeline.exports.place import shown_url
 from delayserver.pipeline.reports.names import ShardNames, SharedNumbers, shard_names_of
 from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
@@ -76,6 +78,10 @@ class Audit:
     """The first EXAMPLES_MAX violations; times are texts."""
     hours_judged: int
     """How many hours were read."""
+    hours_kept: int = 0
+    """Of how many a verdict of an earlier audit counts."""
+    open_hours: list[OpenHour] = field(default_factory=list)
+    """Of hours that are over: what keeps them open."""
     bodies: int | None = None
     """How many bodies were verified; None: none was read."""
     since_ms: int | None = None
@@ -97,13 +103,17 @@ def audit_here(
     now_ms: int | None = None,
     since_ms: int | None = None,
     with_bodies: bool = False,
+    verdicts: Verdicts | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Audit:
-    """Audit a data directory, or several, in this process. Raises as `make_plan`."""
+    """Audit a data directory, or several, in this process. Raises as `make_plan`, and VerdictsError
+    where verdicts cannot be kept."""
     started = time.monotonic()
     progress("looking", 0, 0)
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    plan = make_plan(*data_dirs, now_ms=now_ms, since_ms=since_ms, with_bodies=with_bodies)
+    plan = make_plan(
+        *data_dirs, now_ms=now_ms, since_ms=since_ms, with_bodies=with_bodies, verdicts=verdicts
+    )
     found = merge(plan, _judged(plan, progress))
     found.took_s = time.monotonic() - started
     return found
@@ -125,17 +135,28 @@ def merge(plan: AuditPlan, judged: Judged) -> Audit:
     assert len(by_number) == len(plan.tasks), (len(by_number), len(plan.tasks))
     for shard, basis in plan.bases.items():
         numbers = [number for number, task in enumerate(plan.tasks) if task.shard == shard]
-        facts[shard] = _confirmed(
-            basis,
-            [plan.tasks[number] for number in numbers],
-            [by_number[number] for number in numbers],
-        )
+        tasks = [plan.tasks[number] for number in numbers]
+        confirmed = _confirmed(basis, tasks, [by_number[number] for number in numbers])
+        if plan.verdicts is not None:
+            _keep(plan.verdicts, basis, tasks, confirmed)
+        facts[shard] = [*plan.kept.get(shard, ()), *confirmed]
     of_shards = {shard: merged(some) for shard, some in facts.items()}
     names = {
         shard: shard_names_of(basis.snapshot.subjects, basis.snapshot.subscriptions)
         for shard, basis in plan.bases.items()
     }
     return _Merging(plan, of_shards, names).audit()
+
+
+def _keep(
+    verdicts: Verdicts, basis: ShardBasis, tasks: Sequence[HourTask], facts: Sequence[HourFacts]
+) -> None:
+    """Keep what was found of each hour, all parts of it together."""
+    judged = zip(tasks, facts, strict=True)
+    for _, parts in groupby(judged, key=lambda one: one[0].hour):
+        (task, first), *others = parts
+        verdicts.keep(basis, task, merged([first, *(one for _, one in others)]))
+    verdicts.tidy(basis)
 
 
 def _confirmed(
@@ -199,12 +220,21 @@ class _Merging:
             groups=groups,
             examples=self.examples[:EXAMPLES_MAX],
             hours_judged=len({(task.shard, task.hour) for task in self.plan.tasks}),
+            hours_kept=sum(map(len, self.plan.kept.values())),
+            open_hours=self._open_hours(),
             bodies=(
                 sum(one.bodies for one in self.facts.values()) if self.plan.with_bodies else None
             ),
             since_ms=self.plan.since_ms,
             hours_left_out=self.plan.hours_left_out,
         )
+
+    def _open_hours(self) -> list[OpenHour]:
+        found = chain.from_iterable(
+            open_hours(self.plan.bases[shard], one, self.names[shard])
+            for shard, one in self.facts.items()
+        )
+        return sorted(found, key=lambda one: (one.hour, one.shard, one.seq))
 
     def _violations(self) -> dict[str, int]:
         """How many rows have each problem."""

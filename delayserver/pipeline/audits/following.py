@@ -59,7 +59,7 @@ def outcomes_of(history: Rows) -> Counter[str]:
 
 def follow(history: Rows, directory: Directory) -> tuple[Rows, Rows]:
     """Rows of a shard that go on as another one which is nowhere, and rows that go on as one of
-    another message."""
+    another message or subject."""
     entries = select(history, history["is_first"])
     entries = select(entries, np.argsort(entries["seq"], kind="stable"))
     going_on = select(history, history["successor_seq"] != 0)
@@ -69,6 +69,7 @@ def follow(history: Rows, directory: Directory) -> tuple[Rows, Rows]:
     found, successors = select(going_on, is_there), select(entries, at[is_there])
     is_moved = found["state"] == EntryState.MOVED
     is_odd = found["message_seq"] != successors["message_seq"]
+    is_odd |= found["subject_id"] != successors["subject_id"]
     is_odd |= is_moved & ~np.isin(successors["kind"], MOVES)
     is_odd |= ~is_moved & (successors["kind"] != RecordKind.RETRY)
     # What was said of the row already is not said twice.
@@ -98,6 +99,7 @@ def _is_lost(
     subscription_id: int,
     successor_seq: int,
 ) -> bool:
+    places = []
     for number in {0, subscription_id}:
         value = catalog.get(Table.CHANGES, change_key(message_seq, number))
         if value is not None:
@@ -105,4 +107,6 @@ def _is_lost(
             if change.entry_seq == successor_seq:
                 hour = change.due_ms // HOUR_MS
                 return hour in hours or day_of(hour) in hours
-    return False
+            places.append(change.entry_seq)
+    # Behind the row it is somewhere else by now; before it, it never went on.
+    return bool(places) and max(places) < successor_seq

@@ -73,11 +73,10 @@ def _judge(basis: ShardBasis, definitions: KnownSubscriptions, task: HourTask) -
 def _unknown_subjects(task: HourTask, schedule: Rows, basis: ShardBasis) -> list[Damage]:
     """Entries of subjects that nobody knows the name of."""
     is_entry = (schedule["flags"] & FLAG_REMOVAL) == 0
-    # Subjects are numbered from 1 without gaps.
-    is_odd = is_entry & (
-        (schedule["subject_id"] > max(basis.snapshot.subjects, default=0))
-        | (schedule["subject_id"] == 0)
-    )
+    is_known = np.zeros(max(basis.snapshot.subjects, default=0) + 2, bool)
+    is_known[list(basis.snapshot.subjects)] = True
+    numbers = np.minimum(schedule["subject_id"], np.uint32(len(is_known) - 1))
+    is_odd = is_entry & ~is_known[numbers]
     if not is_odd.any():
         return []
     seqs = schedule["seq"][is_odd]

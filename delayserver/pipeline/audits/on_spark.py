@@ -24,6 +24,7 @@ from delayserver.pipeline.audits.audit import Audit, merge
 from delayserver.pipeline.audits.facts import HourFacts, unpack_facts
 from delayserver.pipeline.audits.judging import judge_of
 from delayserver.pipeline.audits.plan import AuditPlan, HourTask, ShardBasis, make_plan
+from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.pipeline.logs.logs import share
 from delayserver.pipeline.logs.options import TASKS_PER_CORE
 from delayserver.pipeline.progress import Job
@@ -45,13 +46,16 @@ def audit(
     now_ms: int | None = None,
     since_ms: int | None = None,
     with_bodies: bool = False,
+    verdicts: Verdicts | None = None,
 ) -> Audit:
-    """Audit a data directory, or several, also beside the server. Raises as `make_plan`, and
+    """Audit a data directory, or several, also beside the server. Raises as `audit_here`, and
     OtherNodeError where an executor does not see a directory."""
     started = time.monotonic()
     job.progress("looking", 0, 0)
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    plan = make_plan(*data_dirs, now_ms=now_ms, since_ms=since_ms, with_bodies=with_bodies)
+    plan = make_plan(
+        *data_dirs, now_ms=now_ms, since_ms=since_ms, with_bodies=with_bodies, verdicts=verdicts
+    )
     with job.step("reading and judging"):
         judged = list(_judged(job, plan))
     job.progress("adding it up", 0, 0)

@@ -9,13 +9,22 @@ Threads: values.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from delayserver.pipeline.audits.facts import HourFacts
+from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.logs import ALL, Range
-from delayserver.pipeline.states.settlement import Judgement, KnownSubscriptions
+from delayserver.pipeline.states.hour_files import read_hour
+from delayserver.pipeline.states.settlement import (
+    SETTLED_DTYPE,
+    EntryState,
+    Judgement,
+    KnownSubscriptions,
+    settle,
+)
 from delayserver.pipeline.states.snapshot import (
     Directory,
     StatesSnapshot,
@@ -23,11 +32,11 @@ from delayserver.pipeline.states.snapshot import (
     take_snapshot,
 )
 from delayserver.records.tables import HourState
-from storage.buckets import bucket_path, end_ms
+from storage.buckets import bucket_path, day_of, end_ms, hours_of, is_day, parse_bucket_file
 from storage.files import Files, size_of
 from storage.frame import Damage, Rows
 from storage.frame_runs import scan_heads
-from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind
+from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind, concatenate
 
 PART_ENTRIES = 2_000_000
 """A larger hour is cut: what a task holds of it is about 300 bytes per entry."""
@@ -90,16 +99,25 @@ class AuditPlan:
     """Before the time that was asked for."""
     since_ms: int | None = None
     with_bodies: bool = False
+    verdicts: Verdicts | None = None
+    kept: dict[int, list[HourFacts]] = field(default_factory=dict)
+    """By shard: of hours that are not judged again."""
 
 
 def make_plan(
-    *data_dirs: str, now_ms: int, with_bodies: bool = False, since_ms: int | None = None
+    *data_dirs: str,
+    now_ms: int,
+    with_bodies: bool = False,
+    since_ms: int | None = None,
+    verdicts: Verdicts | None = None,
 ) -> AuditPlan:
     """Look at a data directory, also beside its server, at the shards of several, or at exports;
-    hours that are over by `since_ms` are left out.
+    hours that are over by `since_ms` are left out, and of those with a verdict that counts is taken
+    what it says.
 
     Raises NotADataDirectoryError, also for a shard that is not there, CatalogError, DamageError for
     a broken FORMAT file."""
+    kept: dict[int, list[HourFacts]] = {}
     bases: dict[int, ShardBasis] = {}
     tasks: list[HourTask] = []
     damage: list[Damage] = []
@@ -107,13 +125,17 @@ def make_plan(
     roots = tuple(map(absolute_root, data_dirs))
     for directory in open_directories(*roots):
         basis = bases[directory.shard] = look(directory, now_ms)
-        damage += map(directory.named, basis.snapshot.damage)
+        damage += map(directory.named, (*basis.snapshot.damage, *find_strays(basis)))
         for task in _hours(basis, with_bodies=with_bodies):
             if since_ms is not None and end_ms(task.hour) <= since_ms:
                 left_out += 1
+            elif verdicts is not None and (facts := verdicts.find(basis, task)) is not None:
+                kept.setdefault(directory.shard, []).append(facts)
             else:
                 tasks += _parts(directory, task)
-    return AuditPlan(roots, bases, tasks, now_ms, damage, left_out, since_ms, with_bodies)
+    return AuditPlan(
+        roots, bases, tasks, now_ms, damage, left_out, since_ms, with_bodies, verdicts, kept
+    )
 
 
 def look(directory: Directory, now_ms: int) -> ShardBasis:
@@ -121,6 +143,54 @@ def look(directory: Directory, now_ms: int) -> ShardBasis:
     with directory.catalog() as catalog:
         snapshot = take_snapshot(directory.files, catalog, stamp=directory.stamp)
     return ShardBasis(directory, snapshot, now_ms)
+
+
+def find_strays(basis: ShardBasis) -> Iterator[Damage]:
+    """Files of the schedule log that the catalog does not know, and in which something waits.
+
+    A server that was ended while it purged an hour that is over may leave both files behind, in
+    which all is settled, or the schedule log alone, which tells nothing."""
+    snapshot, files = basis.snapshot, basis.directory.files
+    names = (parse_bucket_file(LogKind.SCHEDULE, name) for name in files.list("schedule"))
+    for bucket in names:
+        if bucket is None or any(_is_filed(snapshot, one) for one in _places(bucket)):
+            continue
+        path = bucket_path(LogKind.SCHEDULE, bucket)
+        is_over = end_ms(bucket) <= basis.now_ms
+        if is_over and not files.exists(bucket_path(LogKind.DISPATCH, bucket)):
+            continue
+        rows, _ = read_hour(
+            files,
+            bucket,
+            HourState(length=size_of(files, path)),
+            np.empty(0, SCHEDULE_DTYPE),
+            stamp=basis.directory.stamp,
+            checkpoint_seq=snapshot.checkpoint_seq,
+        )
+        # What is behind the checkpoint is filed, and will be known with the next one.
+        judgement = replace(
+            basis.judgement(basis.definitions, snapshot.checkpoint_seq),
+            through_seq=snapshot.checkpoint_seq,
+        )
+        settled = concatenate(list(settle(rows, judgement)), SETTLED_DTYPE)
+        waiting = np.unique(settled["seq"][settled["state"] == EntryState.MISSING])
+        if len(waiting):
+            reason = (
+                f"the catalog does not know the file, and {len(waiting):,} in it are not settled"
+            )
+            first, last = int(waiting.min()), int(waiting.max())
+            yield Damage(path, 0, 0, reason, torn=False, first_seq=first, last_seq=last)
+
+
+def _is_filed(snapshot: StatesSnapshot, bucket: int) -> bool:
+    """Whether the catalog knows a file; of an hour that has none the message log may tell."""
+    return bucket in snapshot.hours and bool(snapshot.hours[bucket].length)
+
+
+def _places(bucket: int) -> tuple[int, ...]:
+    """Where all that is in a bucket may be known to be, too: a day is split into its hours, and
+    until the catalog says so the files of both are there."""
+    return (bucket, *hours_of(bucket)) if is_day(bucket) else (bucket, day_of(bucket))
 
 
 def _hours(basis: ShardBasis, *, with_bodies: bool) -> Iterator[HourTask]:

@@ -4,7 +4,7 @@ Cost: none. Threads: pure functions.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from delayserver.pipeline.audits.audit import OUTCOMES, Audit
+from delayserver.pipeline.audits.open_hours import OpenHour
 from delayserver.pipeline.reports.lateness import duration
 from delayserver.times import format_time
 
@@ -28,7 +29,13 @@ TIMES_SHOWN = ("p50_ms", "p99_ms", "max_ms")
 UNDOUBTED = (
     "the due time, subject and options of what waits (nothing is there to compare them with)",
     "a delivery whose record was taken out of an hour that is not retired: it is made again",
-    "when a delivery ended, if that is possible",
+    "when a delivery ended and at which attempt, if that is possible",
+    "which of two deleted subscriptions had a message",
+    "which of two messages of one subject and one millisecond was cancelled",
+    "whether a message was cancelled, moved or tried again, where all that is left agrees",
+    "an hour that is over, if catalog and dispatch log know nothing of it: it was deleted",
+    "the end of the message log: nothing says that more was accepted",
+    "what only a repair reads (`delayserver check` does)",
 )
 """What an audit does not look at, whichever way it is asked."""
 _UNBOUNDED = 100_000
@@ -51,7 +58,9 @@ def document(found: Audit) -> dict[str, Any]:
         "examples": found.examples,
         "since": None if found.since_ms is None else format_time(found.since_ms),
         "hours_judged": found.hours_judged,
+        "hours_kept": found.hours_kept,
         "hours_left_out": found.hours_left_out,
+        "open_hours": [asdict(one) for one in found.open_hours],
         "bodies_verified": found.bodies,
         "lateness": next(iter(_lines(found, "all")), {}),
         "hours": _lines(found, "hour"),
@@ -82,6 +91,8 @@ def verdict(found: Audit) -> str:
     if found.since_ms is not None:
         since = format_time(found.since_ms)
         said += f" Hours before {since} were left out ({found.hours_left_out:,})."
+    if found.hours_kept:
+        said += f" {found.hours_kept:,} hours are as an earlier audit found them."
     if found.bodies is None:
         return f"{said} Bodies were not read."
     return f"{said} {found.bodies:,} bodies were read."
@@ -120,7 +131,26 @@ def lines(found: Audit) -> Iterator["RenderableType"]:
         )
     for place in found.damage[:EXAMPLES_SHOWN]:
         yield f"[red]damaged[/]: {place['file']} at {place['offset']}: {escape(place['reason'])}"
+    yield from _open_lines(found)
     yield f"[{'green' if found.is_clean else 'bold red'}]{verdict(found)}[/] ({found.took_s:.1f} s)"
+
+
+def _open_lines(found: Audit) -> Iterator[str]:
+    """The hours that are over and open, the oldest first."""
+    for one in found.open_hours[:EXAMPLES_SHOWN]:
+        yield f"[yellow]open[/]: {escape(open_text(found, one))}"
+    rest = len(found.open_hours) - EXAMPLES_SHOWN
+    if rest > 0:
+        yield f"[yellow]open[/]: {rest:,} more, see --json"
+
+
+def open_text(found: Audit, one: OpenHour) -> str:
+    """What keeps an hour open, in words."""
+    whose = f"{one.subject or 'an unknown subject'}"
+    why = "no subscription matches" if one.is_unmatched else f"waits for {one.subscription}"
+    first = f"message {one.message_id}" if one.message_id else f"seq {one.seq}"
+    shard = _of_shard(found, one.shard)
+    return f"{one.hour} is kept open by {one.count:,} of {whose} ({why}), {shard}first {first}"
 
 
 def _of_shard(found: Audit, shard: int) -> str:

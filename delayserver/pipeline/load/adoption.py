@@ -30,6 +30,8 @@ class Begun:
     now_ms: int
     delay_max_ms: int
     body_max_bytes: int
+    directory: str
+    """The fingerprint of its data directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,9 @@ class Adoption(ServerCalls):
         self._manifest = f"{below}{manifest_path(import_id)}"
 
     def begin(self, subjects: list[str]) -> Begun:
-        """Register the subjects. Raises CallRefusedError, PipelineError."""
+        """Register the subjects; without any, only ask. Raises CallRefusedError, PipelineError."""
         numbers: dict[str, int] = {}
-        for start in range(0, len(subjects), SUBJECTS_PER_CALL):
+        for start in range(0, max(1, len(subjects)), SUBJECTS_PER_CALL):
             some = subjects[start : start + SUBJECTS_PER_CALL]
             path = f"/v1/imports/{self.import_id}{self._query}"
             answer = self.call("PUT", path, {"subjects": some})
@@ -70,6 +72,7 @@ class Adoption(ServerCalls):
             parse_time_ms(answer["now"]),
             answer["delay_max_ms"],
             answer["body_max_bytes"],
+            answer["directory"],
         )
 
     def find(self) -> Adopted | None:

@@ -1,16 +1,16 @@
 """Bulk load: a table of future messages becomes messages of a running server, all or nothing.
 
     table ─▶ subject, due, key, body ─▶ by due time ─▶ staged parts ─▶ manifest ─▶ adopted
-             (Spark expressions)         (sort)         (executors)    (driver)    (server)
+             (Spark columns)             (sort)         (executors)    (driver)    (server)
 
 The rows do not pass through the front door: executors write frames of the schedule log below the
 data directory, in parallel, and the server takes them over with one record. Everything before the
 manifest is thrown away when the job fails; everything after it may be repeated under the same name.
 
-Of several shards each has a staging, a manifest and an adoption of its own, all or nothing for
-each. Only when everything is staged a note is written above them (`imports/<id>.shards`: which
-parts each shard has), and nothing is adopted before it. From then on nothing is staged again under
-that name: a run that follows adopts where it is missing, and takes the note away at its end.
+The name is locked while a load runs, and what it has staged is noted (`note`): a run that follows
+compares its table with that, and adopts where that is missing. Of several shards each has a
+staging, a manifest and an adoption of its own, all or nothing for each; nothing is adopted before
+everything is staged. What a load left that was killed while it staged, the next one throws away.
 
 Cost: about 3 µs of one core per row of 200 bytes, 1.3 of them Spark's to read and sort it; memory
 of one Arrow batch per task, and of Spark's sort.
@@ -25,14 +25,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -43,24 +40,27 @@ from delayserver.errors import PipelineError
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load import staging
 from delayserver.pipeline.load.adoption import Adopted, Adoption
+from delayserver.pipeline.load.ids import ImportedParts, write_ids
+from delayserver.pipeline.load.note import LoadNote, NoteFile, Parts, abandoned
 from delayserver.pipeline.load.source import quoted
 from delayserver.pipeline.load.staging import (
     BODY,
     DUE,
     HEADERS,
     KEY,
+    MALFORMED,
     SUBJECT,
     Stager,
     StagingPlan,
     StagingTarget,
 )
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.publish.mapping import NESTED, TIMES, MessageColumns, is_whole
+from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content
 from delayserver.records.subjects import is_subject
 from storage.directory import FORMAT_FILE, Identity, open_identity
-from storage.files import OsFiles, replace_file
+from storage.files import OsFiles
 from storage.shards import (
     find_directory_above,
     read_shard_count,
@@ -80,7 +80,6 @@ from storage.staging import (
 )
 
 SUBJECTS_MAX = 100_000
-NOTE_SUFFIX = ".shards"
 WORK_SUFFIX = ".work"
 """What the executors report, until the job has ended; the server leaves it alone."""
 PARTITIONS_PER_CORE = 2
@@ -102,8 +101,6 @@ _OUTCOME = T.StructType(
         T.StructField("shard", T.IntegerType()),
     ]
 )
-Parts = tuple[tuple[str, int], ...]
-"""Files of a manifest in their order, and how many rows each has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +115,8 @@ class LoadJob:
     on_conflict: OnConflict = OnConflict.REFUSE
     strict: bool = False
     dry_run: bool = False
+    past: str = "now"
+    """What is past is due `now`, or is rejected (`reject`)."""
     rejects: Path | None = None
     """Where rejected rows go; None: `<id>.rejected.jsonl` in the working directory."""
     ids: Path | None = None
@@ -136,6 +135,8 @@ class Loaded:
     """It had been loaded before under the same name; nothing was done."""
     read: int = 0
     staged: int = 0
+    past: int = 0
+    """Of these, due before now, and so at once."""
     rejected: dict[str, int] = field(default_factory=dict)
     accepted: int = 0
     duplicates: int = 0
@@ -162,25 +163,22 @@ class Loaded:
         return {**asdict(self), "rows_per_s": round(self.rows_per_s)}
 
 
+def check(load: LoadJob) -> None:
+    """What can be known before there is a table: the name, the data directory, that the server
+    has that directory, and lets us load. Raises PipelineError, CallRefusedError, StorageError."""
+    with contextlib.ExitStack() as cleanup:
+        _open_targets(load, cleanup)
+
+
 def run(job: Job, table: DataFrame, load: LoadJob) -> Loaded:
     """Load the table. Raises PipelineError, CallRefusedError, StorageError."""
-    if not is_import_id(load.id):
-        raise PipelineError(
-            f"{load.id!r} cannot be the name of an import: 1 to 64 letters, digits, - and _"
-        )
-    if (above := find_directory_above(str(load.data_dir))) is not None:
-        raise PipelineError(
-            f"{load.data_dir} is one shard of several, and each row has its own: give {above}"
-        )
     # Spark's own processes have another working directory.
     load = replace(load, data_dir=load.data_dir.resolve())
-    count = read_shard_count(OsFiles(str(load.data_dir), readonly=True))
     with contextlib.ExitStack() as cleanup:
-        targets = [
-            _open_target(load, shard, cleanup)
-            for shard in ([None] if count is None else range(count))
-        ]
-        return _Run(job, table, load, targets).run()
+        targets = _open_targets(load, cleanup)
+        OsFiles(str(load.data_dir)).make_directory(DIRECTORY)
+        note = cleanup.enter_context(NoteFile(load.data_dir / DIRECTORY, load.id))
+        return _Run(job, table, load, targets, note).run()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,6 +196,28 @@ class _Target:
         return self.files.exists(manifest_path(self.adoption.import_id))
 
 
+def _open_targets(load: LoadJob, cleanup: contextlib.ExitStack) -> list[_Target]:
+    """Everybody who gets rows, asked whether it is the one."""
+    if not is_import_id(load.id):
+        raise PipelineError(
+            f"{load.id!r} cannot be the name of an import: 1 to 64 letters, digits, - and _"
+        )
+    if (above := find_directory_above(str(load.data_dir))) is not None:
+        raise PipelineError(
+            f"{load.data_dir} is one shard of several, and each row has its own: give {above}"
+        )
+    count = read_shard_count(OsFiles(str(load.data_dir), readonly=True))
+    shards = [None] if count is None else range(count)
+    targets = [_open_target(load, shard, cleanup) for shard in shards]
+    for target in targets:
+        if target.adoption.begin([]).directory != target.identity.fingerprint:
+            raise PipelineError(
+                f"the server at {load.server} has another data directory than {target.data_dir}: "
+                "give its --server, and its --data-dir"
+            )
+    return targets
+
+
 def _open_target(load: LoadJob, shard: int | None, cleanup: contextlib.ExitStack) -> _Target:
     data_dir = load.data_dir if shard is None else load.data_dir / shard_directory(shard)
     if not (data_dir / FORMAT_FILE).is_file():
@@ -213,35 +233,29 @@ def _open_target(load: LoadJob, shard: int | None, cleanup: contextlib.ExitStack
     return _Target(shard, data_dir, files, identity, cleanup.enter_context(adoption))
 
 
-@dataclass(frozen=True, slots=True)
-class _PartRows:
-    """Which rows of an import are those of a part, and what became of the import."""
-
-    start: int
-    first_seq: int
-    codec: IdCodec
-    duplicates: Mapping[int, str]
-
-
 class _Run:
     """One load."""
 
     def __init__(
-        self, job: Job, table: DataFrame, load: LoadJob, targets: Sequence[_Target]
+        self,
+        job: Job,
+        table: DataFrame,
+        load: LoadJob,
+        targets: Sequence[_Target],
+        note: NoteFile,
     ) -> None:
         self._job = job
         self._table = table
         self._load = load
         self._targets = targets
-        self._files = OsFiles(str(load.data_dir))
-        self._work = load.data_dir / DIRECTORY / f"{load.id}{WORK_SUFFIX}"
-        self._note_path = f"{DIRECTORY}/{load.id}{NOTE_SUFFIX}"
+        self._note = note
+        self._work = _work_of(load.data_dir, load.id)
         self._loaded = Loaded(load.id)
 
     def run(self) -> Loaded:
         load, loaded = self._load, self._loaded
+        self._clean_up()
         if load.dry_run:
-            self._files.make_directory(DIRECTORY)
             try:
                 self._stage()
             finally:
@@ -249,12 +263,22 @@ class _Run:
             loaded.state = "checked"
             return loaded
         known = {one: found for one in self._targets if (found := one.adoption.find())}
-        staged = self._staged() or dict.fromkeys(known, ())
+        note = self._note.read()
+        staged = self._staged(note, known)
+        if staged and note is not None and (difference := self._difference(note)):
+            if known:
+                raise PipelineError(
+                    f"another table was loaded under the name {load.id}: {difference}. Give this "
+                    "one another --id"
+                )
+            staged = {}  # Nothing of it counts yet.
+        if staged and note is not None:
+            loaded.read, loaded.staged, loaded.past = note.read, note.staged, note.past
+            loaded.rejected = dict(note.rejected)
         if staged and all(one in known and known[one].state == "adopted" for one in staged):
             loaded.was_adopted = True
-            self._note(known.values())
-            if len(self._targets) > 1:
-                self._clear()
+            self._tell(known.values())
+            self._finish(staged, known)
             return loaded
         if not staged:
             began = time.monotonic()
@@ -268,46 +292,66 @@ class _Run:
                 self._clear()
                 loaded.state = "empty"
                 return loaded
-            staged = self._staged()
+            staged = self._staged(self._note.read(), known)
         self._adopt(staged, known)
         return loaded
 
+    def _clean_up(self) -> None:
+        """What loads left that were killed while they staged, under whatever name."""
+        for import_id, note in abandoned(self._load.data_dir / DIRECTORY):
+            with note:
+                shutil.rmtree(_work_of(self._load.data_dir, import_id), ignore_errors=True)
+                for target in self._targets:
+                    delete(target.files, import_id)
+
     def _clear(self) -> None:
-        shutil.rmtree(self._work, ignore_errors=True)
         # Without the note nothing counts as staged.
-        self._delete_note()
+        self._note.clear()
+        shutil.rmtree(self._work, ignore_errors=True)
         for target in self._targets:
             delete(target.files, self._load.id)
 
-    def _delete_note(self) -> None:
-        if len(self._targets) > 1 and self._files.exists(self._note_path):
-            self._files.unlink(self._note_path)
-            self._files.sync_directory(DIRECTORY)
+    def _staged(
+        self, note: LoadNote | None, known: Mapping[_Target, Adopted]
+    ) -> dict[_Target, Parts]:
+        """For whom something is staged as a whole, and which parts; none, if nothing is. Of what
+        was adopted by a load whose note is gone the parts are not known."""
+        if note is None:
+            return dict.fromkeys(known, ())
+        staged = {self._targets[number]: parts for number, parts in note.parts.items()}
+        # A crash may have come between the note and a manifest.
+        is_whole = known or all(target.has_manifest for target in staged)
+        return staged if is_whole else {}
 
-    def _staged(self) -> dict[_Target, Parts]:
-        """For whom something is staged as a whole, and which parts; none, if nothing is."""
-        if len(self._targets) == 1:
-            (target,) = self._targets
-            if not target.has_manifest:
-                return {}
-            return {target: _parts(read_manifest(target.files, self._load.id))}
-        if not self._files.exists(self._note_path):
-            return {}
-        text = (self._load.data_dir / self._note_path).read_bytes()
-        try:
-            note = msgspec.json.decode(text, type=dict[int, Parts])
-            return {self._targets[shard]: parts for shard, parts in note.items()}
-        except (msgspec.DecodeError, IndexError) as error:
-            raise PipelineError(
-                f"{self._load.data_dir / self._note_path} cannot be read ({error}); restore it: it "
-                "says what of the load is staged where"
-            ) from error
+    def _difference(self, note: LoadNote) -> str | None:
+        """How the table differs from the one that was staged; None: not at all. It is judged as of
+        then, and nothing is written."""
+        with self._job.step("comparing the table"):
+            chosen, plan = self._plan((note.now_ms, note.delay_max_ms, note.body_max_bytes))
+            kinds = (staging.REJECT, staging.STAGED, staging.MARK)
+            outcome = chosen.mapInArrow(_stager(plan), self._schema())
+            rows = outcome.where(F.col("kind").isin(*kinds)).select("kind", "row").toArrow()
+        numbers = _Numbers.of(rows)
+        staged, mark = numbers.staged, numbers.mark
+        read = staged + rows.filter(pc.field("kind") == staging.REJECT).num_rows
+        if (read, staged, mark) == (note.read, note.staged, note.mark):
+            return None
+        differences = [
+            f"{name.replace('_', ' ')} was {was}, and is {now}"
+            for name, now in _columns(self._load).items()
+            if (was := note.columns.get(name)) != now
+        ]
+        if read != note.read:
+            differences.append(f"it had {note.read} rows, and has {read}")
+        elif staged != note.staged:
+            differences.append(f"{note.staged} of its rows were messages, and {staged} are")
+        return "; ".join(differences) or f"its {read} rows have other content"
 
     # ── staging ────────────────────────────────────────────────────────────────────────────────
 
     def _stage_or_clear(self) -> None:
-        for files in (self._files, *(target.files for target in self._targets)):
-            files.make_directory(DIRECTORY)
+        for target in self._targets:
+            target.files.make_directory(DIRECTORY)
         self._clear()  # What an earlier run under this name may have left.
         try:
             self._stage()
@@ -318,34 +362,65 @@ class _Run:
     def _stage(self) -> None:
         load, loaded = self._load, self._loaded
         with self._job.step("looking at the table"):
-            chosen, plan = self._plan()
+            chosen, plan = self._plan(None)
         ordered = self._partitioned(chosen).sortWithinPartitions(DUE)
         # Executors get functions by value: no method of an object that holds the session.
         outcome = ordered.mapInArrow(_stager(plan), self._schema())
         with self._job.step("staging"):
             outcome.write.mode("overwrite").parquet(self._work.as_uri())
         results = ds.dataset(self._work, format="parquet")
-        parts = results.to_table(filter=pc.field("kind") == staging.PART).to_pylist()
-        parts.sort(key=lambda part: part["part"])
-        counted = results.to_table(columns=["row"], filter=pc.field("kind") == staging.COUNT)
-        loaded.staged = sum(part["row"] for part in parts) + (pc.sum(counted["row"]).as_py() or 0)
+        numbers = _Numbers.of(results.to_table(columns=["kind", "row"]))
+        loaded.staged, loaded.past = numbers.staged, numbers.past
+        self._doubt_unit(numbers.ancient)
         self._write_rejects(results)
         loaded.read = loaded.staged + loaded.rejected_total
-        note: dict[int, Parts] = {}
+        if load.dry_run or (load.strict and loaded.rejected):
+            return
+        manifests = self._manifests(results, plan)
+        if manifests:
+            self._note.write(
+                LoadNote(
+                    columns=_columns(load),
+                    now_ms=plan.now_ms,
+                    delay_max_ms=plan.delay_max_ms,
+                    body_max_bytes=plan.body_max_bytes,
+                    read=loaded.read,
+                    staged=loaded.staged,
+                    past=loaded.past,
+                    rejected=loaded.rejected,
+                    mark=numbers.mark,
+                    has_ids=plan.with_rows,
+                    parts={number: _parts(one) for number, one in manifests.items()},
+                )
+            )
+        for number, manifest in manifests.items():
+            write_manifest(self._targets[number].files, manifest)
+
+    def _manifests(self, results: ds.Dataset, plan: StagingPlan) -> dict[int, Manifest]:
+        """What was staged for whom."""
+        parts = results.to_table(filter=pc.field("kind") == staging.PART).to_pylist()
+        parts.sort(key=lambda part: part["part"])
+        manifests: dict[int, Manifest] = {}
         for number, target in enumerate(self._targets):
             own = [part for part in parts if part["shard"] == number]
             if own:
-                manifest = Manifest(
-                    load.id,
+                manifests[number] = Manifest(
+                    self._load.id,
                     target.identity.stamp,
                     plan.now_ms,
                     tuple(Part(p["part"], p["bytes"], p["row"], p["checksum"]) for p in own),
-                    load.on_conflict,
+                    self._load.on_conflict,
                 )
-                write_manifest(target.files, manifest)
-                note[number] = _parts(manifest)
-        if note and len(self._targets) > 1:
-            replace_file(self._files, self._note_path, msgspec.json.encode(note))
+        return manifests
+
+    def _doubt_unit(self, ancient: int) -> None:
+        """A column of seconds would have everything fire at once."""
+        if self._load.columns.due_unit is None and ancient * 2 > self._loaded.staged:
+            raise PipelineError(
+                f"{ancient} of {self._loaded.staged} rows would have been due before 1973, as if "
+                f"column {self._load.columns.due} were in seconds; nothing was loaded. Say "
+                "--due-unit s if it is, or --due-unit ms if they are to be due now"
+            )
 
     def _partitioned(self, chosen: DataFrame) -> DataFrame:
         """The rows in as many partitions as there is work for.
@@ -364,27 +439,34 @@ class _Run:
         passed = [self._table.schema[name] for name in self._load.ids_columns]
         return T.StructType([*_OUTCOME.fields, *passed])
 
-    def _plan(self) -> tuple[DataFrame, StagingPlan]:
-        """The table in the form that executors want, and what they must know."""
+    def _plan(self, limits: tuple[int, int, int] | None) -> tuple[DataFrame, StagingPlan]:
+        """The table in the form that executors want, and what they must know. `limits`: of an
+        earlier run (its time, how far away a message may be due, and how long a body may be), by
+        which the rows are judged, and nothing is written."""
         load, columns, table = self._load, self._load.columns, self._table
         columns.check(table.schema, load.ids_columns)
-        body, content, is_ours = self._body()
-        chosen = [_due(table, columns.due).alias(DUE), body.alias(BODY)]
-        if columns.subject_column is not None:
-            chosen.append(F.col(quoted(columns.subject_column)).cast("string").alias(SUBJECT))
-        if columns.key is not None:
-            chosen.append(F.col(quoted(columns.key)).cast("string").alias(KEY))
-        if columns.headers is not None:
-            chosen.append(_headers(table, columns.headers).alias(HEADERS))
+        chosen = [F.col(quoted(columns.due)).alias(DUE)]
+        body = self._body()
+        if body is not None:
+            chosen.append(body.alias(BODY))
+        for name, alias in (
+            (columns.subject_column, SUBJECT),
+            (columns.key, KEY),
+            (columns.headers, HEADERS),
+            (MALFORMED if MALFORMED in table.columns else None, MALFORMED),
+        ):
+            if name is not None:
+                chosen.append(F.col(quoted(name)).alias(alias))
         chosen += [F.col(quoted(name)) for name in load.ids_columns]
         subjects = self._subjects()
-        if load.dry_run:
+        writes = limits is None and not load.dry_run
+        if not writes:
             defaults = Settings()
             numbers = [{name: number for number, name in enumerate(subjects, 1)}] * len(
                 self._targets
             )
             now_ms = time.time_ns() // 1_000_000
-            limits = (now_ms, defaults.delay_max_ms, defaults.body_max_bytes)
+            limits = limits or (now_ms, defaults.delay_max_ms, defaults.body_max_bytes)
         else:
             begun = [target.adoption.begin(subjects) for target in self._targets]
             numbers = [one.subjects for one in begun]
@@ -393,7 +475,7 @@ class _Run:
             load.id,
             tuple(
                 StagingTarget(
-                    "" if load.dry_run else str(target.data_dir),
+                    str(target.data_dir) if writes else "",
                     target.identity.stamp,
                     target.identity.id_secret,
                     own,
@@ -404,9 +486,10 @@ class _Run:
             subject=columns.subject,
             has_key=columns.key is not None,
             has_headers=columns.headers is not None,
-            content=content,
-            is_json_checked=is_ours,
-            with_rows=load.ids is not None and not load.dry_run,
+            content=self._content(),
+            due_unit=columns.due_unit or "ms",
+            is_past_refused=load.past == "reject",
+            with_rows=load.ids is not None and writes,
             passed_on=load.ids_columns,
             schema=to_arrow_schema(self._schema()).serialize().to_pybytes(),
         )
@@ -417,7 +500,7 @@ class _Run:
         if columns.subject is not None:
             return [columns.subject]
         assert columns.subject_column is not None
-        column = F.col(quoted(columns.subject_column)).cast("string")
+        column = F.col(quoted(columns.subject_column))
         found = self._table.select(column).distinct().limit(SUBJECTS_MAX + 1).collect()
         if len(found) > SUBJECTS_MAX:
             raise PipelineError(
@@ -429,20 +512,18 @@ class _Run:
             raise PipelineError(f"column {columns.subject_column} has no valid subject")
         return names
 
-    def _body(self) -> tuple[Column, Content, bool]:
-        """The body, what it is, and whether it is JSON that Spark made."""
+    def _body(self) -> Column | None:
+        """What the body is made of: a column, or all that are nothing else; None: there is none."""
         columns, table = self._load.columns, self._table
-        if columns.body is None:
-            rest = columns.rest(table.columns)
-            if not rest:
-                return F.lit("null"), Content.JSON, True
-            return _to_json(F.struct(*map(quoted, rest))), Content.JSON, True
-        kind, column = table.schema[columns.body].dataType, F.col(quoted(columns.body))
-        if isinstance(kind, T.BinaryType):
-            return column, Content.BINARY, True
-        if isinstance(kind, NESTED):
-            return _to_json(column), Content.JSON, True
-        return column.cast("string"), Content.JSON, False
+        if columns.body is not None:
+            return F.col(quoted(columns.body))
+        rest = [name for name in columns.rest(table.columns) if name != MALFORMED]
+        return F.struct(*map(quoted, rest)) if rest else None
+
+    def _content(self) -> Content:
+        body = self._load.columns.body
+        is_binary = body is not None and isinstance(self._table.schema[body].dataType, T.BinaryType)
+        return Content.BINARY if is_binary else Content.JSON
 
     def _write_rejects(self, results: ds.Dataset) -> None:
         load, loaded = self._load, self._loaded
@@ -473,13 +554,13 @@ class _Run:
         adopted, refused = self._adopt_each(staged, known)
         loaded.adopting_s = time.monotonic() - began
         loaded.staged = sum(one.count for one in adopted.values())
-        self._note(adopted.values())
+        self._tell(adopted.values())
         began = time.monotonic()
         for target in adopted:
             adopted[target] = target.adoption.follow(
                 lambda done, total: self._job.progress("filing", done, total)
             )
-        self._note(adopted.values())
+        self._tell(adopted.values())
         loaded.filing_s = time.monotonic() - began
         if refused:
             (first, error), *_ = refused.items()
@@ -490,12 +571,14 @@ class _Run:
                 f"are kept: run the same again with --id {load.id}, and where a key stands for "
                 "other content with --on-conflict keep",
             )
+        self._finish(staged, adopted)
+
+    def _finish(self, staged: Mapping[_Target, Parts], adopted: Mapping[_Target, Adopted]) -> None:
+        """Everything is adopted: tell the ids, and clean up."""
+        load = self._load
         if load.ids is not None:
-            if not all(staged.values()) or not self._work.is_dir():
-                raise PipelineError("the ids are not known any more; the messages are loaded")
             self._job.progress("writing the ids", 0, 0)
             self._write_ids(load.ids, staged, adopted)
-        self._delete_note()
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _adopt_each(
@@ -532,7 +615,7 @@ class _Run:
             if manifest.on_conflict != self._load.on_conflict:
                 write_manifest(target.files, replace(manifest, on_conflict=self._load.on_conflict))
 
-    def _note(self, adopted: Iterable[Adopted]) -> None:
+    def _tell(self, adopted: Iterable[Adopted]) -> None:
         loaded, found = self._loaded, list(adopted)
         unfinished = (one.state for one in found if one.state != "adopted")
         loaded.state = next(unfinished, "adopted")
@@ -543,32 +626,20 @@ class _Run:
     def _write_ids(
         self, path: Path, staged: Mapping[_Target, Parts], adopted: Mapping[_Target, Adopted]
     ) -> None:
-        """A Parquet file: which row has become which message."""
-        places: dict[str, _PartRows] = {}
-        for target, parts in staged.items():
-            one, rows = adopted[target], 0
-            duplicates = dict(target.adoption.duplicates()) if one.duplicates else {}
-            codec = IdCodec(target.identity.shard, target.identity.id_secret)
-            for file, count in parts:
-                places[file] = _PartRows(rows, one.first_seq, codec, duplicates)
-                rows += count
+        note = self._note.read()
+        if note is None or not note.has_ids or not self._work.is_dir():
+            raise PipelineError("the ids are not known any more; the messages are loaded")
+        places = [
+            ImportedParts(
+                IdCodec(target.identity.shard, target.identity.id_secret),
+                adopted[target].first_seq,
+                parts,
+                dict(target.adoption.duplicates()) if adopted[target].duplicates else {},
+            )
+            for target, parts in staged.items()
+        ]
         passed = [to_arrow_schema(self._schema()).field(name) for name in self._load.ids_columns]
-        schema = pa.schema(
-            [
-                ("id", pa.string()),
-                ("duplicate", pa.bool_()),
-                ("subject", pa.string()),
-                ("key", pa.string()),
-                ("deliver_at", pa.timestamp("ms", tz="UTC")),
-                *passed,
-            ]
-        )
-        results = ds.dataset(self._work, format="parquet")
-        batches = results.to_batches(filter=pc.field("kind") == staging.ROW)
-        with pq.ParquetWriter(path, schema) as writer:
-            for batch in batches:
-                if batch.num_rows:
-                    writer.write_batch(_ids(batch, schema, places))
+        write_ids(path, ds.dataset(self._work, format="parquet"), places, passed)
         self._loaded.ids_file = str(path)
 
 
@@ -583,47 +654,30 @@ def _stager(plan: StagingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
     return stage
 
 
-def _ids(
-    batch: pa.RecordBatch, schema: pa.Schema, places: Mapping[str, _PartRows]
-) -> pa.RecordBatch:
-    parts = batch.column("part").dictionary_encode()
-    indices, rows = parts.indices.to_numpy(), batch.column("row").to_numpy()
-    due = batch.column("due_ms")
-    due_ms = due.to_numpy()
-    own, held = np.empty((2, batch.num_rows), object)
-    for index, name in enumerate(parts.dictionary.to_pylist()):
-        place, here = places[name], np.flatnonzero(indices == index)
-        numbers = place.start + rows[here]
-        codec = place.codec
-        own[here] = codec.texts(codec.encode_many(due_ms[here], numbers + place.first_seq))
-        if place.duplicates:
-            held[here] = [place.duplicates.get(number) for number in numbers.tolist()]
-    pairs = list(zip(held.tolist(), own.tolist(), strict=True))
-    columns = [
-        pa.array([there or made for there, made in pairs], pa.string()),
-        pa.array([there is not None for there, _ in pairs], pa.bool_()),
-        batch.column("subject"),
-        batch.column("key"),
-        due.cast(pa.timestamp("ms", tz="UTC")),
-        *(batch.column(field.name).cast(field.type) for field in list(schema)[5:]),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _work_of(data_dir: Path, import_id: str) -> Path:
+    return data_dir / DIRECTORY / f"{import_id}{WORK_SUFFIX}"
 
 
-def _to_json(column: Column) -> Column:
-    return F.to_json(column, {"ignoreNullFields": "false"})
+def _columns(load: LoadJob) -> dict[str, str | None]:
+    """What of a load, besides its table, decides what messages it makes."""
+    return {**asdict(load.columns), "past": load.past}
 
 
-def _due(table: DataFrame, name: str) -> Column:
-    """The due time as whole milliseconds, or as text that is read later."""
-    kind, column = table.schema[name].dataType, F.col(quoted(name))
-    if isinstance(kind, TIMES):
-        # Never earlier than it says: a part of a millisecond is rounded up.
-        micros = F.unix_micros(column.cast("timestamp"))
-        return F.floor((micros + 999) / F.lit(1000)).cast("long")
-    return column.cast("long") if is_whole(kind) else column
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What the partitions have counted, together."""
 
+    staged: int
+    past: int
+    ancient: int
+    mark: int
+    """64 bits, that go around."""
 
-def _headers(table: DataFrame, name: str) -> Column:
-    column = F.col(quoted(name))
-    return column if isinstance(table.schema[name].dataType, T.StringType) else F.to_json(column)
+    @classmethod
+    def of(cls, outcome: pa.Table) -> Self:
+        """From columns `kind` and `row`."""
+        staged, past, ancient, mark = (
+            outcome.filter(pc.field("kind") == kind)["row"].to_pylist()
+            for kind in (staging.STAGED, staging.PAST, staging.ANCIENT, staging.MARK)
+        )
+        return cls(sum(staged), sum(past), sum(ancient), sum(mark) % (1 << 64))

@@ -3,9 +3,10 @@
     batch of columns ──▶ checked, encoded, sealed ──▶ sorted by due time ──▶ a part of the import
                                  └──▶ rejected rows, with the reason
 
-The rules are those of a publish over HTTP. Rows that are bad are handed back, not raised: a table
-of millions has some. Where there are several shards a row with a key is staged for the one that the
-key belongs to, and those without are spread evenly: each shard gets a part of its own.
+The rules are those of a publish over HTTP, and what values become is what a sink makes of them
+(`publish.values`). Rows that are bad are handed back, not raised: a table of millions has some.
+Where there are several shards a row with a key is staged for the one that the key belongs to, and
+those without are spread evenly: each shard gets a part of its own.
 
 Cost: about 1.8 µs per row of 200 bytes, 2.3 with a key, 0.4 more where there are several shards.
 Threads: one writer per partition and shard, in a process of Spark's own.
@@ -14,6 +15,7 @@ Threads: one writer per partition and shard, in a process of Spark's own.
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -22,25 +24,40 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from delayserver.errors import InputError
+from delayserver.pipeline.load.note import mark_of
+from delayserver.pipeline.publish.values import (
+    Problems,
+    body_pieces,
+    due_times,
+    header_pieces,
+    text_array,
+    text_or_none,
+)
 from delayserver.pipeline.workers import spare_imports
-from delayserver.records.arrow import fixed, integers, lengths, pieces, present
+from delayserver.records.arrow import fixed, lengths, pieces, present
 from delayserver.records.ids import KeyHasher
 from delayserver.records.message import KEY_MAX_BYTES, Content, check_headers, encode_payloads
 from delayserver.records.nesting import NESTED_MIN_BYTES, is_nested_too_deeply
 from delayserver.records.sharding import shards_of
-from delayserver.times import TIME_MS_MAX, parse_time_ms
+from delayserver.times import TIME_MS_MAX
 from storage.files import OsFiles
 from storage.frame import CRC_BYTES, crcs_of, seal_many
 from storage.rows import NO_KEY
 from storage.staging import PartWriter, part_name
 
 SUBJECT, DUE, KEY, BODY, HEADERS = "__subject", "__due", "__key", "__body", "__headers"
-"""Columns of the table as this module wants it; others are passed on to the ids."""
-ROW, REJECT, PART, COUNT = 0, 1, 2, 3
-"""What a row of the outcome is about."""
+"""Columns of the table as this module wants it, their values as they stand in the table; others are
+passed on to the ids."""
+MALFORMED = "__malformed"
+"""Of a table that is text: a line that cannot be read, where there is one."""
+ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
+"""What a row of the outcome is about: a message, a row that is none, a file; or a number of the
+partition (column `row`): its messages, those that are past, those from before ANCIENT_MS, and the
+sum of its marks (`note.mark_of`) in 64 bits."""
 REJECT_TEXT_MAX = 2_000
+ANCIENT_MS = 10**11
+"""Before this, in 1973, no message was due: it is seconds that were taken for milliseconds."""
 
-_check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -71,8 +88,10 @@ class StagingPlan:
     has_key: bool
     has_headers: bool
     content: Content
-    is_json_checked: bool
-    """The bodies are JSON that we made ourselves."""
+    due_unit: str
+    """Of whole numbers that tell the due time."""
+    is_past_refused: bool
+    """What is due before `now_ms` is rejected; else it is due now."""
     with_rows: bool
     """Whether the outcome has a row for each message, for the ids."""
     passed_on: tuple[str, ...] = ()
@@ -117,6 +136,8 @@ class Stager:
             )
             for target in plan.targets
         ]
+        self._staged = self._past = self._ancient = self._mark = 0
+        self._subject_hashes = _hashes_of(plan.targets[0].subjects)
         self._next = number
         """Which shard the next row without a key is for, modulo how many there are."""
 
@@ -137,28 +158,39 @@ class Stager:
                     checksum=[part.checksum],
                     shard=[number],
                 )
-            elif shard.count:
-                yield self._outcome(kind=[COUNT], row=[shard.count])
+        mark = np.array(self._mark, np.uint64).astype(np.int64)
+        yield self._outcome(
+            kind=[STAGED, PAST, ANCIENT, MARK],
+            row=[self._staged, self._past, self._ancient, int(mark)],
+        )
 
     def _stage_batch(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         # The first that is wrong with a row is its reason, so the order of these matters.
-        reasons = _Reasons()
-        subject_ids = self._subject_ids(batch, reasons)
-        due_ms = self._due_ms(batch.column(DUE), reasons)
-        bodies = self._bodies(batch.column(BODY), reasons)
-        keys = self._keys(batch, reasons)
-        headers = self._headers(batch, reasons)
-        kept = np.delete(np.arange(batch.num_rows), list(reasons))
+        problems = Problems()
+        if MALFORMED in batch.schema.names:
+            problems.add(present(batch.column(MALFORMED)), "malformed line")
+        subject_ids = self._subject_ids(batch, problems)
+        due_ms = self._due_ms(batch.column(DUE), problems)
+        bodies = self._bodies(batch, problems)
+        keys = self._keys(batch, problems)
+        headers = self._headers(batch, problems)
+        kept = np.delete(np.arange(batch.num_rows), list(problems))
         if len(kept):
+            self._count(due_ms[kept])
             order = kept[np.argsort(due_ms[kept], kind="stable")]
             for shard, own in self._by_shard(batch, order, keys):
-                if shard.target.data_dir:
-                    self._write(shard, own, due_ms, subject_ids, bodies, keys, headers)
+                self._write(shard, own, due_ms, subject_ids, bodies, keys, headers)
                 first, shard.count = shard.count, shard.count + len(own)
                 if self._plan.with_rows:
-                    yield self._rows(shard, batch, own, due_ms[own], first)
-        if reasons:
-            yield self._rejects(batch, reasons)
+                    now_or_later_ms = np.maximum(due_ms[own], self._plan.now_ms)
+                    yield self._rows(shard, batch, own, now_or_later_ms, keys, first)
+        if problems:
+            yield self._rejects(batch, problems, keys, bodies)
+
+    def _count(self, due_ms: np.ndarray) -> None:
+        self._staged += len(due_ms)
+        self._past += int(np.count_nonzero(due_ms < self._plan.now_ms))
+        self._ancient += int(np.count_nonzero(due_ms < ANCIENT_MS))
 
     def _by_shard(
         self, batch: pa.RecordBatch, order: np.ndarray, keys: list[str | None]
@@ -185,68 +217,64 @@ class Stager:
 
     # ── the rules, column by column ────────────────────────────────────────────────────────────
 
-    def _subject_ids(self, batch: pa.RecordBatch, reasons: "_Reasons") -> np.ndarray:
+    def _subject_ids(self, batch: pa.RecordBatch, problems: Problems) -> np.ndarray:
         """The numbers that the first shard has for them."""
         plan, known = self._plan, self._plan.targets[0].subjects
         if plan.subject is not None:
-            numbers = np.full(batch.num_rows, known.get(plan.subject, 0), np.uint32)
-        else:
-            names = batch.column(SUBJECT).to_pylist()
-            numbers = np.fromiter((known.get(name, 0) for name in names), np.uint32)
-        reasons.add(numbers == 0, "bad subject")
+            return np.full(batch.num_rows, known[plan.subject], np.uint32)
+        names = text_or_none(batch.column(SUBJECT))
+        numbers = np.fromiter(
+            (0 if name is None else known.get(name, 0) for name in names), np.uint32
+        )
+        problems.add(numbers == 0, "bad subject")
         return numbers
 
-    def _due_ms(self, due: pa.Array, reasons: "_Reasons") -> np.ndarray:
+    def _due_ms(self, column: pa.Array, problems: Problems) -> np.ndarray:
+        """As the table has them, those that are past, too."""
         plan = self._plan
-        reasons.add(~present(due), "no due time")
-        due_ms = integers(due) if due.type == pa.int64() else _parsed(due, reasons)
+        due_ms = due_times(column, plan.due_unit, problems)
         last_ms = min(plan.now_ms + plan.delay_max_ms, TIME_MS_MAX)
-        reasons.add(due_ms > last_ms, "due too far away")
-        # A time in the past means now.
-        clamped: np.ndarray = np.maximum(due_ms, plan.now_ms)
-        return clamped
+        problems.add(due_ms > last_ms, "due too far away")
+        if plan.is_past_refused:
+            problems.add(due_ms < plan.now_ms, "due in the past")
+        return np.array(due_ms)
 
-    def _bodies(self, column: pa.Array, reasons: "_Reasons") -> list[bytes]:
+    def _bodies(self, batch: pa.RecordBatch, problems: Problems) -> list[bytes]:
         plan = self._plan
-        is_json = plan.content is Content.JSON
-        absent = ~present(column)
-        if not is_json:
-            reasons.add(absent, "no body")
-        reasons.add(~absent & (lengths(column) > plan.body_max_bytes), "body too large")
-        bodies = pieces(column)
-        for index in np.flatnonzero(absent).tolist():
-            bodies[index] = b"null"
-        if is_json and not plan.is_json_checked:
-            for index in _not_json(bodies):
-                reasons.setdefault(index, "body is not JSON")
-            for index, body in enumerate(bodies):
-                if len(body) > NESTED_MIN_BYTES and is_nested_too_deeply(body):
-                    reasons.setdefault(index, "body nested too deeply")
+        if BODY not in batch.schema.names:
+            return [b"null"] * batch.num_rows
+        found = body_pieces(batch.column(BODY), problems)
+        if plan.content is not Content.JSON:
+            problems.add(np.array([body is None for body in found], bool), "no body")
+        bodies = [b"null" if body is None else body for body in found]
+        sizes_bytes = np.fromiter(map(len, bodies), np.int64, len(bodies))
+        problems.add(sizes_bytes > plan.body_max_bytes, "body too large")
+        if plan.content is Content.JSON:
+            for index in np.flatnonzero(sizes_bytes > NESTED_MIN_BYTES).tolist():
+                if index not in problems and is_nested_too_deeply(bodies[index]):
+                    problems[index] = "body nested too deeply"
         return bodies
 
-    def _keys(self, batch: pa.RecordBatch, reasons: "_Reasons") -> list[str | None]:
+    def _keys(self, batch: pa.RecordBatch, problems: Problems) -> list[str | None]:
         if not self._plan.has_key:
             return [None] * batch.num_rows
-        column = batch.column(KEY)
-        absent, bytes_ = ~present(column), lengths(column)
-        bad = ~absent & ((bytes_ == 0) | (bytes_ > KEY_MAX_BYTES))
-        reasons.add(bad, "key is empty or too long")
-        keys: list[str | None] = [key.decode() for key in pieces(column)]
-        for index in np.flatnonzero(absent).tolist():
-            keys[index] = None
-        return keys
+        column = text_array(batch.column(KEY), "key", problems)
+        bytes_ = lengths(column)
+        bad = present(column) & ((bytes_ == 0) | (bytes_ > KEY_MAX_BYTES))
+        problems.add(bad, "key is empty or too long")
+        return text_or_none(column)
 
-    def _headers(self, batch: pa.RecordBatch, reasons: "_Reasons") -> list[dict[str, str] | None]:
+    def _headers(self, batch: pa.RecordBatch, problems: Problems) -> list[dict[str, str] | None]:
         found: list[dict[str, str] | None] = [None] * batch.num_rows
         if self._plan.has_headers:
-            for index, text in enumerate(batch.column(HEADERS).to_pylist()):
-                if text is None:
+            for index, text in enumerate(header_pieces(batch.column(HEADERS), problems)):
+                if text is None or index in problems:
                     continue
                 try:
                     own = _decode_headers(text)
                     check_headers(own)
                 except (msgspec.DecodeError, InputError) as error:
-                    reasons.setdefault(index, f"bad headers: {error}")
+                    problems.setdefault(index, f"bad headers: {error}")
                 else:
                     found[index] = own or None
         return found
@@ -265,10 +293,7 @@ class Stager:
     ) -> None:
         """Write these rows, in that order."""
         plan, target = self._plan, shard.target
-        if shard.writer is None:
-            files = OsFiles(target.data_dir)
-            shard.writer = PartWriter(files, shard.part, stamp=target.stamp, created_ms=plan.now_ms)
-        due_ms, subject_ids = due_ms[order], shard.subject_ids(subject_ids[order])
+        due_ms, subject_ids = due_ms[order], subject_ids[order]
         if not np.array_equal(order, np.arange(len(bodies))):
             chosen = order.tolist()
             bodies = [bodies[index] for index in chosen]
@@ -276,13 +301,26 @@ class Stager:
             headers = [headers[index] for index in chosen]
         count = len(order)
         payloads = encode_payloads(bodies, [plan.content] * count, keys, headers, [None] * count)
-        sealed = b"".join(seal_many(payloads, crcs_of(payloads)))
+        crcs = crcs_of(payloads)
         lengths_ = np.fromiter(map(len, payloads), np.uint32, count) + np.uint32(CRC_BYTES)
+        self._mark += mark_of(
+            self._subject_hashes[subject_ids], due_ms, lengths_, np.array(crcs, np.uint32)
+        )
+        self._mark %= 1 << 64
+        if not target.data_dir:
+            return
+        if shard.writer is None:
+            files = OsFiles(target.data_dir)
+            shard.writer = PartWriter(files, shard.part, stamp=target.stamp, created_ms=plan.now_ms)
+        subject_ids = shard.subject_ids(subject_ids)
         if plan.has_key:
             hashes = b"".join(shard.hasher.many(subject_ids.tolist(), keys))
         else:
             hashes = NO_KEY * count
-        shard.writer.append(due_ms, subject_ids, hashes, lengths_, sealed)
+        sealed = b"".join(seal_many(payloads, crcs))
+        # A time in the past means now.
+        now_or_later_ms = np.maximum(due_ms, plan.now_ms)
+        shard.writer.append(now_or_later_ms, subject_ids, hashes, lengths_, sealed)
 
     def _rows(
         self,
@@ -290,6 +328,7 @@ class Stager:
         batch: pa.RecordBatch,
         order: np.ndarray,
         due_ms: np.ndarray,
+        keys: list[str | None],
         first: int,
     ) -> pa.RecordBatch:
         """A row of the outcome for each message."""
@@ -297,7 +336,7 @@ class Stager:
         chosen = batch.take(fixed(order))
         columns = {name: chosen.column(name) for name in plan.passed_on}
         if plan.has_key:
-            columns["key"] = chosen.column(KEY)
+            columns["key"] = [keys[index] for index in order.tolist()]
         return self._outcome(
             kind=[ROW] * count,
             part=[shard.part] * count,
@@ -307,27 +346,33 @@ class Stager:
             **columns,
         )
 
-    def _rejects(self, batch: pa.RecordBatch, reasons: "_Reasons") -> pa.RecordBatch:
-        plan, indexes = self._plan, sorted(reasons)
+    def _rejects(
+        self,
+        batch: pa.RecordBatch,
+        problems: Problems,
+        keys: list[str | None],
+        bodies: list[bytes],
+    ) -> pa.RecordBatch:
+        plan, indexes = self._plan, sorted(problems)
         chosen = batch.take(fixed(np.array(indexes)))
         count = len(indexes)
         subjects = [plan.subject] * count
         if plan.subject is None:
-            subjects = chosen.column(SUBJECT).to_pylist()
-        keys = chosen.column(KEY).to_pylist() if plan.has_key else [None] * count
-        bodies = [
-            body[:REJECT_TEXT_MAX].decode("utf-8", "replace") if there else None
-            for body, there in zip(
-                pieces(chosen.column(BODY)), present(chosen.column(BODY)).tolist(), strict=True
-            )
-        ]
+            subjects = text_or_none(chosen.column(SUBJECT))
+        shown = [bodies[index] for index in indexes]
+        if MALFORMED in batch.schema.names:
+            lines = chosen.column(MALFORMED)
+            there, texts = present(lines).tolist(), pieces(lines)
+            shown = [
+                text if one else body for text, one, body in zip(texts, there, shown, strict=True)
+            ]
         return self._outcome(
             kind=[REJECT] * count,
-            reason=[reasons[index] for index in indexes],
+            reason=[problems[index] for index in indexes],
             subject=subjects,
-            due=[None if due is None else str(due) for due in chosen.column(DUE).to_pylist()],
-            key=[None if key is None else key[:REJECT_TEXT_MAX] for key in keys],
-            body=bodies,
+            due=text_or_none(text_array(chosen.column(DUE), "due", Problems())),
+            key=[_begin(keys[index]) for index in indexes],
+            body=[text[:REJECT_TEXT_MAX].decode("utf-8", "replace") for text in shown],
         )
 
     def _outcome(self, **columns: Any) -> pa.RecordBatch:
@@ -344,36 +389,13 @@ class Stager:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-class _Reasons(dict[int, str]):
-    """Why rows of a batch cannot be messages, by their index: the first reason of each."""
-
-    def add(self, bad: np.ndarray, reason: str) -> None:
-        """These rows are bad."""
-        for index in np.flatnonzero(bad).tolist():
-            self.setdefault(index, reason)
-
-
-def _parsed(due: pa.Array, reasons: _Reasons) -> np.ndarray:
-    """Due times that are text."""
-    due_ms = np.zeros(len(due), np.int64)
-    for index, text in enumerate(due.to_pylist()):
-        if text is None:
-            continue
-        try:
-            due_ms[index] = parse_time_ms(int(text) if text.lstrip("-").isdigit() else text)
-        except (InputError, ValueError):
-            reasons.setdefault(index, "due time cannot be read")
-    return due_ms
+def _hashes_of(subjects: dict[str, int]) -> np.ndarray:
+    """A hash of each subject's name, by its number: the numbers are one server's."""
+    hashes = np.zeros(max(subjects.values(), default=0) + 1, np.uint64)
+    for name, number in subjects.items():
+        hashes[number] = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+    return hashes
 
 
-def _not_json(bodies: list[bytes]) -> Iterator[int]:
-    """The indexes of those that are not JSON."""
-    remaining = iter(enumerate(bodies))
-    at = -1
-    while True:
-        try:
-            for at, body in remaining:  # noqa: B007 - whoever was at it when it failed
-                _check_json(body)
-            return
-        except (msgspec.DecodeError, RecursionError):
-            yield at
+def _begin(text: str | None) -> str | None:
+    return None if text is None else text[:REJECT_TEXT_MAX]

@@ -1,8 +1,8 @@
 """Which columns of a table make messages, and whether they can: what a load and a writer share.
 
     subject    one for all rows, or a column
-    due        a timestamp, a date, whole milliseconds since 1970, or RFC 3339 text
-    key        anything that reads as text
+    due        a timestamp, a date, RFC 3339 text, or whole milliseconds since 1970 (or s, us, ns)
+    key        text, a number, a truth value, a time or a date
     body       JSON text, binary, or a struct, map or array; without a column, all other columns as
                one JSON object
     headers    a map, a struct, or text with a JSON object
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pyspark.sql import types as T
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.publish.values import TIME_UNITS
 from delayserver.records.subjects import is_subject
 
 NESTED = (T.StructType, T.MapType, T.ArrayType)
@@ -42,6 +43,8 @@ class MessageColumns:
     body: str | None = None
     """None: all columns that are nothing else, as one JSON object."""
     headers: str | None = None
+    due_unit: str | None = None
+    """In what whole numbers tell the due time, one of TIME_UNITS; None: nobody has said, ms."""
 
     def check_names(self, names: Collection[str], others: Iterable[str] = ()) -> None:
         """Raises PipelineError where the table lacks a column, one of `others` included."""
@@ -56,6 +59,14 @@ class MessageColumns:
         self.check_names(schema.names, others)
         if self.subject is not None and not is_subject(self.subject):
             raise PipelineError(f"{self.subject!r} cannot be a subject")
+        if self.due_unit is not None and self.due_unit not in TIME_UNITS:
+            raise PipelineError(f"{self.due_unit!r} is no unit of a due time: s, ms, us or ns")
+        if self.subject_column is not None:
+            column = schema[self.subject_column]
+            if not isinstance(column.dataType, T.StringType):
+                raise _wrong(column, "a subject is text")
+        if self.key is not None and isinstance(schema[self.key].dataType, NESTED):
+            raise _wrong(schema[self.key], "a key is text, a number, a time or a date")
         due = schema[self.due].dataType
         if not (isinstance(due, (*TIMES, T.StringType)) or is_whole(due)):
             raise _wrong(

@@ -22,6 +22,7 @@ Its options:
     subject             of all rows, or
     subjectColumn         of each
     dueColumn           when it is due; what is past is due now (see `mapping` for the columns)
+    dueUnit             in what whole numbers tell it: s, ms (default), us or ns
     keyColumn           the key
     bodyColumn          default: all columns that are nothing else, as one JSON object
     headersColumn
@@ -64,6 +65,7 @@ from delayserver.pipeline.publish.sending import (
     SendingPlan,
     SendingReport,
 )
+from delayserver.pipeline.publish.values import TIME_UNITS
 from delayserver.times import parse_duration_ms
 
 TIMEOUT_DEFAULT = "5m"
@@ -75,6 +77,7 @@ _OPTIONS = (
     "subject",
     "subjectColumn",
     "dueColumn",
+    "dueUnit",
     "keyColumn",
     "bodyColumn",
     "headersColumn",
@@ -148,6 +151,7 @@ def _plan(options: Options) -> SendingPlan:
             key,
             options.text("bodyColumn"),
             options.text("headersColumn"),
+            options.choice("dueUnit", "ms", *TIME_UNITS),
         ),
         is_exact,
         options.text("rejects"),

@@ -46,7 +46,7 @@ from delayserver.client.retries import RetryPolicy, Time, answered
 from delayserver.client.transport import JSON, HttpAnswer, HttpTransport, decoded
 from delayserver.client.values import Published
 from delayserver.errors import PipelineError
-from delayserver.pipeline.publish.columns import ColumnReader, NotText, encode
+from delayserver.pipeline.publish.columns import ColumnReader
 from delayserver.pipeline.publish.mapping import MessageColumns
 
 BATCH_ROWS = 2_000
@@ -59,8 +59,6 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 ArrowBatches = Iterator[pa.RecordBatch]
 _Ask = Callable[..., Awaitable[HttpAnswer]]
-
-_check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +83,6 @@ class _Taken(msgspec.Struct):
 
     count: int
     duplicates: int
-
-
-class _RejectedError(Exception):
-    """A row cannot be a message; the text says why."""
 
 
 @dataclass(slots=True)
@@ -233,12 +227,12 @@ class Sender:
         """The rows of a batch in as many requests as they need."""
         rows: list[_Row] = []
         size_bytes = 0
-        for values in self._columns.rows(batch):
-            try:
-                row = _Row(self._data(*values), values)
-            except _RejectedError as error:
-                self._unsendable.append((values, str(error)))
+        found, problems = self._columns.rows(batch)
+        for index, values in enumerate(found):
+            if index in problems:
+                self._unsendable.append((values, problems[index]))
                 continue
+            row = _Row(self._data(*values), values)
             if rows and size_bytes + len(row.data) > BATCH_MAX_BYTES:
                 yield rows
                 rows, size_bytes = [], 0
@@ -252,38 +246,22 @@ class Sender:
 
     def _data(
         self,
-        subject: str | None,
-        due: int | str | None,
+        subject: str,
+        due_ms: int,
         key: str | None,
-        body: bytes | NotText | None,
-        headers: bytes | NotText | None,
+        body: bytes | None,
+        headers: bytes | None,
     ) -> bytes:
-        """A message as JSON. Raises _RejectedError where there is none."""
-        parts = {"subject": subject, "due time": due, "key": key, "body": body, "headers": headers}
-        for name, value in parts.items():
-            if isinstance(value, NotText):
-                raise _RejectedError(f"{name}: not UTF-8")
-        assert not isinstance(body, NotText) and not isinstance(headers, NotText)
-        if subject is None:
-            raise _RejectedError("no subject")
-        if due is None:
-            raise _RejectedError("no due time")
-        if key is None and self._plan.needs_key:
-            raise _RejectedError("no key")
-        data = b'{"subject":%b,"deliver_at":%b' % (encode(subject), encode(due))
+        """A message as JSON."""
+        data = b'{"subject":%b,"deliver_at":%d' % (msgspec.json.encode(subject), due_ms)
         if key is not None:
-            data += b',"key":' + encode(key)
-        if self._columns.is_binary:
-            if body is None:
-                raise _RejectedError("no body")
-            data += b',"body_base64":"%b"' % base64.b64encode(body)
-        elif body is not None:
-            if self._columns.is_text:
-                _check(body, "body is")
-            data += b',"body":' + body
+            data += b',"key":' + msgspec.json.encode(key)
+        if body is not None:
+            if self._columns.is_binary:
+                data += b',"body_base64":"%b"' % base64.b64encode(body)
+            else:
+                data += b',"body":' + body
         if headers is not None:
-            if self._columns.are_headers_text:
-                _check(headers, "headers are")
             data += b',"headers":' + headers
         return data + b"}"
 
@@ -322,16 +300,6 @@ class Sender:
 def _named(values: tuple[Any, ...], reason: str) -> str:
     subject, due, key, _, _ = values
     return f"{subject or 'no subject'}, key {key!r}, due {due!r}: {reason}"
-
-
-def _check(text: bytes, what: str) -> None:
-    try:
-        _check_json(text)
-        text.decode()  # The decoder does not look into texts.
-    except UnicodeDecodeError:
-        raise _RejectedError(f"{what} not UTF-8") from None
-    except (msgspec.DecodeError, RecursionError):
-        raise _RejectedError(f"{what} not JSON") from None
 
 
 class _RejectFile:
@@ -375,5 +343,5 @@ class _RejectFile:
             self._path.unlink(missing_ok=True)
 
 
-def _text(data: bytes | NotText | None) -> str | None:
-    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")

@@ -56,6 +56,7 @@ def page(found: Audit) -> str:
         for name, count in found.violations.items()
     )
     _violations(made, found)
+    _open(made, found)
     _hours(made, found)
     _lateness(made, found)
     _slowest(made, found, "subscription", "Slowest subscribers")
@@ -74,6 +75,18 @@ def _violations(made: ReportPage, found: Audit) -> None:
         made.heading("Damage")
         places = ("file", "offset", "end", "reason", "first_seq", "last_seq")
         made.table(places, ([line[name] for name in places] for line in found.damage))
+
+
+def _open(made: ReportPage, found: Audit) -> None:
+    if found.open_hours:
+        made.heading("Hours that are over and open")
+        columns = ["hour", "subject", "subscription", "count", "message_id"]
+        if found.shards > 1:
+            columns.insert(1, "shard")
+        shown = found.open_hours[:SHOWN_MAX]
+        made.table(columns, ([getattr(one, name) for name in columns] for one in shown))
+        if len(found.open_hours) > SHOWN_MAX:
+            made.text(f"{len(found.open_hours) - SHOWN_MAX:,} more are in the JSON output.", "soft")
 
 
 def _column(lines: list[dict[str, Any]], name: str) -> np.ndarray:

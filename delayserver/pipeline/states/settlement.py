@@ -339,7 +339,8 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
         settled[name] = entries[name][positions]
     ended["problems"] |= endings["problems"]
     _add_problems(ended, endings, entries)
-    doubted = np.flatnonzero(~is_rightful)
+    # A server names nobody when it drops, so that who is named had the entry taken away.
+    doubted = np.flatnonzero(~is_rightful | (endings["state"] == EntryState.DROPPED))
     ended["problems"][doubted] |= _doubt_receivers(endings[doubted], entries, judgement.definitions)
     nobody = _had_by_nobody(endings, entries, absent, judgement)
     ended["problems"][nobody] |= np.uint16(BrokenGuarantee.WRONGLY_DROPPED)

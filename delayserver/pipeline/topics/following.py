@@ -27,7 +27,7 @@ from delayserver.pipeline.progress import Job
 from delayserver.pipeline.topics.names import KnownNames
 from delayserver.pipeline.topics.pieces import DamagedRecord, pieces_of
 from delayserver.pipeline.topics.source import ClusterTopics
-from delayserver.pipeline.topics.verdicts import Verdict
+from delayserver.pipeline.topics.verdicts import HourVerdict
 from delayserver.pipeline.topics.watch import PATIENCE_MS, HourWatch
 
 TRIGGER: Final = "5 seconds"
@@ -53,10 +53,10 @@ class FollowedTopics:
     """A stream that gives verdicts."""
 
     watch: HourWatch
-    _verdicts: "queue.SimpleQueue[Verdict]"
+    _verdicts: "queue.SimpleQueue[HourVerdict]"
     _query: StreamingQuery
 
-    def verdicts(self) -> Iterator[Verdict]:
+    def verdicts(self) -> Iterator[HourVerdict]:
         """Those that have come since the last call."""
         while not self._verdicts.empty():
             yield self._verdicts.get()
@@ -106,7 +106,7 @@ def follow(
             "another --master"
         )
     watch = HourWatch(directory / "hours", topics.identity, known, patience_ms=patience_ms)
-    found: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
+    found: queue.SimpleQueue[HourVerdict] = queue.SimpleQueue()
 
     def take(batch: DataFrame, number: int) -> None:
         for verdict in watch.take(number, pieces_of(batch, topics, watch.places)):
@@ -132,6 +132,6 @@ def follow(
         query.stop()
 
 
-def line_of(verdict: Verdict) -> str:
+def line_of(verdict: HourVerdict) -> str:
     """A verdict as a line of JSON."""
     return json.dumps(verdict.document(), ensure_ascii=False)

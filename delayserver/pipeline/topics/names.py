@@ -17,7 +17,7 @@ from delayserver.pipeline.logs.columns import Names
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.states.named import names_of
 from delayserver.pipeline.states.snapshot import open_directories, read_subscriptions
-from delayserver.pipeline.topics.pieces import DEFINED, Defined, pieces_of
+from delayserver.pipeline.topics.pieces import DEFINED, LoggedDefinition, pieces_of
 from delayserver.pipeline.topics.source import ClusterTopics
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import read_subjects
@@ -65,7 +65,7 @@ def names_in_log(job: Job, topics: ClusterTopics) -> dict[int, KnownNames]:
     with job.step("reading names in the log"):
         pieces = list(pieces_of(topics.table(job.spark, "log"), topics, {}, {DEFINED}))
     for shard, _, data in pieces:
-        defined = msgspec.msgpack.decode(data, type=Defined)
+        defined = msgspec.msgpack.decode(data, type=LoggedDefinition)
         if defined.kind == RecordKind.SUBJECT:
             subjects.setdefault(shard, {})[defined.number] = defined.data.decode()
         else:

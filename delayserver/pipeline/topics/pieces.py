@@ -54,7 +54,7 @@ class ImportInLogError(PipelineError):
         )
 
 
-class Defined(msgspec.Struct, array_like=True, frozen=True):
+class LoggedDefinition(msgspec.Struct, array_like=True, frozen=True):
     """A subject's name, or the definition of a subscription, as a record gave it."""
 
     seq: int
@@ -164,7 +164,7 @@ def _of_settled(log: str, stamp: int, records: Iterable[Record]) -> Iterator[tup
             yield DAMAGED, msgspec.msgpack.encode(damage)
 
 
-def definitions(frame: Frame) -> Iterator[Defined]:
+def definitions(frame: Frame) -> Iterator[LoggedDefinition]:
     """What a frame of the message log defines. Raises RecordDamageError."""
     is_one = np.isin(frame.rows["kind"], _DEFINITIONS)
     if not is_one.any():
@@ -178,4 +178,4 @@ def definitions(frame: Frame) -> Iterator[Defined]:
             raise RecordDamageError(frame.path, frame.offset, "a definition is damaged")
         is_subject = row["kind"] == RecordKind.SUBJECT
         number = row["subject_id"] if is_subject else row["subscription_id"]
-        yield Defined(int(row["seq"]), int(row["kind"]), int(number), data)
+        yield LoggedDefinition(int(row["seq"]), int(row["kind"]), int(number), data)

@@ -62,7 +62,7 @@ class ShardHour:
 
 
 @dataclass(slots=True)
-class Verdict:
+class HourVerdict:
     """What became of an hour."""
 
     hour: int
@@ -105,7 +105,7 @@ class Verdict:
         }
 
 
-def judge_hour(hour: int, shards: Mapping[int, ShardHour]) -> Verdict:
+def judge_hour(hour: int, shards: Mapping[int, ShardHour]) -> HourVerdict:
     """The verdict on an hour that is over."""
     facts, unjudged = {}, 0
     for shard, one in shards.items():
@@ -128,7 +128,7 @@ def judge_hour(hour: int, shards: Mapping[int, ShardHour]) -> Verdict:
         for row in one.examples
     ]
     violations = dict(zip(map(problem_name, BrokenGuarantee), problems.tolist(), strict=True))
-    return Verdict(hour, line, violations, examples[:EXAMPLES_MAX], unjudged)
+    return HourVerdict(hour, line, violations, examples[:EXAMPLES_MAX], unjudged)
 
 
 def _judged(hour: int, one: ShardHour, rows: HourRows) -> HourFacts:

@@ -33,10 +33,10 @@ from delayserver.pipeline.topics.pieces import (
     SCHEDULED,
     SETTLED,
     DamagedRecord,
-    Defined,
+    LoggedDefinition,
     unpack_place,
 )
-from delayserver.pipeline.topics.verdicts import ShardHour, Verdict, judge_hour
+from delayserver.pipeline.topics.verdicts import HourVerdict, ShardHour, judge_hour
 from delayserver.records.subscriptions import decode_subscription, encode_subscription
 from delayserver.schedule.filing import by_bucket
 from storage.buckets import end_ms
@@ -104,7 +104,7 @@ class HourWatch:
         """What the logs' clocks show, of all shards the earliest; 0: not all were read yet."""
         return min(_office(one).clock_ms for one in self._store.index.shards.values())
 
-    def take(self, batch: int, pieces: Iterable[Piece]) -> list[Verdict]:
+    def take(self, batch: int, pieces: Iterable[Piece]) -> list[HourVerdict]:
         """Take in a micro-batch, once, and judge what is over.
 
         Raises LogBeginningError, WatchStateError. Where a record of NAME.log is damaged nothing is
@@ -131,7 +131,7 @@ class HourWatch:
         if what == BEGUN:
             self._begin(shard, kept, int.from_bytes(data, "little"))
         elif what == DEFINED:
-            _define(kept, msgspec.msgpack.decode(data, type=Defined))
+            _define(kept, msgspec.msgpack.decode(data, type=LoggedDefinition))
         elif what == PLACE:
             kept.place = data
         elif what == SCHEDULED:
@@ -159,7 +159,7 @@ class HourWatch:
             else:
                 self._store.append(shard, hour, kind, select(rows, here))
 
-    def _judge(self) -> list[Verdict]:
+    def _judge(self) -> list[HourVerdict]:
         """The verdicts that are news."""
         index, now_ms = self._store.index, self.clock_ms
         verdicts = []
@@ -214,7 +214,7 @@ class HourWatch:
         )
 
 
-def _define(kept: KeptShard, defined: Defined) -> None:
+def _define(kept: KeptShard, defined: LoggedDefinition) -> None:
     if defined.kind == RecordKind.SUBJECT:
         kept.subjects[defined.number] = defined.data.decode()
     else:

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,17 @@ from delayserver.cli import make_app
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.pipeline import session as sessions
 from delayserver.pipeline.audits import on_spark, telling
-from delayserver.pipeline.audits.audit import Audit, audit_here
+from delayserver.pipeline.audits.audit import Audit, audit_here, merge
+from delayserver.pipeline.audits.judging import judge_of
+from delayserver.pipeline.audits.plan import make_plan
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports import audit_report
-from storage.frame import HEADER_BYTES, encode, padded
-from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
+from delayserver.records.tables import hour_key
+from delayserver.testing.resealing import rewrite
+from storage.buckets import bucket_path
+from storage.catalog import Table
+from storage.frame import HEADER_BYTES, Rows, encode, padded
+from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind, RecordKind
 from tests.pipeline.store import FAILED, HOUR, OK, Store
 
 NO_VIOLATIONS = dict.fromkeys(
@@ -176,6 +183,48 @@ def test_a_message_that_was_moved_to_nowhere_is_lost(store: Store) -> None:
         "the file is missing, and the catalog knows it"
     ]
     assert "lost" in {one["problem"] for one in found.examples}
+
+
+def of_kind(wanted: RecordKind, **fields: int) -> Callable[[Rows], Rows | None]:
+    """Gives the first row of a kind other values."""
+
+    def change(rows: Rows) -> Rows | None:
+        where = np.flatnonzero(rows["kind"] == wanted)
+        for name, value in fields.items():
+            rows[name][where[:1]] = value
+        return rows if len(where) else None
+
+    return change
+
+
+def test_a_cancel_that_became_a_move_to_nowhere_is_lost(store: Store) -> None:
+    """The catalog knows where the message was last: it never went on."""
+    path = store.path(LogKind.SCHEDULE)
+    assert rewrite(path, of_kind(RecordKind.CANCEL, kind=RecordKind.FIRE))
+    assert run(store).violations == {**NO_VIOLATIONS, "lost": 1}
+
+
+def test_what_goes_on_as_one_of_another_subject_is_mismatched(store: Store) -> None:
+    path = store.path(LogKind.SCHEDULE, HOUR + 1)
+    assert rewrite(path, of_kind(RecordKind.MOVE, subject_id=2))
+    assert run(store).violations["mismatched"] == 1
+
+
+def test_a_subject_among_others_that_the_catalog_forgot_is_named(store: Store) -> None:
+    plan = make_plan(store.root, now_ms=store.clock.now_ms)
+    del plan.bases[0].snapshot.subjects[1]
+    judge = judge_of(plan.bases[0])
+    found = merge(plan, [(number, judge(task)) for number, task in enumerate(plan.tasks)])
+    assert "entries of subjects that are not known" in {one["reason"] for one in found.damage}
+
+
+def test_an_hour_that_the_catalog_forgot_is_named_if_something_waits_in_it(store: Store) -> None:
+    with store.catalog() as catalog:
+        catalog.commit({Table.HOURS: [(hour_key(hour), None) for hour in (HOUR, HOUR + 5)]})
+    # All of the first is settled: so is what a purge leaves that was interrupted.
+    (damage,) = run(store).damage
+    assert damage["file"] == bucket_path(LogKind.SCHEDULE, HOUR + 5)
+    assert damage["reason"] == "the catalog does not know the file, and 1 in it are not settled"
 
 
 @pytest.mark.damaged("a frame of the schedule log")

@@ -21,6 +21,7 @@ from delayserver.pipeline.audits.audit import audit_here
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load.adoption import Adoption
 from delayserver.pipeline.load.load import LoadJob, run
+from delayserver.pipeline.load.note import NoteFile
 from delayserver.pipeline.load.source import read_table
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
@@ -82,8 +83,9 @@ def rejected(load: LoadJob) -> dict[str, str]:
 
 
 def staged(load: LoadJob) -> list[str]:
-    directory = load.data_dir / "imports"
-    return [path.name for path in directory.glob("*") if path.name.startswith(load.id + ".")]
+    """What is left of a load, besides its note."""
+    found = (load.data_dir / "imports").glob(f"{load.id}.*")
+    return [path.name for path in found if path.suffix != ".load"]
 
 
 def test_rows_become_messages(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
@@ -134,6 +136,107 @@ def test_bad_rows_are_rejected_with_the_reason(job: Job, make: Callable[..., Loa
         "k" * 257: "key is empty or too long",
     }
     assert loaded.rejected == Counter(rejected(load).values())
+
+
+def not_utf8(*values: bytes) -> pa.Array:
+    """Text as other writers of Parquet let it pass."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def test_a_row_that_is_no_text_or_no_time_keeps_no_other_back(
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path
+) -> None:
+    path, due_ms = tmp_path / "edges.parquet", now_ms() + DAY_MS
+    most_us = (1 << 63) - 1
+    due = [due_ms * 1000] * 4 + [most_us, -most_us]
+    columns = {
+        "due": pa.array(due, pa.timestamp("us", "UTC")),
+        "key": not_utf8(b"good", b"\xff", b"body", b"note", b"far", b"past"),
+        "body": not_utf8(b"1", b"2", b'"\xff\xfe"', b"4", b"5", b"6"),
+        "note": not_utf8(b"a", b"b", b"c", b"\xff", b"e", b"f"),
+        "kind": not_utf8(b"a", b"\xff", b"a", b"a", b"a", b"a"),
+    }
+    pq.write_table(pa.table(columns), path)
+    load = make()
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert (loaded.accepted, loaded.past) == (3, 1)
+    assert rejected(load) == {
+        "\ufffd": "key is not UTF-8",
+        "body": "body is not UTF-8",
+        "far": "due too far away",
+    }
+    assert api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/note")["body"] == 4
+
+    load = make(MessageColumns("due", subject=unique("rest"), key="body"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert loaded.accepted == 2
+    assert rejected(load)["4"] == "cannot be written as JSON: not UTF-8 (column note)"
+
+    load = make(MessageColumns("due", subject_column="kind", key="note", body="body"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert loaded.accepted == 2
+    assert rejected(load)["b"] == "bad subject"
+
+
+def test_a_number_that_is_too_large_for_a_due_time(job: Job, make: Callable[..., LoadJob]) -> None:
+    load, due_ms = make(), now_ms() + DAY_MS
+    rows = table(job.spark, (due_ms, "good", "1")).selectExpr(
+        "cast(due as decimal(20,0)) as due", "key", "body"
+    )
+    huge = rows.selectExpr("cast(1e19 as decimal(20,0)) as due", "'huge' as key", "body")
+    assert run(job, rows.union(huge), load).accepted == 1
+    assert rejected(load) == {"huge": "due too far away"}
+
+
+def test_seconds(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
+    """Taken for milliseconds they would all be due at once."""
+    load, due_s = make(), now_ms() // 1000 + 86_400
+    rows = table(job.spark, *((due_s + number, f"k{number}", "1") for number in range(5)))
+    with pytest.raises(PipelineError, match=r"5 of 5 rows .* as if column due were in seconds"):
+        run(job, rows, load)
+    assert staged(load) == []
+    api.ask("GET", f"/v1/imports/{load.id}", 404)
+    in_seconds = replace(load, columns=replace(load.columns, due_unit="s"))
+    loaded = run(job, rows, in_seconds)
+    assert (loaded.accepted, loaded.past) == (5, 0)
+    message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/k3")
+    assert datetime.fromisoformat(message["deliver_at"]).timestamp() == due_s + 3
+    other = unique("import")
+    ancient = replace(load, id=other, columns=replace(load.columns, due_unit="ms", key=None))
+    loaded = run(job, rows, ancient)
+    assert (loaded.accepted, loaded.past) == (5, 5)
+
+
+def test_what_is_past_is_counted_or_rejected(job: Job, make: Callable[..., LoadJob]) -> None:
+    day_ago_ms = now_ms() - DAY_MS
+    rows = table(job.spark, (day_ago_ms, "past", "1"), (now_ms() + DAY_MS, "coming", "1"))
+    loaded = run(job, rows, make())
+    assert (loaded.accepted, loaded.past) == (2, 1)
+    load = make(past="reject")
+    loaded = run(job, rows, load)
+    assert (loaded.accepted, loaded.past) == (1, 0)
+    assert rejected(load) == {"past": "due in the past"}
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json"])
+def test_a_malformed_line_is_a_row_of_its_own(
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path, file_format: str
+) -> None:
+    path, due_ms = tmp_path / f"table.{file_format}", now_ms() + DAY_MS
+    if file_format == "csv":
+        broken = f"{due_ms},b,8,9"
+        path.write_text(f"due,key,shop\n{due_ms},a,7\n{broken}\n{due_ms},c,\n")
+    else:
+        broken = "{broken"
+        documents = [{"due": due_ms, "key": key, "shop": "7"} for key in "ac"]
+        path.write_text(f"\n{broken}\n".join(map(json.dumps, documents)))
+    load = make(MessageColumns("due", subject=unique("text"), key="key"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert (loaded.accepted, loaded.rejected) == (2, {"malformed line": 1})
+    assert load.rejects is not None
+    assert json.loads(load.rejects.read_text())["body"] == broken
+    message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/a")
+    assert message["body"] == {"shop": "7"}
 
 
 def test_strict_loads_nothing_if_a_row_is_rejected(
@@ -194,15 +297,46 @@ def test_conflicts_refuse_everything_or_are_left_out(
 
 def test_the_same_name_is_loaded_once(job: Job, make: Callable[..., LoadJob]) -> None:
     load, rows = make(), table(job.spark, (now_ms() + DAY_MS, None, "1"))
-    first, second = run(job, rows, load), run(job, rows, load)
+    first, second = run(job, rows, load), run(job, rows, replace(load, ids=None))
     assert (first.was_adopted, first.accepted) == (False, 1)
-    assert (second.was_adopted, second.accepted, second.staged) == (True, 1, 0)
+    assert (second.was_adopted, second.accepted, second.staged) == (True, 1, 1)
 
 
-def test_what_an_interrupted_run_has_staged_is_adopted(
+def test_another_table_under_a_name_that_was_loaded(job: Job, make: Callable[..., LoadJob]) -> None:
+    """A job of every night with one name would load once, and say that all is well."""
+    load, due_ms = make(past="reject"), now_ms() + DAY_MS
+    rows = [(due_ms + number, f"k{number}", f"{number}") for number in range(8)]
+    rows.append((now_ms() - 1, "past", "1"))
+    run(job, table(job.spark, *rows), load)
+    load = replace(load, ids=None)
+    # In another order, and as Spark cuts it then.
+    again = run(job, table(job.spark, *rows[::-1]).repartition(3), load)
+    assert (again.was_adopted, again.read, again.accepted) == (True, 9, 8)
+    others = {
+        "its 9 rows have other content": [(due_ms, "k0", "7"), *rows[1:]],
+        "it had 9 rows, and has 8": rows[1:],
+        "8 of its rows were messages, and 7 are": [(due_ms, "k0", "{"), *rows[1:]],
+    }
+    for difference, other in others.items():
+        with pytest.raises(PipelineError, match=f"another table was loaded .*{difference}"):
+            run(job, table(job.spark, *other), load)
+    keyless = replace(load, columns=replace(load.columns, key=None))
+    with pytest.raises(PipelineError, match="key was key, and is None"):
+        run(job, table(job.spark, *rows), keyless)
+
+
+def test_what_was_staged_of_another_table_and_not_adopted_is_staged_again(
     api: ApiServer, job: Job, make: Callable[..., LoadJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, rows = make(wait_s=0), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+    load, due_ms = make(wait_s=0), now_ms() + DAY_MS
+    interrupt(job, load, table(job.spark, (due_ms, "a", "1")), monkeypatch)
+    assert run(job, table(job.spark, (due_ms, "b", "1")), load).accepted == 1
+    assert [row["key"] for row in ids(load)] == ["b"]
+    assert staged(load) == []
+
+
+def interrupt(job: Job, load: LoadJob, rows: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is staged, and the server cannot be reached then."""
 
     def unreachable(self: Adoption) -> None:
         raise PipelineError("planted")
@@ -212,9 +346,48 @@ def test_what_an_interrupted_run_has_staged_is_adopted(
         with pytest.raises(PipelineError, match=f"--id {load.id}"):
             run(job, rows, load)
     assert any(import_of(name) == load.id for name in staged(load))
-    assert run(job, rows, load).accepted == 1
+
+
+def test_what_an_interrupted_run_has_staged_is_adopted(
+    job: Job, make: Callable[..., LoadJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, rows = make(wait_s=0), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+    interrupt(job, load, rows, monkeypatch)
+    loaded = run(job, rows, load)
+    assert (loaded.accepted, loaded.read, loaded.staged) == (1, 1, 1)
     assert len(ids(load)) == 1
     assert staged(load) == []
+
+
+def test_the_ids_are_told_by_a_run_that_follows(
+    job: Job, make: Callable[..., LoadJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has ended between the adoption and the file."""
+    load, rows = make(), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+
+    def full(*_: object) -> None:
+        raise OSError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("delayserver.pipeline.load.load.write_ids", full)
+        with pytest.raises(OSError, match="planted"):
+            run(job, rows, load)
+    loaded = run(job, rows, load)
+    assert (loaded.was_adopted, loaded.ids_file) == (True, str(load.ids))
+    assert [row["key"] for row in ids(load)] == ["a"]
+    assert staged(load) == []
+
+
+def test_two_loads_under_one_name(job: Job, make: Callable[..., LoadJob]) -> None:
+    load, rows = make(), table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+    directory = load.data_dir / "imports"
+    directory.mkdir(exist_ok=True)
+    with (
+        NoteFile(directory, load.id),
+        pytest.raises(PipelineError, match="another load runs under the name"),
+    ):
+        run(job, rows, load)
+    assert run(job, rows, load).accepted == 1
 
 
 def test_columns_of_every_kind(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None:
@@ -276,7 +449,7 @@ def test_files_of_text(
         path.write_text("\n".join(map(json.dumps, documents)))
     load = make(MessageColumns("due", subject=unique("text"), key="key"))
     loaded = run(job, read_table(job, str(path), None, {}), load)
-    assert rejected(load) == {"b": "due time cannot be read"}
+    assert rejected(load) == {"b": "due time cannot be read: 'tomorrow'"}
     assert loaded.accepted == (2 if file_format == "csv" else 1)
     message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/a")
     assert message["body"] == {"shop": "7"}
@@ -297,14 +470,15 @@ def test_binary_bodies(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -
     [
         (MessageColumns("none", subject="a"), "no column 'none'; it has due, key, body"),
         (MessageColumns("due", subject="no subject"), "cannot be a subject"),
-        (MessageColumns("key", subject_column="due"), "no valid subject"),
+        (MessageColumns("key", subject_column="due"), "column due is bigint; a subject is text"),
+        (MessageColumns("due", subject_column="key"), "no valid subject"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
     job: Job, make: Callable[..., LoadJob], columns: MessageColumns, text: str
 ) -> None:
     with pytest.raises(PipelineError, match=text):
-        run(job, table(job.spark, (None, "a", "1")), make(columns))
+        run(job, table(job.spark, (None, "not one!", "1")), make(columns))
 
 
 def test_a_directory_of_nobody(job: Job, make: Callable[..., LoadJob], tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def plan(root: Path, **changes: Any) -> StagingPlan:
             "has_key": True,
             "has_headers": True,
             "content": Content.JSON,
-            "is_json_checked": False,
+            "due_unit": "ms",
+            "is_past_refused": False,
             "with_rows": True,
             "schema": OUTCOME.serialize().to_pybytes(),
             **changes,
@@ -91,13 +92,14 @@ def plain(row: Row, content: Content = Content.JSON) -> tuple[int, int, bytes, b
     if body is None and content is Content.BINARY:
         return "no body"
     data = b"null" if body is None else body.encode() if isinstance(body, str) else body
-    if len(data) > BODY_MAX_BYTES:
-        return "body too large"
     try:
         if content is Content.JSON:
+            data = bytes(msgspec.json.decode(data, type=msgspec.Raw))
             msgspec.json.decode(data)
     except msgspec.DecodeError:
         return "body is not JSON"
+    if len(data) > BODY_MAX_BYTES:
+        return "body too large"
     if content is Content.JSON and data.startswith(b"[" * 257):
         return "body nested too deeply"
     number = SUBJECTS[subject]

@@ -255,14 +255,14 @@ def test_a_row_is_the_same_message_as_a_column_and_as_json(
     "columns",
     [
         {"due": [None, TOMORROW]},
-        {"due": [TOMORROW.isoformat()] * 2},
+        {"due": [TOMORROW.isoformat(), "soon"]},
         {"key": ["k", None]},
         {"kind": [None, "a.b"]},
         {"body": [b"a", None]},
         {"extra": [{"a": "b"}] * 2},
         {"extra": ['{"a": "b"}'] * 2},
     ],
-    ids=["no due time", "due as text", "no key", "no subject", "no body", "a struct", "text"],
+    ids=["no due time", "not read", "no key", "no subject", "no body", "a struct", "text"],
 )
 def test_rows_that_are_to_be_looked_at_are_no_stream(columns: dict[str, Any]) -> None:
     usual = {"due": [TOMORROW] * 2, "key": ["k", "l"], "body": ["1", "2"], "kind": ["a", "b"]}
@@ -298,20 +298,24 @@ def any_text(*values: bytes) -> pa.Array:
     return pa.array(values).view(pa.string())
 
 
+NO_JSON = "cannot be written as JSON: not UTF-8"
 NOT_TEXTS: dict[str, tuple[dict[str, Any], str]] = {
     "body": ({"body": any_text(b"1", b'"\xff"')}, "body is not UTF-8"),
-    "key": ({"key": any_text(b"good", b"\xff")}, "key: not UTF-8"),
-    "key as bytes": ({"key": pa.array([b"good", b"\xff"])}, "key: not UTF-8"),
-    "due time": ({"due": any_text(str(TOMORROW_MS).encode(), b"\xff")}, "due time: not UTF-8"),
-    "subject": ({"kind": any_text(b"good", b"\xff")}, "subject: not UTF-8"),
-    "a column": ({"body": None, "n": any_text(b"1", b"\xff")}, "body: not UTF-8"),
+    "key": ({"key": any_text(b"good", b"\xff")}, "key is not UTF-8"),
+    "key as bytes": ({"key": pa.array([b"good", b"\xff"])}, "key is not UTF-8"),
+    "due time": (
+        {"due": any_text(str(TOMORROW_MS).encode(), b"\xff")},
+        "due time cannot be read: '\ufffd'",
+    ),
+    "subject": ({"kind": any_text(b"good", b"\xff")}, "subject is not UTF-8"),
+    "a column": ({"body": None, "n": any_text(b"1", b"\xff")}, f"{NO_JSON} (column n)"),
     "within": (
         {"body": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
-        "body: not UTF-8",
+        f"{NO_JSON} (column n)",
     ),
     "a header": (
         {"extra": pa.StructArray.from_arrays([any_text(b"1", b"\xff")], ["n"])},
-        "headers: not UTF-8",
+        f"{NO_JSON} (column headers)",
     ),
     "headers": ({"extra": any_text(b"{}", b'{"a":"\xff"}')}, "headers are not UTF-8"),
 }

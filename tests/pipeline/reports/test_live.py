@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
+from delayserver.cli.pipeline_lateness import _Screen
 from delayserver.errors import PipelineError
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import bucket_of, percentile_ms
@@ -54,6 +56,17 @@ def test_windows_add_up_what_micro_batches_counted() -> None:
     # No percentile is above the latest, though its bucket ends behind it.
     windows.add([(2 * SECOND, "a", int(bucket_of(np.array([1000]))[0]), 1, 1000)])
     assert windows.lines()[0].p99_ms == 1000
+
+
+def test_names_are_whole_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """What goes to a file or another program has no screen's width."""
+    windows, name = Windows(SECOND), "order." + "unpaid." * 20
+    windows.add([(0, name, 3, 98, 3)])
+    with _Screen("subject", "1s", quiet=False) as screen:
+        screen.show(SimpleNamespace(by="subject", windows=windows, damage=[]))  # type: ignore[arg-type]
+    printed = capsys.readouterr().out
+    (line,) = (line for line in printed.splitlines() if name in line)
+    assert line.split()[:3] == ["00:00:00", name, "98"]
 
 
 def test_windows_are_told_when_they_have_ended_and_again_if_more_comes() -> None:

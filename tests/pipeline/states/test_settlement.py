@@ -282,6 +282,17 @@ def test_who_was_deleted_drops_and_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("retired", [True, False])
+def test_nobody_who_is_named_has_dropped(retired: bool) -> None:
+    """The same in an hour that something unmatched keeps open, or where others had it."""
+    rows = np.concatenate([dispatch((7, 1)), dispatch((7, 2), outcome=DROPPED)])
+    found = judged(schedule(ENTRY), rows, BOTH, retired=retired)
+    assert found == [
+        (7, 1, "DELIVERED", 0),
+        (7, 2, "DROPPED", BrokenGuarantee.WRONGLY_DROPPED),
+    ]
+
+
+@pytest.mark.parametrize("retired", [True, False])
 def test_an_outcome_that_no_server_writes_settles_nothing(retired: bool) -> None:
     found = judged(schedule(ENTRY), dispatch((7, 1), outcome=9), retired=retired)
     waits = (7, 1, "MISSING", BrokenGuarantee.MISSING) if retired else (7, 1, "PENDING", 0)

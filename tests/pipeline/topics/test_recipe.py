@@ -36,7 +36,7 @@ REASONS = {
     "broken": "body is not JSON",
     "binary": "body is not JSON",
     "text": "body is not UTF-8",
-    "\ufffd": "key: not UTF-8",
+    "\ufffd": "key is not UTF-8",
     None: "no key",
 }
 

@@ -25,7 +25,7 @@ from delayserver.pipeline.topics.pieces import (
     definitions,
     pack_place,
 )
-from delayserver.pipeline.topics.verdicts import Verdict
+from delayserver.pipeline.topics.verdicts import HourVerdict
 from delayserver.pipeline.topics.watch import GRACE_MS, HourWatch, LogBeginningError, Piece
 from delayserver.schedule.filing import schedule_rows
 from storage.files import OsFiles
@@ -102,7 +102,7 @@ def open_watch(tmp_path: Path) -> Callable[..., HourWatch]:
     return opened
 
 
-def numbers(verdict: Verdict) -> dict[str, int]:
+def numbers(verdict: HourVerdict) -> dict[str, int]:
     """What became of the hour, but for what never happened."""
     names = ("delivered", "cancelled", "moved", "retried", "dead", "dropped", "pending")
     return {name: verdict.line[name] for name in names if verdict.line[name]}

@@ -37,6 +37,16 @@ def test_unsettled_deliveries_are_counted_by_hour(hours: Hours) -> None:
     assert hours.pop_settled(10 * HOUR_MS, next_seq=1, filed_seq=0) == [7]
 
 
+def test_the_oldest_hour_that_something_keeps_open(hours: Hours) -> None:
+    assert hours.oldest_open(11 * HOUR_MS) is None
+    hours.add(9, 2)
+    hours.add(7, 1)
+    assert hours.oldest_open(8 * HOUR_MS - 1) is None  # It is not over.
+    assert hours.oldest_open(10 * HOUR_MS) == (7, 1)
+    hours.add(7, -1)
+    assert hours.oldest_open(10 * HOUR_MS) == (9, 2)
+
+
 def test_no_more_can_be_settled_than_there_was(hours: Hours) -> None:
     hours.add(9, 1)
     with pytest.raises(AssertionError):

@@ -9,6 +9,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.server.gauges import Gauges
 from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
+from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
 
@@ -47,4 +48,12 @@ def test_the_numbers_are_the_same_in_both_forms() -> None:
     shown = {one: metrics.get(f"delayserver_{name}", 0) for one, name in NAMES.items()}
     assert {one: stats[one] for one in NAMES} == shown
     assert (stats["accepted"], stats["unmatched"], stats["disk_free_bytes"]) == (2, 1, 7)
+    assert metrics["delayserver_open_hour_deliveries"] == 0
+    clock.move(2 * HOUR_MS)
+    server.tick()
+    samples = [sample for family in gauges.metrics.collect() for sample in family.samples]
+    metrics = {sample.name: sample.value for sample in samples}
+    # The one that no subscription matches keeps its hour open; it began 300 ms before it was over.
+    assert metrics["delayserver_open_hour_deliveries"] == 1
+    assert metrics["delayserver_open_hour_age_seconds"] == 2 * 3600 - 0.3
     assert stats["last_seq"] == server.engine.sequencer.next_seq - 1

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,13 @@ def with_format(text: bytes) -> SimulatedFiles:
     files = SimulatedFiles()
     overwrite(files, FORMAT_FILE, 0, text)
     return files
+
+
+def test_a_fingerprint_tells_directories_apart() -> None:
+    one = Identity(stamp=1, shard=0, id_secret=bytes(16))
+    others = [replace(one, stamp=2), replace(one, shard=1), replace(one, id_secret=b"x" * 16)]
+    assert len({it.fingerprint for it in (one, *others)}) == 4
+    assert replace(one, version=1).fingerprint == one.fingerprint
 
 
 def test_it_is_made_once() -> None:
