@@ -120,7 +120,8 @@ class SparkCluster:
         executor = self.executor(worker)
         assert executor is not None
         for pid in descendants(executor):
-            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     @contextlib.contextmanager
     def frozen(self, worker: str) -> Iterator[None]:
