@@ -8,6 +8,7 @@
 #   ensure_wrk                       finds the load generator wrk, or installs it likewise
 #   ensure_systemd                   finds systemd-analyze, or installs it likewise
 #   ensure_redis, ensure_nats, ensure_rabbitmq   find these brokers, or install them likewise
+#   ensure_postgresql                finds PostgreSQL, or installs it likewise
 #   ensure_prometheus                find Prometheus and its promtool, or install them likewise
 #   ensure_chromium                  finds the browser that the console is tested in, likewise
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
@@ -202,6 +203,11 @@ ensure_redis() { ensure_program redis-server redis-server Redis; }
 ensure_nats() { ensure_program nats-server nats-server NATS; }
 ensure_prometheus() { ensure_program promtool prometheus Prometheus; }
 ensure_chromium() { ensure_program chromium chromium "the browser Chromium"; }
+# Debian keeps its programs out of everybody's PATH.
+ensure_postgresql() {
+  compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null ||
+    ensure_program initdb postgresql PostgreSQL
+}
 # Debian keeps its program for root and for the user rabbitmq out of everybody else's PATH.
 ensure_rabbitmq() {
   [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] ||

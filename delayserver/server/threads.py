@@ -397,7 +397,9 @@ class ReplayThread(Worker[ReplayItem]):
         filed = self._replay.file_import(self._clock())
         self._post(self._on_filed, filed)
         self._accepted_bytes += filed.total_bytes
-        if self._accepted_bytes >= self._checkpoint_bytes:
+        # The last slice is not left to the next one: whoever loads waits until the catalog has the
+        # import, and what was staged takes as much room again.
+        if self._accepted_bytes >= self._checkpoint_bytes or not self._replay.is_importing:
             self._checkpoint()
 
     def _file(self) -> None:

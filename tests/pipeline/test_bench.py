@@ -8,12 +8,16 @@ from pathlib import Path
 import bulk
 import pipeline
 import pytest
+from peers.postgresql import is_installed
+
+COPIED = ["copied"] if is_installed() else []
+"""Beside PostgreSQL, where there is one."""
 
 
 @pytest.mark.parametrize(
     ("main", "benchmark_name", "cases"),
     [
-        (bulk.main, "bulk", {"load", "keyed", "posted"}),
+        (bulk.main, "bulk", {"load", "keyed", "posted", *COPIED}),
         (pipeline.main, "pipeline", {"read", "audit"}),
     ],
 )

@@ -364,9 +364,9 @@ class _Run:
         load, loaded = self._load, self._loaded
         with self._job.step("looking at the table"):
             chosen, plan = self._plan(None)
-        ordered = self._partitioned(chosen).sortWithinPartitions(DUE)
+        partitioned = self._partitioned(chosen)
         # Executors get functions by value: no method of an object that holds the session.
-        outcome = ordered.mapInArrow(_stager(plan), self._schema())
+        outcome = partitioned.mapInArrow(_stager(plan), self._schema())
         with self._job.step("staging"):
             outcome.write.mode("overwrite").parquet(self._work.as_uri())
         results = ds.dataset(self._work, format="parquet")
@@ -426,15 +426,18 @@ class _Run:
     def _partitioned(self, chosen: DataFrame) -> DataFrame:
         """The rows in as many partitions as there is work for.
 
-        A part may hold rows of any hours, so a table that comes in a few pieces need not be
-        shuffled: each hour gets a frame from each piece. Of many pieces, or of one alone, ranges
-        of due times are made."""
+        A part may hold rows of any hours: each hour gets a frame from each chunk that a task
+        stages. A table in a few pieces has few chunks, and is taken as it is. Of more the rows are
+        sorted, and of many pieces, or of one alone, ranges of due times are made."""
         count = self._job.cores
         if not self._job.is_connect:
             pieces = chosen.rdd.getNumPartitions()
-            if count <= pieces <= PIECES_MAX:
+            if count <= pieces <= count * PARTITIONS_PER_CORE:
                 return chosen
-        return chosen.repartitionByRange(count * PARTITIONS_PER_CORE, DUE)
+            if count <= pieces <= PIECES_MAX:
+                return chosen.sortWithinPartitions(DUE)
+        ranges = chosen.repartitionByRange(count * PARTITIONS_PER_CORE, DUE)
+        return ranges.sortWithinPartitions(DUE)
 
     def _schema(self) -> T.StructType:
         passed = [self._table.schema[name] for name in self._load.ids_columns]

@@ -1,6 +1,6 @@
 """Staging: what an executor does with the rows of a table; from Arrow batches to staged frames.
 
-    batch of columns ──▶ checked, encoded, sealed ──▶ sorted by due time ──▶ a part of the import
+    chunk of columns ──▶ checked, encoded, sealed ──▶ sorted by due time ──▶ a part of the import
                                  └──▶ rejected rows, with the reason
 
 The rules are those of a publish over HTTP, and what values become is what a sink makes of them
@@ -8,7 +8,11 @@ The rules are those of a publish over HTTP, and what values become is what a sin
 Where there are several shards a row with a key is staged for the one that the key belongs to, and
 those without are spread evenly: each shard gets a part of its own.
 
-Cost: about 1.8 µs per row of 200 bytes, 2.3 with a key, 0.4 more where there are several shards.
+Each chunk becomes a frame per hour, so several of Spark's batches make one: frames of few rows are
+what filing is slow with. Spark's own sort, which moves each row, costs more than all of this.
+
+Cost: about 1.8 µs per row of 200 bytes, 2.3 with a key, 0.4 more where there are several shards;
+memory some times CHUNK_BYTES.
 Threads: one writer per partition and shard, in a process of Spark's own.
 """
 
@@ -34,7 +38,7 @@ from delayserver.pipeline.publish.values import (
     text_or_none,
 )
 from delayserver.pipeline.workers import spare_imports
-from delayserver.records.arrow import fixed, lengths, pieces, present
+from delayserver.records.arrow import fixed, integers, lengths, pieces, present
 from delayserver.records.ids import KeyHasher
 from delayserver.records.message import KEY_MAX_BYTES, Content, check_headers, encode_payloads
 from delayserver.records.nesting import NESTED_MIN_BYTES, is_nested_too_deeply
@@ -55,6 +59,8 @@ ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
 partition (column `row`): its messages, those that are past, those from before ANCIENT_MS, and the
 sum of its marks (`note.mark_of`) in 64 bits."""
 REJECT_TEXT_MAX = 2_000
+CHUNK_BYTES = 32 * 1024 * 1024
+"""Of columns; what is staged in one step."""
 ANCIENT_MS = 10**11
 """Before this, in 1973, no message was due: it is seconds that were taken for milliseconds."""
 
@@ -144,9 +150,8 @@ class Stager:
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields the outcome."""
         spare_imports()
-        for batch in batches:
-            if batch.num_rows:
-                yield from self._stage_batch(batch)
+        for chunk in _chunks(batches):
+            yield from self._stage_batch(_by_due(chunk))
         for number, shard in enumerate(self._shards):
             if shard.writer is not None:
                 part = shard.writer.close()
@@ -387,6 +392,33 @@ class Stager:
             else:
                 arrays.append(pa.array(values, column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of all batches, about CHUNK_BYTES at a time."""
+    waiting: list[pa.RecordBatch] = []
+    total_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            total_bytes += batch.nbytes
+        if total_bytes >= CHUNK_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting, total_bytes = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def _by_due(chunk: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in the order of their due times, where these are numbers: what is made of them lies
+    in memory as it is written then, which saves a fifth. Text is sorted when it has been read."""
+    due = chunk.column(DUE)
+    if not (pa.types.is_integer(due.type) or pa.types.is_temporal(due.type)):
+        return chunk
+    moments = integers(due)
+    if (moments[1:] >= moments[:-1]).all():
+        return chunk
+    return chunk.take(fixed(np.argsort(moments, kind="stable")))
 
 
 def _hashes_of(subjects: dict[str, int]) -> np.ndarray:

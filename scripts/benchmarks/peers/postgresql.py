@@ -21,6 +21,7 @@ from peers.base import (
     Got,
     Peer,
     PeerError,
+    Program,
     make_body,
     paced_tasks,
 )
@@ -37,6 +38,11 @@ RETURNING body
 CONNECTIONS_MAX = 80
 
 
+def is_installed() -> bool:
+    """Whether its programs are there."""
+    return _programs() is not None
+
+
 def _programs() -> Path | None:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if found:
@@ -45,21 +51,10 @@ def _programs() -> Path | None:
     return Path(initdb).parent if initdb else None
 
 
-class PostgreSQL(Peer):
-    """One cluster."""
+class Database(Program):
+    """One database server, asked by its own client."""
 
-    name = "PostgreSQL SKIP LOCKED"
-    packages = "Debian: postgresql; PyPI: asyncpg"
-    durability = "synchronous_commit = on"
-    in_flight_max = CONNECTIONS_MAX
-
-    @classmethod
-    def is_installed(cls) -> bool:
-        try:
-            import asyncpg  # noqa: F401
-        except ImportError:
-            return False
-        return _programs() is not None
+    name = "PostgreSQL"
 
     def start(self) -> None:
         programs = _programs()
@@ -91,6 +86,44 @@ class PostgreSQL(Peer):
             user=user,
             cwd=self.directory,
         )
+
+    async def is_ready(self) -> bool:
+        return self._psql("SELECT 1").returncode == 0
+
+    def run(self, *statements: str) -> None:
+        """Run statements, each in a transaction of its own. Raises PeerError."""
+        for statement in statements:
+            done = self._psql(statement)
+            if done.returncode:
+                raise PeerError(f"psql failed: {done.stderr}")
+
+    def _psql(self, statement: str) -> subprocess.CompletedProcess[str]:
+        programs = _programs()
+        assert programs is not None
+        where = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "bench", "-d", "postgres")
+        return subprocess.run(
+            [programs / "psql", "-X", "-q", *where, "-v", "ON_ERROR_STOP=1", "-c", statement],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+class PostgreSQL(Database, Peer):
+    """The same, asked by asyncpg."""
+
+    name = "PostgreSQL SKIP LOCKED"
+    packages = "Debian: postgresql; PyPI: asyncpg"
+    durability = "synchronous_commit = on"
+    in_flight_max = CONNECTIONS_MAX
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        try:
+            import asyncpg  # noqa: F401
+        except ImportError:
+            return False
+        return is_installed()
 
     async def _connect(self) -> Any:
         import asyncpg
