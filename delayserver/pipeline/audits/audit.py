@@ -29,14 +29,13 @@ from delayserver.pipeline.audits.groups import (
 from delayserver.pipeline.audits.judging import judge_of
 from delayserver.pipeline.audits.open_hours import OpenHour, open_hours
 from delayserver.pipeline.audits.plan import AuditPlan, HourTask, ShardBasis, look, make_plan
+from delayserver.pipeline.audits.row_ids import message_id
 from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.pipeline.exports.place import shown_url
 from delayserver.pipeline.reports.names import ShardNames, SharedNumbers, shard_names_of
 from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
-from delayserver.records.ids import IdCodec
 from delayserver.times import format_time
 from storage.frame import Damage, Rows
-from storage.rows import PUBLISHES
 
 OUTCOMES = ("delivered", "cancelled", "dead", "pending", "dropped", "deleted", "missing")
 """What may have become of a message. The first four are what a healthy server shows; dropped: its
@@ -50,8 +49,6 @@ _PLAIN = {
     EntryState.MISSING: "missing",
 }
 _ATTEMPTS = 3
-_ID_MAX = 1 << 48
-"""An id has no room for more."""
 
 Progress = Callable[[str, int, int], None]
 Judged = Iterable[tuple[int, HourFacts]]
@@ -265,26 +262,21 @@ class _Merging:
 
     def _add_examples(self, shard: int, rows: Rows, problem: str | None = None) -> None:
         directory, names = self.plan.bases[shard].directory, self.names[shard]
-        codec = IdCodec(directory.shard, directory.id_secret)
         for row in rows:
             problems = int(row["problems"])
             said = [_named(one) for one in BrokenGuarantee if one & problems]
-            due_ms, message_seq = int(row["due_ms"]), int(row["message_seq"])
-            # Only of a row that a publish made the id is known.
-            is_publish = int(row["kind"]) in PUBLISHES
-            has_id = is_publish and 0 <= due_ms < _ID_MAX and message_seq < _ID_MAX
             self.examples.append(
                 {
                     "problem": problem or ", ".join(said).replace("_", " "),
                     "subject": names.subjects.get(int(row["subject_id"])),
                     "subscription": names.subscription(int(row["subscription_id"])),
-                    "due": _time(due_ms),
+                    "due": _time(int(row["due_ms"])),
                     "settled": _time(int(row["settled_ms"])),
                     "attempt": int(row["attempt"]),
                     "shard": shard,
                     "seq": int(row["seq"]),
-                    "message_seq": message_seq,
-                    "message_id": codec.encode(due_ms, message_seq) if has_id else None,
+                    "message_seq": int(row["message_seq"]),
+                    "message_id": message_id(directory, row),
                 }
             )
 
