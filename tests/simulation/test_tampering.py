@@ -46,7 +46,12 @@ def test_nothing_is_missed_and_nobody_is_accused() -> None:
             assert not found.failure, f"{found.command}\n{found.failure}"
 
 
-ONCE_FAILED = ((253, "retire-hour", 4), (1317, "", 0), (200_135, "forget-hour", 3))
+ONCE_FAILED = (
+    (208, "entry-of-another-hour", 0),
+    (253, "retire-hour", 4),
+    (1317, "", 0),
+    (200_135, "forget-hour", 3),
+)
 """What once was missed, or accused somebody, or altered what an audit need not notice."""
 
 

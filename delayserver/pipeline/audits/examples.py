@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from delayserver.pipeline.audits.row_ids import message_id
 from delayserver.pipeline.reports.names import ShardNames
 from delayserver.pipeline.states.settlement import BrokenGuarantee
 from delayserver.records.ids import IdCodec
 from delayserver.times import format_time
-from storage.rows import PUBLISHES
-
-_ID_MAX = 1 << 48
-"""An id has no room for more."""
 
 
 def example_of(
@@ -23,21 +20,17 @@ def example_of(
     """A row (SETTLED_DTYPE) as a document; `problem`: in place of what the row says of itself."""
     problems = int(row["problems"])
     said = [problem_name(one) for one in BrokenGuarantee if one & problems]
-    due_ms, message_seq = int(row["due_ms"]), int(row["message_seq"])
-    # Only of a row that a publish made the id is known.
-    is_publish = int(row["kind"]) in PUBLISHES
-    has_id = is_publish and 0 <= due_ms < _ID_MAX and message_seq < _ID_MAX
     return {
         "problem": problem or ", ".join(said).replace("_", " "),
         "subject": names.subjects.get(int(row["subject_id"])),
         "subscription": names.subscription(int(row["subscription_id"])),
-        "due": _time(due_ms),
+        "due": _time(int(row["due_ms"])),
         "settled": _time(int(row["settled_ms"])),
         "attempt": int(row["attempt"]),
         "shard": shard,
         "seq": int(row["seq"]),
-        "message_seq": message_seq,
-        "message_id": codec.encode(due_ms, message_seq) if has_id else None,
+        "message_seq": int(row["message_seq"]),
+        "message_id": message_id(codec, row),
     }
 
 

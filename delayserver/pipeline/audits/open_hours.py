@@ -13,12 +13,13 @@ import numpy as np
 
 from delayserver.pipeline.audits.facts import HourFacts
 from delayserver.pipeline.audits.plan import ShardBasis
+from delayserver.pipeline.audits.row_ids import message_id
 from delayserver.pipeline.reports.names import ShardNames
 from delayserver.pipeline.states.settlement import EntryState
 from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.ids import IdCodec
 from storage.buckets import hour_name
-from storage.rows import HOUR_MS, PUBLISHES, select
+from storage.rows import HOUR_MS, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,18 @@ def open_hours(basis: ShardBasis, facts: HourFacts, names: ShardNames) -> list[O
         here = counts["hour"] == hour
         here &= counts["subject_id"] == row["subject_id"]
         here &= counts["subscription_id"] == min(number, DIRECT_FIRST_ID)
-        is_publish = int(row["kind"]) in PUBLISHES
+        count = int(counts["count"][here].sum())
+        if not count:
+            continue  # It is not due in the hour of its file, and is named for that.
         found.append(
             OpenHour(
                 hour_name(hour),
                 basis.directory.shard,
                 names.subjects.get(int(row["subject_id"])),
                 names.subscription(number) if number else None,
-                int(counts["count"][here].sum()),
+                count,
                 int(row["seq"]),
-                codec.encode(int(row["due_ms"]), int(row["message_seq"])) if is_publish else None,
+                message_id(codec, row),
             )
         )
     return found

@@ -128,8 +128,8 @@ def entry_of_another_hour(scene: Scene) -> str | None:
     place = _entry(scene)
     if place is None:
         return None
-    due_ms = scene.rng.choice((start_ms(place.bucket) - 1, end_ms(place.bucket), -HOUR_MS))
-    return scene.set(place, due_ms=due_ms)
+    others = (start_ms(place.bucket) - 1, end_ms(place.bucket), -HOUR_MS, 0, 1 << 50, 1 << 62)
+    return scene.set(place, due_ms=scene.rng.choice(others))
 
 
 def entry_due_otherwise(scene: Scene) -> str | None:
@@ -210,8 +210,8 @@ def entry_of_another_message(scene: Scene) -> str | None:
     if place is None:
         return None
     seq = int(scene.row(place)["message_seq"])
-    other = scene.rng.choice([one for one in (seq - 1, seq + 1, 1, seq + 1000) if one != seq])
-    return scene.set(place, message_seq=other)
+    others = [one for one in (seq - 1, seq + 1, 1, seq + 1000, 1 << 60) if one != seq]
+    return scene.set(place, message_seq=scene.rng.choice(others))
 
 
 def _publish(scene: Scene) -> RowPlace | None:

@@ -3,12 +3,15 @@
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from delayserver.pipeline.audits import telling
 from delayserver.pipeline.audits.audit import Audit, audit_here
 from delayserver.pipeline.reports import audit_report
-from storage.rows import HOUR_MS
+from delayserver.testing.resealing import rewrite
+from storage.frame import Rows
+from storage.rows import HOUR_MS, LogKind
 from tests.pipeline.store import FAILED, Store
 
 
@@ -64,3 +67,22 @@ def test_what_is_settled_or_not_over_is_none_of_them(tmp_path: Path) -> None:
     store.publish("b", [HOUR_MS + 1000])
     store.run(HOUR_MS + 2000)
     assert audited(store).open_hours == []
+
+
+@pytest.mark.damaged("a due time that no calendar has")
+@pytest.mark.parametrize("due_ms", [-HOUR_MS, 0, 1 << 50, 1 << 62])
+def test_what_is_due_at_no_time_ends_no_audit(tmp_path: Path, due_ms: int) -> None:
+    store = Store(tmp_path / "data")
+    store.publish("lonely", [1000])
+    store.run(HOUR_MS + 1)
+    store.checkpoint()
+    store.stop()
+
+    def never(rows: Rows) -> Rows:
+        rows["due_ms"] = due_ms
+        return rows
+
+    assert rewrite(store.path(LogKind.SCHEDULE), never)
+    found = audit_here(store.root, now_ms=store.clock.now_ms)
+    assert found.violations["damaged"] == 1
+    assert found.open_hours == []
