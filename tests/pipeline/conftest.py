@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", ())
         if "spark" in names:
             item.add_marker(pytest.mark.spark)
-        if "broker" in names:
+        if {"broker", "cluster"} & set(names):
             item.add_marker(pytest.mark.kafka)
             # It starts in the time of the first test, and so does Spark.
             item.add_marker(pytest.mark.timeout(300))
