@@ -522,7 +522,8 @@ class _Step:
             if len(hours) > 1:
                 # Which of them is it?
                 return {key: count for hour in hours for key, count in self._has([hour]).items()}
-            self._report(hours[0], HourFate.DIFFERENT, reason=said_of(error))
+            reason = f"{said_of(error)}; {_RESTORE}"
+            self._report(hours[0], HourFate.DIFFERENT, reason=reason)
             return {}
 
     def _files_of(self, hours: Iterable[_Hour]) -> list[str]:
@@ -574,7 +575,8 @@ class _Step:
         for hour in hours:
             there, wanted = found.get(hour.number, _ReadBack()), hour.survey.sum
             if there.reason:
-                self._report(hour, HourFate.DIFFERENT, reason=there.reason)
+                advice = _RESTORE if self._files_of([hour]) else "run it again"
+                self._report(hour, HourFate.DIFFERENT, reason=f"{there.reason}; {advice}")
             elif there.sum == wanted:
                 added[hour.number] = there.added
             else:
@@ -653,3 +655,4 @@ class _Step:
 _KEYS = ("store", "shard", "hour", "seq")
 _IS_NEW = "__new"
 _EVER_MS = 1 << 62
+_RESTORE = "restore that file from where you have a copy, then run it again"

@@ -538,9 +538,9 @@ def test_an_archive_that_is_not_what_the_server_has_is_not_told_of(
     archived = run(job, wanted(lasting, to))
     assert fates(archived) == [HourFate.DIFFERENT, others]
     assert not archived.is_clean
+    assert "run it again" in archived.hours[0].reason
     assert told == ([HOUR + 1] if others is HourFate.ARCHIVED else [])
     if others is HourFate.ARCHIVED:
-        assert "run it again" in archived.hours[0].reason
         check_archive(to, 10)
     else:
         assert str(damaged[0]) in archived.hours[0].reason
@@ -580,6 +580,7 @@ def test_an_archive_that_rots_before_the_server_heard_of_it(
     archived = run(job, wanted(api, to))
     assert fates(archived) == [HourFate.DIFFERENT]
     assert "cannot be read" in archived.hours[0].reason
+    assert "restore that file" in archived.hours[0].reason
 
 
 @pytest.mark.damaged("a file of an hour")
