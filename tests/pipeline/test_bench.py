@@ -10,11 +10,12 @@ import pipeline
 import pytest
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("main", "benchmark_name", "cases"),
     [
         (bulk.main, "bulk", {"load", "keyed", "posted"}),
-        (pipeline.main, "pipeline", {"read", "audit"}),
+        (pipeline.main, "pipeline", {"read", "audit", "sink"}),
     ],
 )
 def test_a_benchmark_of_jobs_in_short(
