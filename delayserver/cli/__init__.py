@@ -20,6 +20,7 @@
     pipeline_archive  pipeline archive
     pipeline_export  pipeline export
     pipeline_lateness pipeline lateness
+    pipeline_watch  pipeline watch
     serve          serve: every setting is an option
     demo           a small shop, and a server that is killed in the middle
 
@@ -71,6 +72,7 @@ COMMANDS: Final = {
     "pipeline_export": ("pipeline",),
     "pipeline_lateness": ("pipeline",),
     "pipeline_load": ("pipeline",),
+    "pipeline_watch": ("pipeline",),
     "demo": ("demo",),
 }
 """What each module adds, in the order of the help."""

@@ -21,7 +21,8 @@ import typer
 from delayserver.cli.operations import BodiesOption, SinceOption, VerdictsOption, since_option
 from delayserver.cli.output import help_text, make_console, print_json, progress_bar
 from delayserver.cli.session import CannotRun, error_exit
-from delayserver.errors import DelayServerError
+from delayserver.errors import DelayServerError, InputError
+from delayserver.times import parse_duration_ms
 from storage.errors import StorageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,17 @@ DataDirsOption = Annotated[
         metavar="DIRECTORY",
         help="The directory that the server was started with, or the URL of an export; repeat it "
         "where the shards are in several. Also DELAYSERVER_DATA_DIR; data, if nothing is said.",
+    ),
+]
+TopicsOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="URL",
+        help="Brokers and name of a cluster: kafka://HOST:PORT[,HOST:PORT...]/NAME.".replace(
+            "[", r"\["
+        ),
+        show_default=False,
     ),
 ]
 MasterOption = Annotated[
@@ -192,6 +204,17 @@ def forecast(
 def roots_of(data_dirs: list[str] | None) -> list[str]:
     """Where to read. The variable is not an option's: its value would be split at blanks."""
     return data_dirs or [os.environ.get("DELAYSERVER_DATA_DIR", "data")]
+
+
+def duration_option(text: str, option: str) -> int:
+    """Milliseconds. Raises typer.BadParameter."""
+    try:
+        duration_ms = parse_duration_ms(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+    if duration_ms == 0:
+        raise typer.BadParameter("longer than nothing", param_hint=option)
+    return duration_ms
 
 
 def is_stdout(json_file: Path | None) -> bool:

@@ -16,21 +16,24 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from delayserver.cli.cluster.brokers import KafkaConfigOption
 from delayserver.cli.output import help_text, make_console
 from delayserver.cli.pipeline import (
     ConfOption,
     DataDirsOption,
     MasterOption,
+    duration_option,
     group_of,
     job,
     roots_of,
 )
-from delayserver.errors import InputError
-from delayserver.times import format_time, parse_duration_ms
+from delayserver.times import format_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from delayserver.pipeline.logs.columns import Names
+    from delayserver.pipeline.progress import Job
     from delayserver.pipeline.reports.live import WatchedStream
 
 REFRESH_S = 0.5
@@ -40,6 +43,7 @@ _EXAMPLES = (
     "pipeline lateness --data-dir data",
     "pipeline lateness --data-dir data --by subject --window 10s",
     "pipeline lateness --data-dir data --for 10m --json lateness.jsonl",
+    "pipeline lateness --cluster kafka://b1:9092,b2:9092/delays",
 )
 
 
@@ -50,6 +54,16 @@ def register(app: typer.Typer) -> None:
 
 def lateness(
     data_dir: DataDirsOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Follow what the brokers of a cluster have instead: kafka://HOST:PORT/NAME. Names "
+            "come from --data-dir, or else from the log as far as it reaches back.",
+            show_default=False,
+        ),
+    ] = None,
+    kafka_config: KafkaConfigOption = None,
     window: Annotated[
         str, typer.Option(metavar="DURATION", help="Deliveries of so long count together.")
     ] = "1m",
@@ -82,33 +96,57 @@ def lateness(
     for one window and name has more deliveries the second time."""
     if by not in ("subscription", "subject"):
         raise typer.BadParameter("subscription or subject", param_hint="--by")
-    window_ms = _duration_ms(window, "--window")
-    for_s = None if for_ is None else _duration_ms(for_, "--for") / 1000
+    if by == "subject" and cluster is not None:
+        raise typer.BadParameter(
+            "what is settled does not say of which subject it is, only the schedule log of a "
+            "--data-dir does",
+            param_hint="--by",
+        )
+    window_ms = duration_option(window, "--window")
+    for_s = None if for_ is None else duration_option(for_, "--for") / 1000
     prints_json = json_file is not None and str(json_file) == "-"
     with (
         _output(json_file) as output,
         _Screen(by, window, quiet=prints_json) as screen,
         job("lateness", master, conf, as_json=prints_json, progress=screen.progress) as running,
+        _watched(running, cluster, kafka_config, data_dir, by, window_ms) as watched,
     ):
-        from delayserver.pipeline.reports import live
-
-        with live.watch(running, *roots_of(data_dir), by=by, window_ms=window_ms) as watched:
-            # That is how it ends.
-            with contextlib.suppress(KeyboardInterrupt):
-                _follow(watched, screen, output, for_s)
-            # The last window counts, too, as far as it has come.
-            _write(watched, output, sys.maxsize)
-            screen.show(watched)
+        # That is how it ends.
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(watched, screen, output, for_s)
+        # The last window counts, too, as far as it has come.
+        _write(watched, output, sys.maxsize)
+        screen.show(watched)
 
 
-def _duration_ms(text: str, option: str) -> int:
-    try:
-        duration_ms = parse_duration_ms(text)
-    except InputError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-    if duration_ms == 0:
-        raise typer.BadParameter("longer than nothing", param_hint=option)
-    return duration_ms
+@contextlib.contextmanager
+def _watched(
+    running: "Job",
+    cluster: str | None,
+    kafka_config: Path | None,
+    data_dirs: list[str] | None,
+    by: str,
+    window_ms: int,
+) -> "Iterator[WatchedStream]":
+    from delayserver.pipeline.reports import live
+
+    if cluster is None:
+        with live.watch(running, *roots_of(data_dirs), by=by, window_ms=window_ms) as watched:
+            yield watched
+        return
+    from delayserver.pipeline.topics.names import names_in_directories, names_in_log
+    from delayserver.pipeline.topics.source import open_topics
+
+    running.progress("asking the brokers", 0, 0)
+    topics = open_topics(cluster, kafka_config)
+    in_log = None if data_dirs else names_in_log(running, topics)
+
+    def names() -> "dict[int, Names]":
+        known = in_log or names_in_directories(topics.identity, *(data_dirs or ()))
+        return {shard: one.columns(shard) for shard, one in known.items()}
+
+    with live.watch_topics(running, topics, names, window_ms=window_ms) as watched:
+        yield watched
 
 
 def _follow(

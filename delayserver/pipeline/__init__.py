@@ -11,6 +11,7 @@ In reading order:
     exports/           a data directory at a place that needs no mount
     states/            what became of every message (`delaystate`, `delayhistory`)
     audits/            that every message was settled exactly once (also without Spark)
+    topics/            the logs of a cluster as its brokers have them, and a verdict on each hour
     reports/           jobs that read and tell: forecast, lateness
     publish/           tables and streams become messages over HTTP (`delayserver`)
     load/              a table becomes messages: read, staged, adopted

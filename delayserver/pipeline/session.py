@@ -34,6 +34,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.archive.source import DelayArchive
 from delayserver.pipeline.logs.source import DelayLog
 from delayserver.pipeline.publish.publish import DelayServerSink
 from delayserver.pipeline.states.history import DelayHistory
@@ -184,7 +185,7 @@ def open_session(
     if jvm is not None:
         _quieten(spark)
     try:
-        for source in (DelayLog, DelayState, DelayHistory, DelayServerSink):
+        for source in (DelayLog, DelayState, DelayHistory, DelayArchive, DelayServerSink):
             spark.dataSource.register(source)
         yield spark
     except Exception as error:

@@ -12,6 +12,7 @@ from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import open_session
 from tests.cluster.brokers import Brokers
 from tests.pipeline.jars import spark_kafka_jars
+from tests.pipeline.objects import ObjectStore
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", ())
         if "spark" in names:
             item.add_marker(pytest.mark.spark)
-        if "broker" in names:
+        if {"broker", "cluster"} & set(names):
             item.add_marker(pytest.mark.kafka)
             # It starts in the time of the first test, and so does Spark.
             item.add_marker(pytest.mark.timeout(300))
@@ -51,3 +52,11 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
         yield spark
 
     monkeypatch.setattr(sessions, "open_session", shared)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """An object store with one bucket."""
+    with ObjectStore(tmp_path_factory.mktemp("s3")) as started:
+        started.make_bucket()
+        yield started

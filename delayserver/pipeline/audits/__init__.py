@@ -16,6 +16,7 @@ In reading order:
     verdicts    what is kept of an hour, so that it is not judged again
     open_hours  what keeps hours open that are over
     following   messages that went through several schedule rows
+    examples    what is wrong, row by row, with names
     audit       all of it: what an audit found
     telling     as text, and as a document for programs
     on_spark    the tasks as one job on Spark

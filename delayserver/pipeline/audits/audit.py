@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from delayserver.pipeline.audits.examples import example_of, problem_name
 from delayserver.pipeline.audits.facts import EXAMPLES_MAX, HourFacts, merged
 from delayserver.pipeline.audits.following import follow, outcomes_of
 from delayserver.pipeline.audits.groups import (
@@ -34,9 +35,7 @@ from delayserver.pipeline.exports.place import shown_url
 from delayserver.pipeline.reports.names import ShardNames, SharedNumbers, shard_names_of
 from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
 from delayserver.records.ids import IdCodec
-from delayserver.times import format_time
 from storage.frame import Damage, Rows
-from storage.rows import PUBLISHES
 
 OUTCOMES = ("delivered", "cancelled", "dead", "pending", "dropped", "deleted", "missing")
 """What may have become of a message. The first four are what a healthy server shows; dropped: its
@@ -50,8 +49,6 @@ _PLAIN = {
     EntryState.MISSING: "missing",
 }
 _ATTEMPTS = 3
-_ID_MAX = 1 << 48
-"""An id has no room for more."""
 
 Progress = Callable[[str, int, int], None]
 Judged = Iterable[tuple[int, HourFacts]]
@@ -242,7 +239,7 @@ class _Merging:
     def _violations(self) -> dict[str, int]:
         """How many rows have each problem."""
         counts = sum((one.problems for one in self.facts.values()), np.zeros(1, np.int64))
-        return dict(zip(map(_named, BrokenGuarantee), counts.tolist(), strict=True))
+        return dict(zip(map(problem_name, BrokenGuarantee), counts.tolist(), strict=True))
 
     def _messages(self) -> dict[str, int]:
         """What became of messages, by OUTCOMES."""
@@ -266,42 +263,7 @@ class _Merging:
     def _add_examples(self, shard: int, rows: Rows, problem: str | None = None) -> None:
         directory, names = self.plan.bases[shard].directory, self.names[shard]
         codec = IdCodec(directory.shard, directory.id_secret)
-        for row in rows:
-            problems = int(row["problems"])
-            said = [_named(one) for one in BrokenGuarantee if one & problems]
-            due_ms, message_seq = int(row["due_ms"]), int(row["message_seq"])
-            # Only of a row that a publish made the id is known.
-            is_publish = int(row["kind"]) in PUBLISHES
-            has_id = is_publish and 0 <= due_ms < _ID_MAX and message_seq < _ID_MAX
-            self.examples.append(
-                {
-                    "problem": problem or ", ".join(said).replace("_", " "),
-                    "subject": names.subjects.get(int(row["subject_id"])),
-                    "subscription": names.subscription(int(row["subscription_id"])),
-                    "due": _time(due_ms),
-                    "settled": _time(int(row["settled_ms"])),
-                    "attempt": int(row["attempt"]),
-                    "shard": shard,
-                    "seq": int(row["seq"]),
-                    "message_seq": message_seq,
-                    "message_id": codec.encode(due_ms, message_seq) if has_id else None,
-                }
-            )
-
-
-def _named(problem: BrokenGuarantee) -> str:
-    assert problem.name is not None
-    return problem.name.lower()
-
-
-def _time(time_ms: int) -> str | None:
-    """A time as text, also one that no calendar has."""
-    if time_ms <= 0:
-        return None
-    try:
-        return format_time(time_ms)
-    except (OverflowError, ValueError):
-        return f"{time_ms} ms"
+        self.examples += [example_of(row, shard, names, codec, problem) for row in rows]
 
 
 def _place(damage: Damage) -> dict[str, Any]:

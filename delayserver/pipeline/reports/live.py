@@ -1,4 +1,5 @@
-"""How late deliveries are, live: windows of time, from the stream of a server's dispatch log.
+"""How late deliveries are, live: windows of time, from the stream of a server's dispatch log, or of
+what the brokers of a cluster have of it.
 
     dispatch log ──stream──▶ counts by window, name and bucket ──▶ added up in this process
                              (Spark, once a second)                (percentiles from the sums)
@@ -15,7 +16,7 @@ import contextlib
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +26,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.exports.place import absolute_root
-from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL
+from delayserver.pipeline.logs.columns import CORRUPT, CORRUPT_DDL, Names
 from delayserver.pipeline.logs.options import paths_of
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import percentile_ms
 from delayserver.pipeline.states.snapshot import open_directories
+from delayserver.pipeline.topics.settled import settled_rows
+from delayserver.pipeline.topics.source import ClusterTopics
 from delayserver.times import format_time
 
 BY = ("subscription", "subject")
@@ -139,43 +142,87 @@ class WatchedStream:
             raise error if error is not None else PipelineError("the stream has ended")
 
 
+Rows = Callable[[DataFrame], DataFrame]
+"""From what a stream gives to deliveries: settled_ms, lateness_ms, lateness_bucket, the name, and
+`_corrupt`."""
+
+
 @contextlib.contextmanager
 def watch(job: Job, *data_dirs: str, by: str, window_ms: int) -> Iterator[WatchedStream]:
     """Watch the deliveries that are recorded from when the context has begun.
 
     Raises PipelineError, StorageError where the directory is none."""
     assert by in BY
+    _refuse_connect(job)
+    roots = [absolute_root(one) for one in data_dirs]
+    open_directories(*roots)
+    stream = (
+        job.spark.readStream.format("delaylog")
+        .options(log="dispatch", damage="rows", startingOffsets="latest")
+        .option("maxRowsPerTrigger", ROWS_PER_TRIGGER)
+        .schema(_columns(by))
+        .options(**paths_of(roots))
+        .load()
+    )
+    job.progress("following the dispatch log", 0, 0)
+    with _watched(stream, lambda batch: batch, by, window_ms) as watched:
+        yield watched
+
+
+@contextlib.contextmanager
+def watch_topics(
+    job: Job, topics: ClusterTopics, names: Callable[[], Mapping[int, Names]], *, window_ms: int
+) -> Iterator[WatchedStream]:
+    """Watch the deliveries of a cluster that its brokers are told of from when the context has
+    begun, by subscription. `names`: asked for each micro-batch, by shard.
+
+    Raises PipelineError."""
+    _refuse_connect(job)
+    stream = topics.stream(
+        job.spark,
+        "settled",
+        startingOffsets="latest",
+        # What was deleted was shown, or is too old to be.
+        failOnDataLoss="false",
+    )
+
+    def rows(batch: DataFrame) -> DataFrame:
+        return settled_rows(batch, topics, names(), _columns("subscription"))
+
+    job.progress("following what is settled", 0, 0)
+    with _watched(stream, rows, "subscription", window_ms) as watched:
+        yield watched
+
+
+def _refuse_connect(job: Job) -> None:
     if job.is_connect:
         raise PipelineError(
             "lateness shows what arrives in this process, so it does not run over Spark Connect; "
             "take another --master"
         )
-    roots = [absolute_root(one) for one in data_dirs]
-    open_directories(*roots)
+
+
+def _columns(by: str) -> str:
+    return f"settled_ms long, lateness_ms long, lateness_bucket int, {by} string, {CORRUPT_DDL}"
+
+
+@contextlib.contextmanager
+def _watched(stream: DataFrame, rows: Rows, by: str, window_ms: int) -> Iterator[WatchedStream]:
     windows, damage = Windows(window_ms), list[str]()
 
     def take(batch: DataFrame, _: int) -> None:
-        rows = _counted(batch, by, window_ms).collect()
+        found = _counted(rows(batch), by, window_ms).collect()
         damage.extend(
             f"{row[CORRUPT]['file']}, offset {row[CORRUPT]['offset']}: {row[CORRUPT]['reason']}"
-            for row in rows
+            for row in found
             if row[CORRUPT] is not None
         )
         windows.add(
             (row["start_ms"], row["name"], row["lateness_bucket"], row["count"], row["max_ms"])
-            for row in rows
+            for row in found
             if row[CORRUPT] is None
         )
 
-    columns = f"settled_ms long, lateness_ms long, lateness_bucket int, {by} string"
-    stream = (
-        job.spark.readStream.format("delaylog")
-        .options(log="dispatch", damage="rows", startingOffsets="latest")
-        .option("maxRowsPerTrigger", ROWS_PER_TRIGGER)
-        .schema(f"{columns}, {CORRUPT_DDL}")
-        .options(**paths_of(roots))
-        .load()
-    )
     with tempfile.TemporaryDirectory(prefix="delayserver-lateness-") as checkpoints:
         query = (
             stream.writeStream.foreachBatch(take)
@@ -185,7 +232,6 @@ def watch(job: Job, *data_dirs: str, by: str, window_ms: int) -> Iterator[Watche
         )
         try:
             watched = WatchedStream(by, windows, damage, query)
-            job.progress("following the dispatch log", 0, 0)
             # What is recorded from then on is seen.
             while query.lastProgress is None:
                 watched.check()

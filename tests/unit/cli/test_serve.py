@@ -186,7 +186,9 @@ def test_a_command_line_has_each_command_once_however_many_were_made():
         (pipeline,) = (one for one in make_app().registered_groups if one.name == "pipeline")
         assert pipeline.typer_instance is not None
         names = [str(command.name) for command in pipeline.typer_instance.registered_commands]
-        assert sorted(names) == ["archive", "audit", "export", "forecast", "lateness", "load"]
+        assert sorted(names) == [
+            *("archive", "audit", "export", "forecast", "lateness", "load", "watch")
+        ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
