@@ -1,7 +1,8 @@
-"""What the data pipeline costs: reading the logs on Spark, and the audit of everything.
+"""What the data pipeline costs: reading the logs on Spark, the audit of everything, and the sink.
 
-    scripts/bench pipeline [--quick] [--json FILE] [--read-rows N] [--audit-rows N,…] [--rounds N]
-                           [--only read,audit] [--master MASTER] [--dir DIRECTORY]
+    scripts/bench pipeline [--quick] [--json FILE] [--read-rows N] [--audit-rows N,…]
+                           [--sink-rows N] [--rounds N] [--only read,audit,sink] [--master MASTER]
+                           [--dir DIRECTORY]
 
 read      the schedule log of --read-rows messages of 200 bytes as a table: three columns, all
           columns, bodies, and what became of every message (delaystate); each beside the same rows
@@ -10,6 +11,8 @@ read      the schedule log of --read-rows messages of 200 bytes as a table: thre
 audit     directories of --audit-rows messages each, most of them delivered, 5 % cancelled, the rest
           pending. Levels: 2 million in 4 s, 10 million in 10 s, 2 GB, and the same per message to
           40 million. Besides, once more when an hour was settled since, and without Spark
+sink      --sink-rows messages of 200 bytes with keys go from a table to a server, by two tasks; and
+          what a row costs one task, which is measured by itself. Level: 100,000 rows/s
 
 The directories are made with the server's own parts. A time is the best of some rounds, the first
 of which is left out: it starts workers. Memory is that of the JVM and of all its workers together,
@@ -27,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from auditing import measure_audits
 from directories import BATCH_ROWS, Maker
+from publishing import measure_sink
 from pyspark.sql import DataFrame, SparkSession
 from report import (
     Figure,
@@ -143,11 +147,13 @@ def main() -> int:
     add_options(parser)
     parser.add_argument("--read-rows", type=int, default=2_000_000)
     parser.add_argument("--audit-rows", default=AUDIT_ROWS, metavar="N,…")
-    parser.add_argument("--rounds", type=int, default=4, help="of each reading")
-    parser.add_argument("--only", default="read,audit", help="which of them")
+    parser.add_argument("--sink-rows", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=4, help="of each reading, and of the sink")
+    parser.add_argument("--only", default="read,audit,sink", help="which of them")
     parser.add_argument("--master", default="local[*]")
     add_directory(parser)
-    arguments = parse(parser, read_rows=5_000, audit_rows="5000,10000", rounds=1, master="local[2]")
+    quick = {"read_rows": 5_000, "audit_rows": "5000,10000", "sink_rows": 5_000}
+    arguments = parse(parser, **quick, rounds=1, master="local[2]")
     chosen = arguments.only.split(",")
     console = make_console()
     figures: list[Figure] = []
@@ -168,6 +174,8 @@ def main() -> int:
             if "audit" in chosen:
                 sizes = [int(size) for size in arguments.audit_rows.split(",")]
                 figures += measure_audits(spark, root, sizes, make_settled)
+            if "sink" in chosen:
+                figures += measure_sink(spark, root / "sink", arguments.sink_rows, arguments.rounds)
     if arguments.quick:
         without_levels(figures)
     show_figures("The data pipeline", figures, console)

@@ -14,11 +14,12 @@ COPIED = ["copied"] if is_installed() else []
 """Beside PostgreSQL, where there is one."""
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("main", "benchmark_name", "cases"),
     [
         (bulk.main, "bulk", {"load", "keyed", "posted", *COPIED}),
-        (pipeline.main, "pipeline", {"read", "audit"}),
+        (pipeline.main, "pipeline", {"read", "audit", "sink"}),
     ],
 )
 def test_a_benchmark_of_jobs_in_short(
