@@ -11,6 +11,7 @@ Cost: 3–6 s for the start of Spark. Threads: see delayserver.pipeline.
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +36,8 @@ HELP = """Jobs on Apache Spark: what looks at millions of messages at once.
 They read the files of a data directory, also beside a running server. Spark needs Java 17 or
 newer, and the extra `spark` of this package."""
 _GROUP = "pipeline"
+_RAISED = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)+(\S.*)$", re.MULTILINE)
+"""In what Spark says: the error that ended a worker, behind its stack trace."""
 
 DataDirsOption = Annotated[
     list[str] | None,
@@ -282,13 +285,23 @@ def _spark_errors() -> Iterator[None]:
         # pyspark may be missing, so its errors are known by the module of their class.
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        raise CannotRun(f"Spark failed: {_first_lines(str(error))}") from error
+        raise CannotRun(_sentence(str(error))) from error
 
 
-def _first_lines(text: str) -> str:
-    """The message without the stack traces of the JVM."""
+def _sentence(text: str) -> str:
+    """What Spark says, without stack traces; of what we raised in a worker, our own words."""
+    raised = _RAISED.findall(text)
+    if raised:
+        name, _, said = raised[-1].partition(": ")
+        if name.startswith(("delayserver.", "storage.")):
+            return str(said)
+        if name == "ModuleNotFoundError":
+            return (
+                f"executors have no such package: {said}. Nothing is shipped to them: install this "
+                "one in the Python that they run (see docs/spark.md)"
+            )
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
-    return "\n".join(lines[:20])
+    return "\n".join(["Spark failed: " + "".join(lines[:1]), *lines[1:20]])
 
 
 def _settings(conf: list[str] | None) -> dict[str, str]:

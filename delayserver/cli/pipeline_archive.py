@@ -1,4 +1,4 @@
-"""pipeline archive: settled hours as Parquet, for good, so that the server may delete them.
+"""pipeline archive: settled hours as a table of Iceberg, so that the server may delete them.
 
 Exit status: 0 all that could be archived is, 1 an hour is damaged or was not read back as it should
 be, 2 it could not run, or the server refused.
@@ -6,16 +6,15 @@ be, 2 it could not run, or the server refused.
 Cost: see delayserver.pipeline.archive.archive. Threads: one.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
     ConfOption,
+    DataDirsOption,
     JsonFileOption,
     MasterOption,
     ServerOption,
@@ -23,6 +22,7 @@ from delayserver.cli.pipeline import (
     is_stdout,
     job,
     print_parts,
+    roots_of,
     write_document,
 )
 from delayserver.cli.session import URL_DEFAULT, TokenOption
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = (
     "pipeline archive --data-dir data --to /srv/archive",
-    "pipeline archive --data-dir data --to s3a://company/delays --until 2026-11-20T00:00:00Z",
+    "pipeline archive --data-dir data --to /srv/archive --compact",
+    "pipeline archive --data-dir data --to s3://company/delays --until 2026-11-20T00:00:00Z",
 )
 _UNKEPT = (
     "note: the server deletes hours after its retention, archived or not; with --archive it waits"
@@ -51,10 +52,17 @@ def archive(
         str,
         typer.Option(
             metavar="PATH",
-            help="Where the archive is: any path that Hadoop knows, one for each data directory.",
+            help="Where the archive is: a directory, s3://, gs://, abfs:// or hdfs://.",
         ),
     ],
-    data_dir: DataDirOption = Path("data"),
+    data_dir: DataDirsOption = None,
+    form: Annotated[
+        Literal["iceberg", "parquet"],
+        typer.Option("--format", help="A table of Iceberg, or plain files, one for each hour."),
+    ] = "iceberg",
+    buckets: Annotated[
+        int, typer.Option(min=1, max=1024, help="Of subjects, in each day of a new table.")
+    ] = 8,
     until: Annotated[
         str | None,
         typer.Option(
@@ -64,31 +72,69 @@ def archive(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read what waits, and archive nothing.")
     ] = False,
+    again: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOUR",
+            help="Archive this hour anew (2026-11-20T15), in place of what the archive has of it; "
+            "may be repeated.",
+        ),
+    ] = None,
+    without_unsettled: Annotated[
+        bool,
+        typer.Option(
+            "--without-unsettled",
+            help="Also hours that ended an hour ago and that messages keep open which are not "
+            "settled, without these. The server keeps such an hour; the rest is added later.",
+        ),
+    ] = False,
+    compact: Annotated[
+        bool,
+        typer.Option(
+            "--compact",
+            help="Make few files of small ones, where there are two in a partition (without it: "
+            "16), and give up snapshots that are older than 5 days.",
+        ),
+    ] = False,
     json_file: JsonFileOption = None,
     server: ServerOption = URL_DEFAULT,
     token: TokenOption = None,
     master: MasterOption = "local[*]",
     conf: ConfOption = None,
 ) -> None:
-    """Archive settled hours as Parquet by date and subject, and tell the server that they are.
+    """Archive settled hours as a table of Apache Iceberg, and tell the server that they are.
 
     Each hour is read back, and compared with the server's files by count and checksum, before the
     server is told. It may be interrupted, and run again: nothing is archived twice. Status 1: an
     hour is damaged, or is not in the archive as it should be."""
     quiet = is_stdout(json_file)
     with job("archive", master, conf, as_json=quiet) as running:
-        from delayserver.pipeline.archive.archive import Archive, run
+        from delayserver.pipeline.archive.archive import Archive, ArchiveFormat, run
         from delayserver.times import parse_time_ms
 
         until_ms = None
         if until is not None:
             until_ms = parse_time_ms(int(until) if until.isdecimal() else until, "--until")
-        wanted = Archive(data_dir, to, server, token, until_ms, dry_run)
+        wanted = Archive(
+            roots_of(data_dir),
+            to,
+            server,
+            token,
+            format=ArchiveFormat(form),
+            buckets=buckets,
+            until_ms=until_ms,
+            dry_run=dry_run,
+            again=frozenset(map(_hour_of, again or ())),
+            without_unsettled=without_unsettled,
+            compact=compact,
+        )
         archived = run(running, wanted)
         write_document(json_file, archived.document())
     if not quiet:
         print_parts([_rendered(archived)])
         for hour in archived.hours:
+            if hour.left_out:
+                typer.echo(f"{hour.hour} is kept open by {hour.left_out:,} that are not settled")
             if hour.reason:
                 of = "" if hour.shard is None else f"shard {hour.shard}, "
                 typer.echo(f"{of}{hour.hour} {hour.fate}: {hour.reason}")
@@ -98,8 +144,19 @@ def archive(
         raise typer.Exit(FOUND_STATUS)
 
 
+def _hour_of(text: str) -> int:
+    from delayserver.errors import InputError
+    from storage.buckets import parse_hour
+
+    hour = parse_hour(text)
+    if hour is None:
+        raise InputError(f"--again takes an hour, as in 2026-11-20T15, and not {text!r}")
+    return hour
+
+
 _LINES = {
     "archived": "hours archived",
+    "partly": "hours archived without what is not settled",
     "sound": "hours that would be archived",
     "changed": "hours that came back meanwhile: run it again",
     "gone": "hours that the server has deleted meanwhile",
@@ -127,5 +184,9 @@ def _rendered(archived: "ArchiveRun") -> "Table":
     table.add_row(
         "bytes that the server may delete", text_of(sum(hour.total_bytes for hour in done))
     )
+    if archived.compacted.files_before:
+        compacted = archived.compacted
+        files = f"{text_of(compacted.files_before)} → {text_of(compacted.files_after)}"
+        table.add_row("small files compacted", files)
     table.add_row("took", f"{archived.took_s:.1f} s")
     return table

@@ -4,6 +4,9 @@ A local master starts a JVM below this process, for which Java 17 or newer must 
 other master, or a Spark Connect address (`sc://host`), runs the same job on a cluster; the data
 directory must be readable there under the same path.
 
+A Connect server that does not answer is waited for ten seconds, not for ten minutes as by its
+client: one that has ended took the session with it.
+
 That JVM may be killed, mostly by the kernel for want of memory. What its clients say then (that a
 connection was refused) helps nobody, so the error is one of ours, and the next session starts
 another JVM.
@@ -31,6 +34,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
+from delayserver.pipeline.archive.source import DelayArchive
 from delayserver.pipeline.logs.source import DelayLog
 from delayserver.pipeline.publish.publish import DelayServerSink
 from delayserver.pipeline.states.history import DelayHistory
@@ -39,6 +43,9 @@ from delayserver.pipeline.states.states import DelayState
 JAVA_MAJOR_MIN = 17
 JAVA_HOMES = Path("/usr/lib/jvm")
 LOCAL_MASTER = "local[*]"
+CONNECT_RETRIES = 5
+CONNECT_WAIT_MAX_MS = 5_000
+"""Between retries: about 10 s in all."""
 ENDING_S = 5.0
 """Its connections end before a JVM does, by no more than that."""
 
@@ -94,6 +101,26 @@ class JvmEndedError(PipelineError):
         self.status = status
 
 
+class ConnectMissingError(PipelineError):
+    """The packages that Spark Connect needs besides are not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark Connect needs more packages: install the extra `spark-connect` (see "
+            "docs/spark.md)"
+        )
+
+
+class ConnectEndedError(PipelineError):
+    """Nobody answers at the address of a Spark Connect server, which answered before."""
+
+    def __init__(self, job: str, master: str) -> None:
+        super().__init__(
+            f"the Spark Connect server at {master} ended in the middle of the job {job}, or cannot "
+            "be reached any more. Start it again; then run the job again"
+        )
+
+
 def is_connect(master: str) -> bool:
     """Whether `master` is the address of a Spark Connect server."""
     return master.startswith("sc://")
@@ -137,7 +164,6 @@ def open_session(
     builder = SparkSession.Builder().appName(f"delayserver {job}")
     if is_connect(master):
         # The server of Spark Connect was started with settings of its own.
-        builder = builder.remote(master)
         wanted = {name: text for name, text in _SETTINGS.items() if name.startswith("spark.sql.")}
     else:
         builder = builder.master(master)
@@ -147,24 +173,27 @@ def open_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     wanted |= settings or {}
-    if not is_connect(master):
-        wanted[_JAVA_OPTIONS] = f"{_QUIET} {wanted.get(_JAVA_OPTIONS, '')}".rstrip()
-    for name, text in wanted.items():
-        builder = builder.config(name, text)
     # It logs, as an error, what is raised as an exception besides.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    spark = _start(builder, master)
-    jvm = None if is_connect(master) else _jvm()
+    if is_connect(master):
+        spark, jvm = _connect(master, wanted), None
+    else:
+        wanted[_JAVA_OPTIONS] = f"{_QUIET} {wanted.get(_JAVA_OPTIONS, '')}".rstrip()
+        for name, text in wanted.items():
+            builder = builder.config(name, text)
+        spark, jvm = _start(builder, master), _jvm()
     if jvm is not None:
         _quieten(spark)
     try:
-        for source in (DelayLog, DelayState, DelayHistory, DelayServerSink):
+        for source in (DelayLog, DelayState, DelayHistory, DelayArchive, DelayServerSink):
             spark.dataSource.register(source)
         yield spark
     except Exception as error:
         status = _ended(jvm, error)
         if status is not None:
             raise JvmEndedError(job, status) from error
+        if is_connect(master) and _is_away(error):
+            raise ConnectEndedError(job, master) from error
         raise
     finally:
         if jvm is None or jvm.poll() is None:
@@ -220,8 +249,56 @@ def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
         except (PySparkException, Py4JError, OSError, RuntimeError) as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
-            reason = "\n".join([str(error), *lines[-5:]])
+            raise PipelineError(
+                f"Spark did not start on {master}: {_reason(error, lines)}"
+            ) from error
+
+
+def _reason(error: Exception, lines: list[str]) -> str:
+    """Why it did not, and what the JVM said last."""
+    text = str(error)
+    if "stopped SparkContext" in text:
+        # It asks for a minute, and then ends by itself.
+        return "no master answers there, or it refused the job"
+    return "\n".join([text, *lines[-5:]])
+
+
+def _connect(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """A session of a Spark Connect server. Raises ConnectMissingError, PipelineError."""
+    try:
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+    except ImportError as error:
+        raise ConnectMissingError from error
+    # It is raised, too.
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
+    spark = SparkSession.Builder().remote(master).getOrCreate()
+    # Nothing was asked yet.
+    policy = DefaultPolicy(max_retries=CONNECT_RETRIES, max_backoff=CONNECT_WAIT_MAX_MS)
+    spark.client.set_retry_policies([policy])
+    for name, text in settings.items():
+        try:
+            spark.conf.set(name, text)
+        except PySparkException as error:
+            spark.stop()
+            if error.getCondition() == "CANNOT_MODIFY_CONFIG":
+                reason = f"its server has one {name} for all sessions; start that with it"
+            elif _is_away(error):
+                reason = "nobody answers there; sbin/start-connect-server.sh of Spark starts one"
+            else:
+                reason = str(error)
             raise PipelineError(f"Spark did not start on {master}: {reason}") from error
+    return spark
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether it says that a Connect server does not answer, or does not know the session: it was
+    started anew."""
+    from grpc import StatusCode
+    from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+
+    if not isinstance(error, SparkConnectGrpcException):
+        return False
+    return error.getGrpcStatusCode() == StatusCode.UNAVAILABLE or "SESSION_NOT_FOUND" in str(error)
 
 
 @contextlib.contextmanager

@@ -125,8 +125,8 @@ def _again(spark: SparkSession, path: Path, size: int, kept: Path) -> Figure:
 
 def _growth(seconds: dict[int, float]) -> Figure:
     """What a message of the largest directory takes, in multiples of one of LINEAR_ROWS."""
-    base = LINEAR_ROWS if LINEAR_ROWS in seconds else min(seconds)
     largest = max(seconds)
+    base = LINEAR_ROWS if LINEAR_ROWS in seconds and largest > LINEAR_ROWS else min(seconds)
     ratio = (seconds[largest] / largest) / (seconds[base] / base)
     title = f"audit growth from {_millions(base)} to {_millions(largest)}"
     figure = Figure(title, ratio, "× per message")

@@ -4,13 +4,14 @@
     scripts/bench --docs levels --full
     scripts/bench --docs crash --minutes 10
     scripts/bench --docs simulation --cycles 100000 --jobs 2
+    scripts/bench --docs tampering --runs 10000 --jobs 2
 
 Runs what is named, one after the other, and writes its figures down: into measurements.json, which
 keeps the runs, and from that alone into the page. A run takes the place of an earlier one of the
 same command; what other commands measured stays. Without a name, all benchmarks are run, and the
-options go to each. Besides the benchmarks there are `crash` (scripts/crash), `soak` (scripts/soak)
-and `simulation` (python -m delayserver.testing). A run that fails, or whose counts do not agree, is
-left out.
+options go to each. Besides the benchmarks there are `crash` (scripts/crash), `soak` (scripts/soak),
+`simulation` (python -m delayserver.testing) and `tampering` (… .tampering). A run that fails, or
+whose counts do not agree, is left out.
 """
 
 import datetime
@@ -54,6 +55,7 @@ OTHERS = {
     "crash": ("scripts/crash",),
     "soak": ("scripts/soak",),
     "simulation": ("python", "-m", "delayserver.testing"),
+    "tampering": ("python", "-m", "delayserver.testing.tampering"),
 }
 """What is run only if it is named; `client` is a part of `levels`."""
 

@@ -12,6 +12,7 @@ from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import open_session
 from tests.cluster.brokers import Brokers
 from tests.pipeline.jars import spark_kafka_jars
+from tests.pipeline.objects import ObjectStore
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,3 +52,11 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
         yield spark
 
     monkeypatch.setattr(sessions, "open_session", shared)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """An object store with one bucket."""
+    with ObjectStore(tmp_path_factory.mktemp("s3")) as started:
+        started.make_bucket()
+        yield started

@@ -1,13 +1,18 @@
 """The Spark session of a job."""
 
 import os
+import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from delayserver.pipeline.session import JavaMissingError, find_java, is_connect
+from delayserver.errors import PipelineError
+from delayserver.pipeline.session import JavaMissingError, _start, find_java, is_connect
+from tests.pipeline.store import Store
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -66,3 +71,36 @@ def test_addresses_of_spark_connect_are_known() -> None:
 def test_workers_run_this_interpreter_in_utc(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_a_master_that_does_not_answer_is_named() -> None:
+    """As Spark says it after a minute and a half; which no test waits for."""
+
+    class Builder:
+        def getOrCreate(self) -> SparkSession:
+            raise Py4JError(
+                "java.lang.IllegalStateException: Cannot call … a stopped SparkContext."
+            )
+
+    told = "did not start on spark://host:7077: no master answers there, or it refused the job$"
+    with pytest.raises(PipelineError, match=told):
+        _start(Builder(), "spark://host:7077")  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+def test_a_python_of_executors_that_lacks_the_package_is_named(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    store = Store(tmp_path / "data")
+    store.publish("order.unpaid", [1000])
+    store.kill()
+    done = subprocess.run(
+        [sys.executable, "-m", "delayserver", "pipeline", "audit", "--data-dir", store.root],
+        env={**os.environ, "PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "executors have no such package: No module named" in done.stderr
+    assert "Traceback" not in done.stderr

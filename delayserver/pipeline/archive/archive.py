@@ -1,36 +1,36 @@
-"""Archive: retired hours become Parquet, and the server is told so once that has been verified.
+"""Archive: settled hours become Parquet, and the server is told so once that has been verified.
 
     GET /v1/archives   what waits
       ─▶ survey        count and checksum of what the server's files hold
-      ─▶ write         staged by Spark, moved to PATH/date=…/subject=…/hour.seq.n.parquet;
-                       of several shards each has its own PATH/shard=…, and hours of its own
+      ─▶ write         what the archive does not have of them, as files that nobody names yet
       ─▶ read back     the same count, the same checksum?
-      ─▶ manifest      from now on it counts
+      ─▶ add           all of a step's files at once: from now on they count
       ─▶ PUT           the server may delete the hour
 
-Rows are those of `delayhistory`, one per entry. An hour that comes back after it was archived is an
-hour with rows behind those that the archive has: only these are added, in an edition of their own,
-since what became of the others is settled. So nothing in the archive is ever written again. An
-edition counts once its manifest is there; files of the hour that stand in no manifest were left by
-a run that did not come to its end, and are deleted before the hour is archived again. The job may
-be killed at any point, and run again; at most one runs on a place at a time.
+Rows are those of `delayhistory`, one per entry. What the archive holds of an hour are the rows that
+are in it: an hour that comes back after it was archived has rows that the archive does not have,
+and only these are added, since what became of the others is settled. The job may be killed at any
+point, and run again; at most one runs on a place at a time.
 
-The checksum is the sum over all rows of a hash of all columns: it does not depend on their order,
-and sums of editions add up.
+An hour that one message keeps open is not told of. With `without_unsettled` what is settled of it
+is archived, and the rest when the hour is.
+
+An archive is a table of Iceberg (`table`), or plain Parquet (`plain`): an `ArchiveTarget`.
 
 Cost: the files of the server are read twice, those of the archive written and read once. Threads:
 the caller's.
 """
 
+import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import reduce
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import msgspec
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -38,32 +38,44 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from delayserver.errors import PipelineError
-from delayserver.pipeline.archive.place import Place
+from delayserver.errors import InputError, PipelineError
+from delayserver.pipeline.archive.compaction import MANY, Compacted, compact, rewrite
+from delayserver.pipeline.archive.place import ArchivePlace
+from delayserver.pipeline.archive.plain import PlainFiles
+from delayserver.pipeline.archive.rows import ROW_TYPES, Sum, sum_columns, sum_of
+from delayserver.pipeline.archive.source import said_of
+from delayserver.pipeline.archive.table import BUCKETS, ArchiveTable
+from delayserver.pipeline.archive.writing import Layout, WrittenFile, write_rows
 from delayserver.pipeline.calls import CallRefusedError, ServerCalls
+from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.columns import CORRUPT
+from delayserver.pipeline.logs.logs import LogPiece, whole_end
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.states.history import TYPES, WantedHour, wanted_hours
+from delayserver.pipeline.states.history import WantedHour, wanted_hours
 from delayserver.pipeline.states.snapshot import Directory, open_directories
-from storage.buckets import hour_name, parse_hour
-from storage.rows import HOUR_MS
+from delayserver.records.tables import read_hours
+from storage.buckets import bucket_path, end_ms, hour_name, is_day, parse_hour
+from storage.files import size_of
+from storage.rows import HOUR_MS, LogKind
 from storage.shards import find_directory_above
 
 STEP_HOURS = 48
 STEP_BYTES = 1024 * 1024 * 1024
 """So much of the server's files is archived at a time: what is done is done."""
+OPEN_MS = HOUR_MS
+"""So long after its end an hour counts as one that something keeps open."""
 PAGE_HOURS = 1000
 CONFIRM_TIMEOUT_S = 120.0
-OWNER = "_archive.json"
-MANIFESTS = "_manifests"
-STAGING = "_staging"
-"""Spark leaves out names that begin like this when it reads a directory."""
-FORMAT = 1
+_LISTED = ("schedule_bytes", "dispatch_bytes", "last_seq", "count")
+FORMER_OWNER = "_archive.json"
+"""A file of an archive as it was before it was a table."""
 
-_HOUR = "__hour"
-_PARTITIONS = {"date": pa.date32(), "subject": pa.string()}
-_COLUMNS = {name: kind for name, kind in TYPES.items() if name not in (CORRUPT, "subject", "shard")}
-"""Those in the files; the others are in the names of their directories, and the shard in ids."""
+
+class ArchiveFormat(StrEnum):
+    """What an archive is made of."""
+
+    ICEBERG = "iceberg"
+    PARQUET = "parquet"
 
 
 class HourFate(StrEnum):
@@ -78,6 +90,8 @@ class HourFate(StrEnum):
     """The server's files cannot be read."""
     DIFFERENT = "different"
     """What was read back is not what the server has."""
+    PARTLY = "partly"
+    """What is settled of it was archived; the server keeps it as long as the rest is not."""
     SOUND = "sound"
     """It would be archived (a dry run)."""
 
@@ -89,13 +103,23 @@ FAILURES = (HourFate.DAMAGED, HourFate.DIFFERENT)
 class Archive:
     """What is to be archived, and where."""
 
-    data_dir: Path
+    data_dirs: Sequence[str]
+    """Directories, or URLs of exports, whose shards one server has."""
     to: str
     server: str
     token: str | None = None
+    format: ArchiveFormat = ArchiveFormat.ICEBERG
+    buckets: int = BUCKETS
+    """Of subjects, where the table is not there yet."""
     until_ms: int | None = None
     """Only hours that ended by then."""
     dry_run: bool = False
+    again: frozenset[int] = frozenset()
+    """Hours that are archived anew, whatever the archive has of them."""
+    without_unsettled: bool = False
+    """Also hours that messages keep open which are not settled, without these."""
+    compact: bool = False
+    """Compact all small files, and not only where there are many."""
     wait_s: float = 60.0
 
 
@@ -112,6 +136,8 @@ class HourReport:
     """Of the server's files."""
     checksum: str = ""
     reason: str = ""
+    left_out: int = 0
+    """Entries that are not settled."""
     shard: int | None = None
     """Which one it is of, where there are several."""
 
@@ -124,6 +150,7 @@ class ArchiveRun:
     is_kept: bool
     """Whether the server keeps hours until they are archived."""
     hours: list[HourReport] = field(default_factory=list)
+    compacted: Compacted = field(default_factory=Compacted)
     took_s: float = 0.0
 
     @property
@@ -140,56 +167,6 @@ class ArchiveRun:
         return asdict(self)
 
 
-class Sum(msgspec.Struct, frozen=True):
-    """Count and checksum of rows; sums of disjoint sets of rows can be added."""
-
-    count: int = 0
-    hashes: int = 0
-    """Modulo 2^64."""
-
-    def __add__(self, other: "Sum") -> "Sum":
-        return Sum(self.count + other.count, (self.hashes + other.hashes) % 2**64)
-
-    def __sub__(self, other: "Sum") -> "Sum":
-        return Sum(self.count - other.count, (self.hashes - other.hashes) % 2**64)
-
-    @property
-    def checksum(self) -> str:
-        """The hashes as 16 hexadecimal digits, the form that people compare."""
-        return f"{self.hashes:016x}"
-
-
-class EditionManifest(msgspec.Struct, frozen=True):
-    """An edition: rows of an hour that were archived at a time. It counts since it has this."""
-
-    format: int
-    hour: str
-    first_seq: int
-    last_seq: int
-    count: int
-    checksum: str
-    files: list[str]
-    archived_ms: int
-
-    @property
-    def name(self) -> str:
-        return f"{MANIFESTS}/{self.hour}.{self.last_seq}.json"
-
-    @property
-    def sum(self) -> Sum:
-        return Sum(self.count, int(self.checksum, 16))
-
-
-class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whose archive it is."""
-
-    format: int
-    stamp: int
-    """Of the data directory; of several shards, that of the first."""
-    shards: int | None = None
-    """How many there are below, where there are several."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Survey:
     """What the server's files hold of an hour."""
@@ -200,14 +177,23 @@ class _Survey:
     damage: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadBack:
+    """What the archive holds of an hour."""
+
+    sum: Sum = field(default_factory=Sum)
+    added: int = 0
+    """Rows that this step has written."""
+    reason: str = ""
+    """Why it cannot be read."""
+
+
 @dataclass(slots=True)
 class _Hour:
     """An hour on its way."""
 
     wanted: WantedHour
     survey: _Survey = field(default_factory=_Survey)
-    editions: list[EditionManifest] = field(default_factory=list)
-    """All that the archive has of it."""
 
     @property
     def number(self) -> int:
@@ -216,22 +202,6 @@ class _Hour:
     @property
     def name(self) -> str:
         return hour_name(self.number)
-
-    @property
-    def through_seq(self) -> int:
-        """The archive has all rows up to this one."""
-        return max((edition.last_seq for edition in self.editions), default=0)
-
-    @property
-    def current(self) -> list[EditionManifest]:
-        """The editions of what the server still has; older ones are of an hour that was deleted and
-        came back."""
-        first_seq = self.survey.first_seq
-        return [one for one in self.editions if first_seq and one.last_seq >= first_seq]
-
-    @property
-    def has_new(self) -> bool:
-        return self.survey.last_seq > self.through_seq
 
 
 class ArchiveCalls(ServerCalls):
@@ -253,7 +223,7 @@ class ArchiveCalls(ServerCalls):
             for one in page["hours"]:
                 number = parse_hour(one["hour"])
                 assert number is not None, one
-                numbers = (one[name] for name in WantedHour.__struct_fields__[1:])
+                numbers = (one[name] for name in _LISTED)
                 hours.append(WantedHour(number, *numbers))
             cursor = page["cursor"]
         return page["archive"], hours
@@ -271,55 +241,121 @@ class ArchiveCalls(ServerCalls):
         self.call("PUT", path, document, CONFIRM_TIMEOUT_S)
 
 
+class ArchiveTarget(Protocol):
+    """Where rows go to."""
+
+    place: ArchivePlace
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """Of the files that it takes."""
+        ...
+
+    def running(self, run: str) -> AbstractContextManager[None]:
+        """For a run that writes: what others have left is deleted first."""
+        ...
+
+    def layout(self, store: str, shard: int, first_seqs: Mapping[int, int]) -> Layout:
+        """How to write hours of a shard, of which these are the first rows."""
+        ...
+
+    def files_of(self, store: str, shard: int, hours: Collection[int]) -> list[str]:
+        """The files whose rows of these hours count, and stay."""
+        ...
+
+    def add(self, files: Sequence[WrittenFile], hours: Iterable[Mapping[str, object]]) -> None:
+        """From now on files count, that hold rows of these hours."""
+        ...
+
+
 def run(job: Job, wanted: Archive) -> ArchiveRun:
-    """Archive all hours that wait for it. Raises PipelineError, CallRefusedError, StorageError."""
+    """Archive all hours that wait for it, and compact what has become many small files.
+
+    Raises PipelineError, InputError, CallRefusedError, StorageError."""
     began = time.monotonic()
-    if (above := find_directory_above(str(wanted.data_dir))) is not None:
+    if wanted.format is not ArchiveFormat.ICEBERG:
+        if wanted.compact:
+            raise InputError("only a table is compacted; plain Parquet has one file for each hour")
+        if wanted.without_unsettled:
+            raise InputError("what is not settled is left out of a table alone: rows come later")
+    for root in wanted.data_dirs:
+        if (above := find_directory_above(root)) is not None:
+            raise PipelineError(
+                f"{root} is one shard of several, which are archived together: give {above}"
+            )
+    directories = open_directories(*map(absolute_root, wanted.data_dirs))
+    place = ArchivePlace(wanted.to)
+    if place.exists(FORMER_OWNER):
         raise PipelineError(
-            f"{wanted.data_dir} is one shard of several, which are archived together: give {above}"
+            f"{place.url} holds an archive of the format before this one, which stays readable as "
+            "plain Parquet; give another --to for what comes now"
         )
-    directories = open_directories(str(wanted.data_dir))
-    place = Place(job, wanted.to)
-    archived = ArchiveRun(place.root, is_kept=True)
-    if len(directories) == 1:
-        (directory,) = directories
-        _archive(job, wanted, directory, None, place, archived)
+    archived = ArchiveRun(place.url, is_kept=True)
+    if wanted.dry_run:
+        _archive(job, wanted, directories, _target(wanted, place), "", archived)
     else:
-        if not wanted.dry_run:
-            _own(place, Owner(FORMAT, directories[0].stamp, len(directories)))
-        for directory in directories:
-            below = Place(job, place.url(f"shard={directory.shard}"))
-            _archive(job, wanted, directory, directory.shard, below, archived)
+        with place.locked():
+            target, name = _target(wanted, place), uuid.uuid4().hex
+            with target.running(name):
+                _archive(job, wanted, directories, target, name, archived)
+                if isinstance(target, ArchiveTable):
+                    files_min = 2 if wanted.compact else MANY
+                    archived.compacted = compact(job, target, name, files_min)
+                    if wanted.compact or archived.compacted.files_before:
+                        target.expire()
     archived.took_s = time.monotonic() - began
     return archived
+
+
+def _target(wanted: Archive, place: ArchivePlace) -> ArchiveTarget:
+    match wanted.format:
+        case ArchiveFormat.ICEBERG:
+            return ArchiveTable(place, wanted.buckets)
+        case ArchiveFormat.PARQUET:
+            return PlainFiles(place)
 
 
 def _archive(
     job: Job,
     wanted: Archive,
-    directory: Directory,
-    shard: int | None,
-    place: Place,
+    directories: Sequence[Directory],
+    target: ArchiveTarget,
+    run_name: str,
     archived: ArchiveRun,
 ) -> None:
-    """Archive what waits in a directory at a place of its own."""
-    rest: dict[str, Any] = {"token": wanted.token, "wait_s": wanted.wait_s}
-    with ArchiveCalls(wanted.server, shard=shard, **rest) as server:
-        is_kept, hours = server.waiting()
-        if wanted.until_ms is not None:
-            hours = [one for one in hours if (one.hour + 1) * HOUR_MS <= wanted.until_ms]
-        archived.is_kept &= is_kept
-        if not wanted.dry_run:
-            _own(place, Owner(FORMAT, directory.stamp))
-            place.delete(STAGING)
-        root = str(Path(directory.root).resolve())
-        for some in _steps(hours):
-            reports = _Step(job, wanted.dry_run, root, place, server, some).run()
-            for report in reports:
-                report.shard = shard
-            archived.hours += reports
-        if not wanted.dry_run:
-            place.delete(STAGING)
+    """Archive what waits in each directory."""
+    for directory in directories:
+        shard = directory.shard if len(directories) > 1 else None
+        rest: dict[str, Any] = {"token": wanted.token, "wait_s": wanted.wait_s}
+        with ArchiveCalls(wanted.server, shard=shard, **rest) as server:
+            is_kept, hours = server.waiting()
+            if wanted.without_unsettled:
+                hours += open_hours(directory, time.time_ns() // 1_000_000 - OPEN_MS)
+            if wanted.until_ms is not None:
+                hours = [one for one in hours if (one.hour + 1) * HOUR_MS <= wanted.until_ms]
+            archived.is_kept &= is_kept
+            for number, some in enumerate(_steps(hours)):
+                name = f"{run_name}-{directory.shard}-{number}"
+                step = _Step(job, wanted, directory, target, server, some, name)
+                for report in step.run():
+                    report.shard = shard
+                    archived.hours.append(report)
+
+
+def open_hours(directory: Directory, ended_by_ms: int) -> list[WantedHour]:
+    """The hours that were over by then, and of which something is not settled."""
+    with directory.catalog() as catalog:
+        states = read_hours(catalog)
+    files, found = directory.files, []
+    for hour, state in sorted(states.items()):
+        if is_day(hour) or state.retired_ms or not state.length or end_ms(hour) > ended_by_ms:
+            continue
+        path = bucket_path(LogKind.DISPATCH, hour)
+        piece = LogPiece(LogKind.DISPATCH, path, 0, size_of(files, path))
+        end = whole_end(files, piece, stamp=directory.stamp)
+        extent = (state.length, end, state.last_entry_seq)
+        found.append(WantedHour(hour, *extent, state.entries, is_open=True))
+    return found
 
 
 def _steps(hours: Sequence[WantedHour]) -> Iterator[list[WantedHour]]:
@@ -334,51 +370,27 @@ def _steps(hours: Sequence[WantedHour]) -> Iterator[list[WantedHour]]:
         yield some
 
 
-def _own(place: Place, owner: Owner) -> None:
-    """Two servers have hours of the same names: each needs a place of its own."""
-    if OWNER not in place.names(""):
-        place.write(OWNER, msgspec.json.encode(owner).decode())
-        return
-    found = _decoded(place, OWNER, Owner)
-    if (found.stamp, found.shards) != (owner.stamp, owner.shards):
-        raise PipelineError(
-            f"{place.root} holds the archive of another data directory; give each its own --to"
-        )
-
-
-def _decoded(place: Place, name: str, kind: type[Any]) -> Any:
-    try:
-        found = msgspec.json.decode(place.read(name), type=kind)
-    except msgspec.DecodeError as error:
-        raise PipelineError(
-            f"{place.url(name)} cannot be read ({error}); restore it, or, if it is a manifest, "
-            "delete it: the hour is archived anew as long as the server has it"
-        ) from error
-    if found.format != FORMAT:
-        raise PipelineError(
-            f"{place.url(name)} has format {found.format}, this version knows {FORMAT}: use a "
-            "newer one"
-        )
-    return found
-
-
 class _Step:
     """Some hours, from what the server has to what it is told."""
 
     def __init__(
         self,
         job: Job,
-        dry_run: bool,
-        root: str,
-        place: Place,
+        wanted: Archive,
+        directory: Directory,
+        target: ArchiveTarget,
         server: ArchiveCalls,
         hours: Iterable[WantedHour],
+        name: str,
     ) -> None:
         self._job = job
-        self._dry_run = dry_run
-        self._root = root
-        self._place = place
+        self._dry_run = wanted.dry_run
+        self._again = wanted.again
+        self._directory = directory
+        self._store = f"{directory.stamp:08x}"
+        self._target = target
         self._server = server
+        self._name = name
         self._hours = [_Hour(hour) for hour in hours]
         self._source = self._rows()
         self._reports: dict[int, HourReport] = {}
@@ -390,13 +402,8 @@ class _Step:
             for hour in hours:
                 self._report(hour, HourFate.SOUND)
         elif hours:
-            self._find_editions(hours)
-            self._delete_unfinished(hours)
-            new = [hour for hour in hours if hour.has_new]
-            files = self._write(new) if new else {}
-            good = self._verified(hours, files)
-            for hour in good:
-                self._commit(hour, files.get(hour.number, []))
+            self._forget([hour for hour in hours if hour.number in self._again])
+            self._archive(hours)
         return [self._reports[hour.number] for hour in self._hours]
 
     def _report(
@@ -404,8 +411,9 @@ class _Step:
     ) -> None:
         wanted = hour.wanted
         total_bytes = wanted.schedule_bytes + wanted.dispatch_bytes
+        left_out = wanted.count - hour.survey.sum.count if wanted.is_open else 0
         self._reports[hour.number] = HourReport(
-            hour.name, fate, wanted.count, added, total_bytes, checksum, reason
+            hour.name, fate, wanted.count, added, total_bytes, checksum, reason, left_out
         )
 
     # ── what the server has ────────────────────────────────────────────────────────────────────
@@ -414,8 +422,8 @@ class _Step:
         """All that the hours hold, read anew each time that it is looked at."""
         reader = self._job.spark.read.format("delayhistory").option("damage", "rows")
         option = wanted_hours(hour.wanted for hour in self._hours)
-        rows = reader.option("hours", option).load(self._root)
-        return rows.withColumn("date", F.to_date("due"))
+        rows = reader.option("hours", option).load(self._directory.root)
+        return rows.withColumn("store", F.lit(self._store))
 
     def _surveyed(self) -> list[_Hour]:
         """The hours whose files are sound, with what they hold."""
@@ -423,7 +431,7 @@ class _Step:
             rows = (
                 self._source.groupBy("hour")
                 .agg(
-                    *_sums(),
+                    *sum_columns(),
                     F.min("seq").alias("first_seq"),
                     F.max("seq").alias("last_seq"),
                     F.max(F.concat_ws(": ", f"{CORRUPT}.file", f"{CORRUPT}.reason")).alias(
@@ -435,7 +443,7 @@ class _Step:
             )
         found = {
             row["hour"]: _Survey(
-                _sum(row),
+                sum_of(row),
                 row["first_seq"] or 0,
                 row["last_seq"] or 0,
                 row["damage"] if row["damages"] else None,
@@ -455,6 +463,8 @@ class _Step:
         """Hours that cannot be read: they may have changed, or have been deleted, meanwhile."""
         _, waiting = self._server.waiting()
         now = {one.hour: one for one in waiting}
+        if any(hour.wanted.is_open for hour in hours):
+            now |= {one.hour: one for one in open_hours(self._directory, _EVER_MS)}
         for hour in hours:
             known = now.get(hour.number)
             if known is None:
@@ -465,136 +475,169 @@ class _Step:
                 reason = f"{hour.survey.damage}; see `delayserver check`, and `delayserver repair`"
                 self._report(hour, HourFate.DAMAGED, reason=reason)
 
-    # ── what the archive has ───────────────────────────────────────────────────────────────────
+    # ── from the one to the other ──────────────────────────────────────────────────────────────
 
-    def _find_editions(self, hours: Iterable[_Hour]) -> None:
-        by_name = {hour.name: hour for hour in hours}
-        for name in self._place.names(MANIFESTS):
-            hour = by_name.get(name.partition(".")[0])
-            if hour is not None and name.endswith(".json"):
-                hour.editions.append(_decoded(self._place, f"{MANIFESTS}/{name}", EditionManifest))
+    def _archive(self, hours: Sequence[_Hour]) -> None:
+        """Write, compare, and tell; all of it again without an hour that was not what it should be,
+        since files hold rows of several hours."""
+        has = self._has(hours)
+        hours = [hour for hour in hours if hour.number in has]
+        lacking = [hour for hour in hours if has[hour.number] < hour.survey.sum.count]
+        files = self._write(lacking, has) if lacking else []
+        added = self._verified(hours, [file.name for file in files])
+        good = [hour for hour in hours if hour.number in added]
+        if len(good) < len(hours) and files:
+            for file in files:
+                self._target.place.delete(file.name)
+            if good:
+                self._archive(good)
+            return
+        if files:
+            self._job.progress("adding files to the archive", 0, 0)
+            self._target.add(files, [self._summary(hour) for hour in lacking])
+        for hour in good:
+            self._confirm(hour, added[hour.number])
 
-    def _delete_unfinished(self, hours: Iterable[_Hour]) -> None:
-        """Files that stand in no manifest: whoever wrote them did not come to an end."""
-        known = {file for hour in hours for edition in hour.editions for file in edition.files}
-        names = {hour.name for hour in hours}
-        for date in sorted({_date_directory(name) for name in names}):
-            for file in self._place.files_below(date):
-                if file.rpartition("/")[2].partition(".")[0] in names:
-                    path = f"{date}/{file}"
-                    if path not in known:
-                        self._place.delete(path)
+    def _forget(self, hours: Sequence[_Hour]) -> None:
+        """Take what the archive has of these hours out of it. (Plain files are written as a whole
+        anyway.)"""
+        files = self._files_of(hours)
+        if files and isinstance(self._target, ArchiveTable):
+            run = f"{self._name}-again"
+            rewrite(self._job, self._target, files, run, ~self._is_of(hours))
 
-    def _write(self, hours: Sequence[_Hour]) -> dict[int, list[str]]:
-        """Write what is new of these hours; the files of each."""
-        place = self._place
-        fresh = self._source.withColumn(_HOUR, F.col("hour"))
-        if len(hours) < len(self._hours):
-            fresh = fresh.where(F.col("hour").isin([hour.number for hour in hours]))
-        older = [hour for hour in hours if hour.through_seq]
+    def _has(self, hours: Sequence[_Hour]) -> dict[int, int]:
+        """How many rows the archive has of each hour; hours that cannot be read are left out."""
+        files = self._files_of(hours)
+        none = {hour.number: 0 for hour in hours}
+        if not files:
+            return none
+        try:
+            with self._job.step("looking for what is archived"):
+                return none | {
+                    row["hour"]: row["count"]
+                    for row in self._rows_in(files, _KEYS, hours).groupBy("hour").count().collect()
+                }
+        except (PySparkException, Py4JJavaError) as error:
+            if len(hours) > 1:
+                # Which of them is it?
+                return {key: count for hour in hours for key, count in self._has([hour]).items()}
+            self._report(hours[0], HourFate.DIFFERENT, reason=said_of(error))
+            return {}
+
+    def _files_of(self, hours: Iterable[_Hour]) -> list[str]:
+        numbers = [hour.number for hour in hours]
+        return self._target.files_of(self._store, self._directory.shard, numbers)
+
+    def _rows_in(
+        self, files: Sequence[str], columns: Iterable[str], hours: Iterable[_Hour]
+    ) -> DataFrame:
+        """What files hold of these hours."""
+        types = [(name, ROW_TYPES[name]) for name in columns]
+        reader = self._job.spark.read.format("delayarchive").schema(
+            from_arrow_schema(pa.schema(types))
+        )
+        rows = reader.option("files", json.dumps(files)).load(self._target.place.given)
+        return rows.where(self._is_of(hours))
+
+    def _is_of(self, hours: Iterable[_Hour]) -> Column:
+        """Which rows are of these hours, as the server still has them: an hour that was deleted and
+        came back began with another seq."""
+        is_of = (
+            (F.col("hour") == hour.number) & (F.col("seq") >= hour.survey.first_seq)
+            for hour in hours
+        )
+        of_shard = (F.col("store") == self._store) & (F.col("shard") == self._directory.shard)
+        return of_shard & reduce(Column.__or__, is_of)
+
+    def _write(self, hours: Sequence[_Hour], has: Mapping[int, int]) -> list[WrittenFile]:
+        """Write what the archive does not have of these hours."""
+        fresh = self._source.where(F.col("hour").isin([hour.number for hour in hours]))
+        older = [hour for hour in hours if has[hour.number]]
         if older:
-            is_old = (
-                (F.col("hour") == hour.number) & (F.col("seq") <= hour.through_seq)
-                for hour in older
-            )
-            fresh = fresh.where(~reduce(Column.__or__, is_old))
+            known = self._rows_in(self._files_of(older), _KEYS, older)
+            fresh = fresh.join(known.select("hour", "seq"), ["hour", "seq"], "left_anti")
+        first_seqs = {hour.number: hour.survey.first_seq for hour in hours}
+        target = self._target
+        layout = target.layout(self._store, self._directory.shard, first_seqs)
         with self._job.step("writing Parquet"):
-            columns = [_HOUR, *_PARTITIONS, *_COLUMNS]
-            writer = fresh.select(*columns).write.partitionBy(_HOUR, *_PARTITIONS)
-            writer.mode("overwrite").parquet(place.url(STAGING))
-        files: dict[int, list[str]] = {hour.number: [] for hour in hours}
-        last_seqs = {hour.number: hour.survey.last_seq for hour in hours}
-        self._job.progress("moving files into place", 0, 0)
-        for staged in place.files_below(STAGING):
-            directory, _, name = staged.rpartition("/")
-            if not name.endswith(".parquet"):
-                continue
-            first, _, partition = directory.partition("/")
-            number = int(first.partition("=")[2])
-            index = len(files[number])
-            path = f"{partition}/{hour_name(number)}.{last_seqs[number]}.{index}.parquet"
-            place.rename(f"{STAGING}/{staged}", path)
-            files[number].append(path)
-        return files
+            return write_rows(fresh, target.place, layout, target.file_schema, self._name)
 
     # ── whether they are the same ──────────────────────────────────────────────────────────────
 
-    def _verified(self, hours: Sequence[_Hour], files: Mapping[int, list[str]]) -> list[_Hour]:
-        """The hours of which the archive holds what the server has."""
-        wanted = {
-            hour.number: [
-                *(file for edition in hour.current for file in edition.files),
-                *files.get(hour.number, []),
-            ]
-            for hour in hours
-        }
+    def _verified(self, hours: Sequence[_Hour], files: Sequence[str]) -> dict[int, int]:
+        """The hours of which the archive, with these files, holds what the server has; and how many
+        rows of each are in these files."""
         with self._job.step("reading the archive back"):
-            found = self._read_back(wanted)
-        good = []
+            found = self._read_back(hours, files)
+        added = {}
         for hour in hours:
-            sum_or_reason = found.get(hour.number, Sum())
-            if sum_or_reason == hour.survey.sum:
-                good.append(hour)
-                continue
-            if isinstance(sum_or_reason, str):
-                reason = sum_or_reason
+            there, wanted = found.get(hour.number, _ReadBack()), hour.survey.sum
+            if there.reason:
+                self._report(hour, HourFate.DIFFERENT, reason=there.reason)
+            elif there.sum == wanted:
+                added[hour.number] = there.added
             else:
                 reason = (
-                    f"the archive has {sum_or_reason.count} rows with checksum "
-                    f"{sum_or_reason.checksum}, the server {hour.survey.sum.count} with "
-                    f"{hour.survey.sum.checksum}"
+                    f"the archive has {there.sum.count} rows with checksum {there.sum.checksum}, "
+                    f"the server {wanted.count} with {wanted.checksum}"
                 )
-            manifests = [self._place.url(edition.name) for edition in hour.current]
-            advice = f"; to archive it anew, delete {', '.join(manifests)}" if manifests else ""
-            self._report(hour, HourFate.DIFFERENT, reason=f"{reason}{advice}, and run it again")
-        return good
+                if there.sum.count > there.added:
+                    reason += f"; if the server is right, archive it with --again {hour.name}"
+                else:
+                    reason += "; run it again"
+                self._report(hour, HourFate.DIFFERENT, reason=reason)
+        return added
 
-    def _read_back(self, files: Mapping[int, list[str]]) -> dict[int, Sum | str]:
-        """Count and checksum of each hour's files, or why they cannot be read."""
-        files = {number: some for number, some in files.items() if some}
-        if not files:
+    def _read_back(self, hours: Sequence[_Hour], files: Sequence[str]) -> dict[int, _ReadBack]:
+        """What the archive, with these files, holds of each hour."""
+        older = self._files_of(hours)
+        if not older and not files:
             return {}
-        schema = from_arrow_schema(pa.schema([*_COLUMNS.items(), *_PARTITIONS.items()]))
-        reader = self._job.spark.read.schema(schema).option("basePath", self._place.root)
-        paths = [self._place.url(file) for some in files.values() for file in some]
+        parts = [
+            self._rows_in(some, ROW_TYPES, hours).withColumn(_IS_NEW, F.lit(is_new))
+            for is_new, some in ((False, older), (True, files))
+            if some
+        ]
         try:
-            rows = reader.parquet(*paths).groupBy("hour").agg(*_sums()).collect()
+            rows = reduce(DataFrame.unionAll, parts).groupBy("hour", _IS_NEW).agg(*sum_columns())
+            found: dict[int, _ReadBack] = {}
+            for row in rows.collect():
+                before, here = found.get(row["hour"], _ReadBack()), sum_of(row)
+                added = before.added + (here.count if row[_IS_NEW] else 0)
+                found[row["hour"]] = _ReadBack(before.sum + here, added)
+            return found
         except (PySparkException, Py4JJavaError) as error:
-            if len(files) == 1:
-                (number,) = files
-                return {number: f"the archive cannot be read: {_first_line(error)}"}
+            if len(hours) == 1:
+                return {hours[0].number: _ReadBack(reason=said_of(error))}
             # Which of them is it?
-            apart: dict[int, Sum | str] = {}
-            for number, some in files.items():
-                apart |= self._read_back({number: some})
+            apart: dict[int, _ReadBack] = {}
+            for hour in hours:
+                apart |= self._read_back([hour], files)
             return apart
-        return {row["hour"]: _sum(row) for row in rows}
 
     # ── telling ────────────────────────────────────────────────────────────────────────────────
 
-    def _commit(self, hour: _Hour, files: list[str]) -> None:
-        added = 0
+    def _summary(self, hour: _Hour) -> dict[str, object]:
+        """What a snapshot says of an hour, for people."""
+        survey = hour.survey
+        return {
+            "store": self._store,
+            "shard": self._directory.shard,
+            "hour": hour.name,
+            "last_seq": survey.last_seq,
+            "count": survey.sum.count,
+            "checksum": survey.sum.checksum,
+        }
+
+    def _confirm(self, hour: _Hour, added: int) -> None:
+        if hour.wanted.is_open:
+            self._report(hour, HourFate.PARTLY, added=added)
+            return
         self._job.progress(f"telling the server of {hour.name}", 0, 0)
-        if hour.has_new:
-            before = reduce(Sum.__add__, (edition.sum for edition in hour.current), Sum())
-            new = hour.survey.sum - before
-            manifest = EditionManifest(
-                FORMAT,
-                hour.name,
-                max(hour.survey.first_seq, hour.through_seq + 1),
-                hour.survey.last_seq,
-                new.count,
-                new.checksum,
-                files,
-                time.time_ns() // 1_000_000,
-            )
-            self._place.sync(files)
-            self._place.write(manifest.name, msgspec.json.encode(manifest).decode())
-            self._place.sync([manifest.name])
-            added = new.count
         checksum = hour.survey.sum.checksum
         try:
-            self._server.confirm(hour.wanted, checksum, self._place.root)
+            self._server.confirm(hour.wanted, checksum, self._target.place.url)
         except CallRefusedError as error:
             match error.status:
                 case 404:
@@ -607,30 +650,6 @@ class _Step:
             self._report(hour, HourFate.ARCHIVED, added=added, checksum=checksum)
 
 
-def _date_directory(name: str) -> str:
-    """Where the files of an hour are."""
-    return f"date={name.partition('T')[0]}"
-
-
-def _sums() -> tuple[Column, Column, Column]:
-    """Count, and the sum of the hashes of rows in two halves, which cannot overflow."""
-    columns = []
-    for name in (*_COLUMNS, *_PARTITIONS):
-        column = F.col(name)
-        # A map has no hash; a null does not change one.
-        columns += [F.map_entries(column) if name == "headers" else column, column.isNull()]
-    row_hash = F.xxhash64(*columns)
-    low = row_hash.bitwiseAND(F.lit(0xFFFFFFFF))
-    return (
-        F.count("seq").alias("count"),
-        F.sum(F.shiftright(row_hash, 32)).alias("high"),
-        F.sum(low).alias("low"),
-    )
-
-
-def _sum(row: Any) -> Sum:
-    return Sum(row["count"], ((row["high"] << 32) + row["low"]) % 2**64)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+_KEYS = ("store", "shard", "hour", "seq")
+_IS_NEW = "__new"
+_EVER_MS = 1 << 62

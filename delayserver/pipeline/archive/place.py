@@ -1,143 +1,268 @@
-"""A directory at any path that Hadoop knows: local, HDFS, an object store.
+"""Where the archive is: a directory, or objects of a store, reached through pyarrow without a JVM.
 
-Names are relative to the directory, with forward slashes. Renaming a file is atomic where the file
-system says so; of an object store each object appears as a whole.
+    /srv/archive, file:///srv/archive   a directory of this machine, or one that all nodes mount
+    s3://bucket/path, s3a://…           as exports have them (`exports.place`), options in the URL
+    gs://…, abfs://…, hdfs://host/…
 
-Cost: one call into the JVM per call, and what the file system takes. Threads: the caller's.
+Names are relative to it, with forward slashes. `create` is what a commit stands on: of two that
+create the same name one fails. A directory and HDFS promise that; a store of objects is asked
+whether the name is there first, so two within the same moment would not be noticed.
+
+Only a directory has a lock, which the system gives up with its process.
+
+Cost: a request per call; in a directory, a sync of the file and of the directories above it.
+Threads: any. A place goes to tasks as its URL.
 """
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Iterable
+import re
+import time
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JJavaError
+from pyarrow import ArrowInvalid
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from delayserver.errors import PipelineError
-from delayserver.pipeline.progress import Job
+from delayserver.errors import InputError, PipelineError
+from delayserver.pipeline.exports.place import is_url, local_path, shown_url
+from storage.errors import DiskError
+
+LEFTOVER_S = 24 * 3600.0
+LOCK = "_archive.lock"
+"""Readers leave out names that begin like this."""
 
 
-class Place:
-    """One directory. Every call raises PipelineError for what the file system says."""
+class ArchivePlace:
+    """One directory, or what is below one prefix of a store."""
 
-    def __init__(self, job: Job, root: str) -> None:
-        if job.is_connect:
-            raise PipelineError(
-                "Spark Connect cannot move files; give a master such as local[*] or spark://host"
-            )
-        context: Any = job.spark.sparkContext
-        self._jvm = context._jvm
+    def __init__(self, url: str) -> None:
+        """Raises InputError where nothing is known of such a URL, DiskError where it cannot be
+        used."""
+        self.given = url
+        """With the options that a URL may have."""
+        self._is_local = not is_url(url)
+        # What a table says of itself: the options of the URL are this job's own.
+        self.url: str = local_path(url) if self._is_local else _location(url)
+        assert self._opened
+
+    def __reduce__(self) -> tuple[type["ArchivePlace"], tuple[str]]:
+        return ArchivePlace, (self.given,)
+
+    @cached_property
+    def _opened(self) -> tuple[FileSystem, str]:
+        if self._is_local:
+            return LocalFileSystem(), self.url
         try:
-            path = self._jvm.org.apache.hadoop.fs.Path(root)
-            self._fs = path.getFileSystem(context._jsc.hadoopConfiguration())
-            qualified = self._fs.makeQualified(path)
-            self.root: str = qualified.toString().rstrip("/")
-            self._local = Path(qualified.toUri().getPath()) if _is_local(qualified) else None
-        except Py4JJavaError as error:
-            raise _failed("use", root, error) from error
+            filesystem, root = FileSystem.from_uri(_as_s3(self.given))
+        except ArrowInvalid as error:
+            raise InputError(
+                f"{self.given} is no place that an archive can be at ({error}); known are "
+                "directories, s3://, gs://, abfs:// and hdfs://"
+            ) from error
+        except OSError as error:
+            raise DiskError("open", self.given, str(error)) from error
+        return filesystem, root.rstrip("/")
 
-    def url(self, name: str) -> str:
-        """The full path of a name."""
-        return f"{self.root}/{name}" if name else self.root
+    @property
+    def filesystem(self) -> FileSystem:
+        """What pyarrow reads and writes it by."""
+        return self._opened[0]
 
-    def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self.url(name))
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory, with a lock and with syncs."""
+        return self._is_local
 
-    def names(self, directory: str) -> list[str]:
-        """The names in a directory, in order; none if it is not there."""
+    def path(self, name: str) -> str:
+        """A name, as the file system has it."""
+        return f"{self._opened[1]}/{name}" if name else self._opened[1]
+
+    def location(self, name: str) -> str:
+        """A name as others find it: an absolute path, or a URL."""
+        return f"{self.url}/{name}" if name else self.url
+
+    def name_of(self, location: str) -> str:
+        """The name of a location. Raises PipelineError where it is not below this place."""
+        name = location.removeprefix("file://").removeprefix(f"{self.url}/")
+        if name == location:
+            raise PipelineError(f"{location} is not below {self.url}, where the archive is")
+        return name
+
+    @contextlib.contextmanager
+    def errors(self, call: str, name: str) -> Iterator[str]:
+        """The path of a name, for a call. Raises DiskError, FileNotFoundError."""
         try:
-            path = self._path(directory)
-            if not self._fs.exists(path):
-                return []
-            return sorted(status.getPath().getName() for status in self._fs.listStatus(path))
-        except Py4JJavaError as error:
-            raise _failed("list", self.url(directory), error) from error
+            yield self.path(name)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise DiskError(call, self.location(name), str(error)) from error
 
-    def files_below(self, directory: str) -> list[str]:
-        """All files below a directory, relative to it, in order; none if it is not there."""
-        try:
-            path = self._path(directory)
-            if not self._fs.exists(path):
-                return []
-            above = len(self.url(directory)) + 1
-            found, files = [], self._fs.listFiles(path, True)
-            while files.hasNext():
-                found.append(files.next().getPath().toString()[above:])
-            return sorted(found)
-        except Py4JJavaError as error:
-            raise _failed("list", self.url(directory), error) from error
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        with self.errors("look for", name) as path:
+            info: Any = self.filesystem.get_file_info(path)
+            return bool(info.type == FileType.File)
 
-    def read(self, name: str) -> str:
-        """The text of a file."""
-        try:
-            stream = self._fs.open(self._path(name))
-            try:
-                text: str = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-                return text
-            finally:
-                stream.close()
-        except Py4JJavaError as error:
-            raise _failed("read", self.url(name), error) from error
+    def read(self, name: str) -> bytes:
+        """A whole file. Raises FileNotFoundError."""
+        with self.errors("read", name) as path, self.filesystem.open_input_stream(path) as stream:
+            data: bytes = stream.read()
+            return data
 
-    def write(self, name: str, text: str) -> None:
-        """Write a file that is not there: all of it, or nothing."""
-        directory, _, last = name.rpartition("/")
-        unfinished = f"{directory}/.{last}.new" if directory else f".{last}.new"
-        try:
-            stream = self._fs.create(self._path(unfinished), True)
-            try:
-                stream.write(bytearray(text.encode()))
-            finally:
-                stream.close()
-        except Py4JJavaError as error:
-            raise _failed("write", self.url(name), error) from error
-        self.sync([unfinished])
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Any]:
+        """A stream to a file, which counts for nothing before somebody names it: a task that fails
+        leaves a part of it. It outlasts a power loss when the context ends."""
+        with self.errors("write", name) as path:
+            if self._has_directories:
+                self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with self.filesystem.open_output_stream(path) as stream:
+                yield stream
+            self._sync(path)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a file there, or another in its place: all of it or nothing."""
+        if not self._has_directories:
+            with self.writing(name) as stream:
+                stream.write(data)
+            return
+        unfinished = self._unfinished(name)
+        with self.writing(unfinished) as stream:
+            stream.write(data)
         self.rename(unfinished, name)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file another name, below a directory that may not be there yet."""
+        """Give a file of a directory another name, in place of what has it."""
+        with self.errors("rename", name) as path:
+            if self._has_directories:
+                self.filesystem.create_dir(self.path(new_name).rpartition("/")[0], recursive=True)
+            self.filesystem.move(path, self.path(new_name))
+            self._sync(self.path(new_name))
+
+    def create(self, name: str, data: bytes) -> None:
+        """Put a file there: all of it or nothing. Raises FileExistsError."""
+        if self.exists(name):
+            raise FileExistsError(self.location(name))
+        if not self._has_directories:
+            self.replace(name, data)
+            return
+        unfinished = self._unfinished(name)
+        with self.writing(unfinished) as stream:
+            stream.write(data)
         try:
-            target = self._path(new_name)
-            self._fs.mkdirs(target.getParent())
-            if not self._fs.rename(self._path(name), target):
-                raise PipelineError(
-                    f"{self.url(name)} cannot become {self.url(new_name)}: is there such a file?"
-                )
-        except Py4JJavaError as error:
-            raise _failed("rename", self.url(name), error) from error
+            if self.is_local:
+                # A rename would take the place of another's.
+                os.link(self.path(unfinished), self.path(name))
+                self._sync(self.path(name))
+            else:
+                self.filesystem.move(self.path(unfinished), self.path(name))
+        except FileExistsError:
+            raise FileExistsError(self.location(name)) from None
+        except OSError as error:
+            raise DiskError("create", self.location(name), str(error)) from error
+        finally:
+            self.delete(unfinished)
+
+    def sync(self, name: str) -> None:
+        """Make a file that somebody else has written outlast a power loss."""
+        with self.errors("sync", name) as path:
+            self._sync(path)
 
     def delete(self, name: str) -> None:
-        """Delete a file, or a directory with all that is in it, if it is there."""
-        try:
-            self._fs.delete(self._path(name), True)
-        except Py4JJavaError as error:
-            raise _failed("delete", self.url(name), error) from error
+        """Delete a file, if it is there."""
+        with self.errors("delete", name) as path, contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_file(path)
 
-    def sync(self, names: Iterable[str]) -> None:
-        """Make files and their names outlast a power loss. On this machine's own disks that has to
-        be asked for; elsewhere it is the file system's promise."""
-        if self._local is None:
+    def files_below(self, name: str) -> dict[str, float]:
+        """All files below a directory, and when each was written (seconds since 1970)."""
+        with self.errors("list", name) as path:
+            selector = FileSelector(path, allow_not_found=True, recursive=True)
+            found: list[Any] = self.filesystem.get_file_info(selector)
+            above = len(self.path("")) + 1
+            return {
+                one.path[above:]: one.mtime_ns / 1e9
+                for one in sorted(found, key=lambda one: str(one.path))
+                if one.type == FileType.File
+            }
+
+    def leftovers(self, name: str) -> list[str]:
+        """The files below a directory that no run is at work on, as far as can be known: here all
+        of them, for whoever has the lock; in a store those that are a day old."""
+        found = self.files_below(name)
+        if self.is_local:
+            return list(found)
+        newest_s = time.time() - LEFTOVER_S
+        return [name for name, written_s in found.items() if written_s < newest_s]
+
+    def delete_directory(self, name: str) -> None:
+        """Delete a directory with all that is in it, if it is there."""
+        with self.errors("delete", name) as path, contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_dir(path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For one job at a time, where there is a lock. Raises PipelineError."""
+        if not self.is_local:
+            yield
             return
-        directories = {self._local.parent}
-        for name in names:
-            _sync(self._local / name)
-            directories |= {self._local / parent for parent in Path(name).parents}
-        for directory in directories:
-            _sync(directory)
+        with self.errors("lock", LOCK) as path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PipelineError(
+                    f"another job is at work in {self.url}; run this one when it has ended"
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    @property
+    def _has_directories(self) -> bool:
+        """Whether a file is there while it is written; an object of a store is not."""
+        return self.filesystem.type_name not in ("s3", "gcs", "abfs")
+
+    def _unfinished(self, name: str) -> str:
+        directory, _, last = name.rpartition("/")
+        return f"{directory}/_{last}.{os.getpid()}" if directory else f"_{last}.{os.getpid()}"
+
+    def _sync(self, path: str) -> None:
+        """A file, and the names of all directories down to it; elsewhere that is the store's
+        promise."""
+        if self.is_local:
+            _sync(path)
+            below = Path(path).relative_to(self.url)
+            for directory in (*below.parents, Path("..")):
+                _sync(os.path.normpath(f"{self.url}/{directory}"))
 
 
-def _is_local(path: Any) -> bool:
-    return bool(path.toUri().getScheme() == "file")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _failed(call: str, path: str, error: Py4JJavaError) -> PipelineError:
-    cause = error.java_exception
-    return PipelineError(f"cannot {call} {path}: {cause.getMessage() or cause.toString()}")
+def _location(url: str) -> str:
+    """A URL without options and keys. Of Azure, what stands before the host is the container."""
+    url = _as_s3(url)
+    parts = urlsplit(url)
+    container, at, host = parts.netloc.rpartition("@")
+    if at and parts.scheme.startswith("abfs"):
+        netloc = f"{container.partition(':')[0]}@{host}".removeprefix("@")
+        return parts._replace(netloc=netloc, query="").geturl().rstrip("/")
+    return shown_url(url).rstrip("/")
+
+
+def _as_s3(url: str) -> str:
+    """Hadoop has other names for the same store."""
+    return re.sub(r"^s3[an]://", "s3://", url)

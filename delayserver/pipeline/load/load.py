@@ -56,6 +56,7 @@ from delayserver.pipeline.load.staging import (
 )
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
+from delayserver.pipeline.states.snapshot import check_here
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content
 from delayserver.records.subjects import is_subject
@@ -649,6 +650,10 @@ def _parts(manifest: Manifest) -> Parts:
 
 def _stager(plan: StagingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for target in plan.targets:
+            if target.data_dir:
+                files = OsFiles(target.data_dir, readonly=True)
+                check_here(files, target.data_dir, target.stamp)
         return Stager(plan).stage(batches)
 
     return stage

@@ -133,6 +133,8 @@ def read_table(
     if nanoseconds:
         job.spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
     table = reader.load(source) if source else reader.load()
+    if not nanoseconds:
+        return table  # Spark Connect does not take "no columns".
     return table.withColumns({name: _to_microseconds(name) for name in nanoseconds})
 
 

@@ -42,6 +42,7 @@ that does not take Arrow 3 µs more. Threads: Spark's tasks, an event loop in ea
 """
 
 import json
+import uuid
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
@@ -64,6 +65,7 @@ from delayserver.pipeline.publish.sending import (
     Sender,
     SendingPlan,
     SendingReport,
+    begin_of,
 )
 from delayserver.pipeline.publish.values import TIME_UNITS
 from delayserver.times import parse_duration_ms
@@ -154,6 +156,7 @@ def _plan(options: Options) -> SendingPlan:
             options.choice("dueUnit", "ms", *TIME_UNITS),
         ),
         is_exact,
+        uuid.uuid4().hex[:8],
         options.text("rejects"),
         options.text("report"),
         max(1, options.number("batchSize", BATCH_ROWS)),
@@ -179,9 +182,10 @@ class _Writer:
         names = []
         if self._plan.rejects is not None:
             names = _show_rejects(Path(self._plan.rejects), sent, batch)
+            self._sweep(sent)
         if self._plan.report is not None:
             counts = {
-                "query": next((one.query for one in sent if one.query), None),
+                "query": _query_of(sent) or None,
                 "batch": batch,
                 "published": sum(one.published for one in sent),
                 "duplicates": sum(one.duplicates for one in sent),
@@ -193,10 +197,20 @@ class _Writer:
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """It is to be done again: what was published is known by its keys then."""
+        self._sweep([message for message in messages if isinstance(message, SendingReport)])
+
+    def _sweep(self, sent: Sequence[SendingReport]) -> None:
+        """No task runs any more: whatever file is not shown is one that failed or was killed, in
+        this run or, of a query, in one before."""
         if self._plan.rejects is not None:
-            for message in messages:
-                if isinstance(message, SendingReport) and message.rejects_file is not None:
-                    Path(self._plan.rejects, message.rejects_file).unlink(missing_ok=True)
+            run = begin_of(_query_of(sent) or self._plan.run)
+            for path in Path(self._plan.rejects).glob(f".{run}-*.jsonl"):
+                path.unlink(missing_ok=True)
+
+
+def _query_of(sent: Sequence[SendingReport]) -> str:
+    """The id of the streaming query; empty where it is none, or no task has told."""
+    return next((one.query for one in sent if one.query), "")
 
 
 class TableWriter(_Writer, DataSourceArrowWriter):
@@ -225,14 +239,13 @@ def _show_rejects(directory: Path, sent: Sequence[SendingReport], batch: int | N
         # A table is written once; the names that the tasks chose do not repeat.
         stem = ""
     else:
-        query = next((one.query for one in sent if one.query), "")
-        stem = f"{query.partition('-')[0]}-{batch:08d}-"
+        stem = f"{begin_of(_query_of(sent))}-{batch:08d}-"
         for before in directory.glob(f"{stem}*.jsonl"):
             before.unlink()
     names = []
     for one in sent:
         if one.rejects_file is not None:
-            name = stem + one.rejects_file.removeprefix(".")
+            name = stem + one.rejects_file.partition("-")[2]
             Path(directory, one.rejects_file).replace(directory / name)
             names.append(name)
     return names

@@ -71,6 +71,8 @@ class SendingPlan:
     columns: MessageColumns
     needs_key: bool
     """Each row needs a key: exactly once."""
+    run: str
+    """A name of its own for what is written now, where it is no streaming query."""
     rejects: str | None
     """A directory for rows that are refused; None: they are an error."""
     report: str | None
@@ -132,7 +134,9 @@ class Sender:
         context = TaskContext.get()
         query = (context.getLocalProperty(_QUERY_ID) if context else None) or ""
         self._sent = SendingReport(query)
-        self._rejects = _RejectFile(plan.rejects) if plan.rejects is not None else None
+        self._rejects = None
+        if plan.rejects is not None:
+            self._rejects = _RejectFile(plan.rejects, begin_of(query or plan.run))
 
     def send(self, batches: ArrowBatches) -> SendingReport:
         """Send all rows; on return each is published, a duplicate, or rejected.
@@ -302,13 +306,19 @@ def _named(values: tuple[Any, ...], reason: str) -> str:
     return f"{subject or 'no subject'}, key {key!r}, due {due!r}: {reason}"
 
 
+def begin_of(run: str) -> str:
+    """What the names of the files of a query, or of another run, begin with."""
+    return run.partition("-")[0]
+
+
 class _RejectFile:
     """Rows that were put aside, in a file that is made for the first of them.
 
-    Its name begins with a dot until the driver knows that all tasks have ended."""
+    Its name begins with a dot until the driver knows that all tasks have ended; and then with that
+    of the run, so that what a killed task has left is known."""
 
-    def __init__(self, directory: str) -> None:
-        self._path = Path(directory, f".{uuid.uuid4().hex[:12]}.jsonl")
+    def __init__(self, directory: str, run: str) -> None:
+        self._path = Path(directory, f".{run}-{uuid.uuid4().hex[:12]}.jsonl")
         self._file: IO[str] | None = None
 
     def add(self, values: tuple[Any, ...], reason: str) -> None:

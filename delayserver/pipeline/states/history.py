@@ -12,7 +12,8 @@ one per subscription. Of a directory of several shards all are read.
                   column `_corrupt` names it, and whose others are null but for `shard` and `hour`:
                   such an hour is not whole
     hours         which hours, as `wanted_hours` writes them, each read just as far as it says; by
-                  default all that are retired. Of one shard: two have hours of the same names
+                  default all that are retired. Of one shard: two have hours of the same names. Of
+                  an hour that is open, what is settled
     partitions    how many tasks at most, but for one of each shard; 2 per processor of this machine
 
 Cost: in each task, the rows of its largest hour and one frame are in memory at a time.
@@ -125,6 +126,8 @@ class WantedHour(msgspec.Struct, array_like=True, frozen=True):
     dispatch_bytes: int
     last_seq: int
     count: int
+    is_open: bool = False
+    """Whether messages of it are not settled, which are left out."""
 
     @property
     def extent(self) -> Extent:
@@ -271,7 +274,7 @@ def _as_damage(error: DamageError) -> Damage:
 
 
 def _as_wanted(wanted: WantedHour, state: HourState | None) -> HourState | None:
-    if state is None or not state.retired_ms:
+    if state is None or bool(state.retired_ms) == wanted.is_open:
         return None
     known = (state.length, state.last_entry_seq, state.entries)
     return state if known == (wanted.schedule_bytes, wanted.last_seq, wanted.count) else None
@@ -301,8 +304,11 @@ class _History:
         for found in read(files, piece, stamp=stamp, payload=True):
             if isinstance(found, Damage):
                 raise found.error()
-            is_entry = (found.rows["flags"] & FLAG_REMOVAL) == 0
-            kept = np.flatnonzero(is_entry & self._task.wanted.mask(found.rows))
+            is_wanted = (found.rows["flags"] & FLAG_REMOVAL) == 0
+            is_wanted &= self._task.wanted.mask(found.rows)
+            if wanted.is_open:
+                is_wanted &= np.isin(found.rows["seq"], _ended(settled))
+            kept = np.flatnonzero(is_wanted)
             for start in range(0, len(kept), BATCH_ROWS):
                 yield self._batch(number, found, kept[start : start + BATCH_ROWS], settled)
 
@@ -322,7 +328,7 @@ class _History:
             raise damage[0].error()
         judgement = Judgement(
             through_seq=np.iinfo(np.int64).max,
-            retired_through_seq=wanted.last_seq,
+            retired_through_seq=0 if wanted.is_open else wanted.last_seq,
             now_ms=(wanted.hour + 1) * HOUR_MS,
             definitions=self._definitions,
         )
@@ -399,6 +405,12 @@ class _History:
         )
         structs = pa.StructArray.from_arrays(columns, fields=list(DELIVERY))
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), structs)
+
+
+def _ended(settled: Rows) -> np.ndarray:
+    """The entries of which nothing is open: what became of them does not change any more."""
+    seqs: np.ndarray = settled["seq"][settled["entry_state"] < EntryState.PENDING]
+    return seqs
 
 
 def _text(payload: Payload) -> str | None:

@@ -32,7 +32,7 @@ import numpy as np
 from delayserver.records.direct import is_direct
 from delayserver.records.subscriptions import Registry, Subscription
 from storage.frame import Rows
-from storage.rows import FLAG_REMOVAL, PUBLISHES, Outcome, RecordKind, select
+from storage.rows import FLAG_REMOVAL, PUBLISHES, Outcome, RecordKind, keep, select
 
 SLICE_ENTRIES = 256 * 1024
 NEVER_MS = 1 << 62
@@ -149,6 +149,20 @@ _STATES_BY_KIND = {
 }
 _STATE_OF_KIND = np.zeros(256, np.uint8)
 _STATE_OF_KIND[list(_STATES_BY_KIND)] = list(_STATES_BY_KIND.values())
+
+
+def _table(*values: int) -> np.ndarray:
+    """Which numbers of a byte are among these: quicker than to look for each of many."""
+    table = np.zeros(256, bool)
+    table[list(values)] = True
+    return table
+
+
+_IS_PUBLISH = _table(*PUBLISHES)
+_IS_WHOLE = _table(EntryState.CANCELLED, EntryState.MOVED)
+"""States that end an entry for everybody."""
+_GOES_ON = _table(EntryState.MOVED, EntryState.RETRIED)
+_HAS_HISTORY = _table(EntryState.MOVED, EntryState.RETRIED, EntryState.DEAD)
 _STATE_OF_OUTCOME = np.zeros(256, np.uint8)
 _STATE_OF_OUTCOME[[Outcome.DELIVERED, Outcome.DROPPED]] = [EntryState.DELIVERED, EntryState.DROPPED]
 
@@ -209,11 +223,11 @@ def settle(rows: HourRows, judgement: Judgement) -> Iterator[Rows]:
     """What became of the entries of an hour, in slices (SETTLED_DTYPE)."""
     is_known = rows.schedule["seq"] <= judgement.through_seq
     is_entry = (rows.schedule["flags"] & FLAG_REMOVAL) == 0
-    entries = _entries(select(rows.schedule, is_known & is_entry))
+    entries = _entries(rows.schedule, is_known & is_entry)
     endings = _endings(
         entries,
-        select(rows.schedule, is_known & ~is_entry),
-        select(rows.dispatch, rows.dispatch["seq"] <= judgement.through_seq),
+        keep(rows.schedule, is_known & ~is_entry),
+        keep(rows.dispatch, rows.dispatch["seq"] <= judgement.through_seq),
         judgement,
     )
     is_ending = endings["state"] != 0
@@ -233,10 +247,11 @@ def settle(rows: HourRows, judgement: Judgement) -> Iterator[Rows]:
         yield _settle(entries[start : start + SLICE_ENTRIES], some, judgement)
 
 
-def _entries(schedule: Rows) -> Rows:
-    entries = np.empty(len(schedule), ENTRY_DTYPE)
+def _entries(schedule: Rows, mask: np.ndarray) -> Rows:
+    where = slice(None) if mask.all() else np.flatnonzero(mask)
+    entries = np.empty(np.count_nonzero(mask), ENTRY_DTYPE)
     for name in ENTRY_DTYPE.names or ():
-        entries[name] = schedule[name]
+        entries[name] = schedule[name][where]
     return entries
 
 
@@ -248,7 +263,7 @@ def _endings(entries: Rows, tombstones: Rows, dispatch: Rows, judgement: Judgeme
     of_tombstones["state"] = _STATE_OF_KIND[tombstones["kind"]]
     of_tombstones["due_ms"] = tombstones["due_ms"]
     of_tombstones["subscription_id"] = tombstones["subscription_id"]
-    goes_on = np.isin(of_tombstones["state"], (EntryState.MOVED, EntryState.RETRIED))
+    goes_on = _GOES_ON[of_tombstones["state"]]
     of_tombstones["successor_seq"] = np.where(goes_on, tombstones["seq"], 0)
     of_dispatch["state"] = _STATE_OF_OUTCOME[dispatch["outcome"]]
     for name in ("seq", "subscription_id", "attempt", "settled_ms", "message_seq", "due_ms"):
@@ -272,24 +287,27 @@ def _doubt(
     """What endings, those of the tombstones first, do not agree in with their entries."""
     problems = endings["problems"]
     problems[endings["state"] == 0] = BrokenGuarantee.UNKNOWN_OUTCOME
-    some = np.flatnonzero(found)
-    positions = endings["position"][some]
-    differs = endings["due_ms"][some] != entries["due_ms"][positions]
-    is_tombstone = some < len(tombstones)
-    of_dispatch, of_entry = some[~is_tombstone], positions[~is_tombstone]
-    differs[~is_tombstone] |= (
-        endings["message_seq"][of_dispatch] != entries["message_seq"][of_entry]
-    )
-    ours, of_entry = tombstones[some[is_tombstone]], positions[is_tombstone]
-    differs[is_tombstone] |= ours["seq"] <= entries["seq"][of_entry]
-    # A tombstone need not say of which subject it is.
-    differs[is_tombstone] |= (ours["subject_id"] != 0) & (
-        ours["subject_id"] != entries["subject_id"][of_entry]
-    )
-    problems[some[differs]] |= np.uint16(BrokenGuarantee.MISMATCHED)
+    here = np.flatnonzero(found[: len(tombstones)])
+    if len(here):
+        ours, theirs = tombstones[here], entries[endings["position"][here]]
+        differs = ours["due_ms"] != theirs["due_ms"]
+        differs |= ours["seq"] <= theirs["seq"]
+        # A tombstone need not say of which subject it is.
+        differs |= (ours["subject_id"] != 0) & (ours["subject_id"] != theirs["subject_id"])
+        problems[here[differs]] |= np.uint16(BrokenGuarantee.MISMATCHED)
+    of_dispatch, is_there = endings[len(tombstones) :], found[len(tombstones) :]
+    # What has no entry is held against the last one, and not counted.
+    positions = of_dispatch["position"]
+    if len(entries):
+        differs = of_dispatch["due_ms"] != entries["due_ms"][positions]
+        differs |= of_dispatch["message_seq"] != entries["message_seq"][positions]
+        differs &= is_there
+        if differs.any():
+            of_dispatch["problems"][differs] |= np.uint16(BrokenGuarantee.MISMATCHED)
     settled_ms = endings["settled_ms"][len(tombstones) :]
     is_odd = (settled_ms <= 0) | (settled_ms > judgement.settled_until_ms)
-    problems[len(tombstones) :][is_odd] |= np.uint16(BrokenGuarantee.IN_THE_FUTURE)
+    if is_odd.any():
+        problems[len(tombstones) :][is_odd] |= np.uint16(BrokenGuarantee.IN_THE_FUTURE)
 
 
 def _by_entry(endings: Rows) -> Rows:
@@ -326,7 +344,9 @@ def _copy_endings(endings: Rows, settled: Rows) -> None:
 
 def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
     absent, absent_subscriptions, is_rightful = _absent(entries, endings, judgement)
-    positions = np.concatenate([endings["position"], absent])
+    positions = (
+        np.concatenate([endings["position"], absent]) if len(absent) else endings["position"]
+    )
     settled = np.zeros(len(positions), SETTLED_DTYPE)
     ended, open_ = settled[: len(endings)], settled[len(endings) :]
     _copy_endings(endings, ended)
@@ -344,18 +364,20 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
     ended["problems"][doubted] |= _doubt_receivers(endings[doubted], entries, judgement.definitions)
     nobody = _had_by_nobody(endings, entries, absent, judgement)
     ended["problems"][nobody] |= np.uint16(BrokenGuarantee.WRONGLY_DROPPED)
-    settled["problems"][_is_odd(entries)[positions]] |= np.uint16(BrokenGuarantee.MISMATCHED)
+    is_odd = _is_odd(entries)
+    if is_odd.any():
+        settled["problems"][is_odd[positions]] |= np.uint16(BrokenGuarantee.MISMATCHED)
 
-    order = np.argsort(positions, kind="stable")
-    settled, positions = select(settled, order), positions[order]
+    if len(absent):  # else they are in order
+        order = np.argsort(positions, kind="stable")
+        settled, positions = select(settled, order), positions[order]
     starts = np.flatnonzero(np.concatenate([[True], positions[1:] != positions[:-1]]))
     if len(settled):
         settled["is_first"][starts] = True
         counts = np.diff(np.append(starts, len(settled)))
         state = np.maximum.reduceat(settled["state"], starts)
-        goes_on = np.isin(settled["state"], (EntryState.MOVED, EntryState.RETRIED, EntryState.DEAD))
-        is_publish = np.isin(settled["kind"], PUBLISHES)
-        history = np.logical_or.reduceat(goes_on | ~is_publish, starts)
+        has_history = _HAS_HISTORY[settled["state"]] | ~_IS_PUBLISH[settled["kind"]]
+        history = np.logical_or.reduceat(has_history, starts)
         settled["entry_state"] = np.repeat(state, counts)
         settled["has_history"] = np.repeat(history, counts)
     return settled
@@ -364,7 +386,7 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
 def _is_odd(entries: Rows) -> np.ndarray:
     """Entries that are not what they say: a publish makes its own message, all others an older
     one's."""
-    is_publish = np.isin(entries["kind"], PUBLISHES)
+    is_publish = _IS_PUBLISH[entries["kind"]]
     is_odd: np.ndarray = np.where(
         is_publish,
         entries["message_seq"] != entries["seq"],
@@ -380,7 +402,7 @@ def _absent(
     are at a subscription that exists and was to have the entry."""
     has_ending, is_removed = np.zeros((2, len(entries)), bool)
     has_ending[endings["position"]] = True
-    is_whole = np.isin(endings["state"], (EntryState.CANCELLED, EntryState.MOVED))
+    is_whole = _IS_WHOLE[endings["state"]]
     is_removed[endings["position"][is_whole]] = True
     is_due = entries["due_ms"] <= judgement.now_ms
     is_due |= entries["seq"] <= judgement.retired_through_seq
@@ -460,7 +482,7 @@ def _add_problems(ended: Rows, endings: Rows, entries: Rows) -> None:
     # Several deleted subscriptions drop the same row under the same number.
     same &= endings["state"] != EntryState.DROPPED
     is_removed = np.zeros(len(entries), bool)
-    is_whole = np.isin(endings["state"], (EntryState.CANCELLED, EntryState.MOVED))
+    is_whole = _IS_WHOLE[endings["state"]]
     is_removed[positions[is_whole]] = True
     is_delivered = endings["state"] == EntryState.DELIVERED
     ended["problems"][same] |= np.uint16(BrokenGuarantee.REPEATED)

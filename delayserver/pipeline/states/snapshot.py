@@ -85,12 +85,7 @@ class Directory:
 
     def check_here(self) -> None:
         """A task asks this before it reads anything. Raises OtherNodeError."""
-        try:
-            found = open_identity(self.files, random_bytes=None)
-        except (FileNotFoundError, DiskError):
-            found = None  # An export in a directory is a matter of mounts, too.
-        if found is None or (found.stamp, found.shard) != (self.stamp, self.shard):
-            raise OtherNodeError(self.root, socket.gethostname())
+        check_here(self.files, self.root, self.stamp)
 
     @property
     def files(self) -> Files:
@@ -113,6 +108,16 @@ class Directory:
             yield catalog
         finally:
             catalog.close()
+
+
+def check_here(files: Files, root: str, stamp: int) -> None:
+    """Whether the directory of a stamp, which no other one has, is here. Raises OtherNodeError."""
+    try:
+        found = open_identity(files, random_bytes=None)
+    except (FileNotFoundError, DiskError):
+        found = None  # An export in a directory is a matter of mounts, too.
+    if found is None or found.stamp != stamp:
+        raise OtherNodeError(root, socket.gethostname())
 
 
 def open_directory(root: str) -> Directory:

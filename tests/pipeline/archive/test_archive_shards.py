@@ -1,19 +1,18 @@
-"""The archive of several shards: each has hours of the same names, and a place of its own."""
+"""The archive of several shards: each has hours of the same names, and seqs of its own."""
 
-import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
+from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.archive.archive import Archive, HourFate, run
+from delayserver.pipeline.archive.archive import Archive, ArchiveCalls, HourFate, run
 from delayserver.pipeline.progress import Job
 from storage.buckets import hour_name
 from storage.rows import HOUR_MS
@@ -53,12 +52,10 @@ def waiting(cluster: Cluster, shard: int) -> list[dict[str, Any]]:
     return hours
 
 
-def test_each_shard_has_a_place_of_its_own(
-    cluster: Cluster, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_all_shards_are_in_one_table(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> None:
     to, job = tmp_path / "archive", Job(spark)
-    wanted = Archive(cluster.data_dir, str(to), cluster.url, wait_s=5)
-    dry = run(job, Archive(cluster.data_dir, str(to), cluster.url, wait_s=5, dry_run=True))
+    wanted = Archive([str(cluster.data_dir)], str(to), cluster.url, wait_s=5)
+    dry = run(job, Archive([str(cluster.data_dir)], str(to), cluster.url, wait_s=5, dry_run=True))
     assert [(one.shard, one.fate) for one in dry.hours] == [
         (0, HourFate.SOUND),
         (1, HourFate.SOUND),
@@ -72,12 +69,10 @@ def test_each_shard_has_a_place_of_its_own(
     for shard, server in enumerate(cluster.shards):
         assert waiting(cluster, shard) == []
         (done,) = server.ask("GET", f"/v1/archives?state=archived&shard={shard}")["hours"]
-        assert done["location"].endswith(f"/shard={shard}")
+        assert done["location"] == str(to)
     assert run(job, wanted).hours == []
 
-    names = [("shard", pa.int32()), ("date", pa.string()), ("subject", pa.string())]
-    partitions = ds.partitioning(pa.schema(names), flavor="hive")
-    rows = ds.dataset(to, format="parquet", partitioning=partitions).to_table().to_pylist()
+    rows = StaticTable.from_metadata(str(to)).scan().to_arrow().to_pylist()
     assert Counter((row["shard"], row["subject"]) for row in rows) == {
         (0, "order.paid"): 5,
         (0, "order.unpaid"): 5,
@@ -85,17 +80,33 @@ def test_each_shard_has_a_place_of_its_own(
         (1, "order.unpaid"): 6,
     }
     assert all(int(row["id"][:4], 16) == row["shard"] for row in rows)
-    assert spark.read.parquet(str(to)).where("shard = 1").count() == 12
+    assert len({row["store"] for row in rows}) == SHARDS
+    read = spark.read.format("delayarchive").load(str(to))
+    assert read.where("shard = 1").count() == 12
 
-    owner = to / "_archive.json"
-    assert json.loads(owner.read_text())["shards"] == SHARDS
-    (to / "._archive.json.crc").unlink()  # Hadoop's own checksum.
-    owner.write_text(json.dumps({**json.loads(owner.read_text()), "shards": 3}))
-    with pytest.raises(PipelineError, match="another data directory"):
-        run(job, wanted)
+
+def test_the_shards_may_be_in_directories_of_their_own(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ArchiveCalls.call
+
+    def listing(self: ArchiveCalls, method: str, path: str, *rest: Any) -> Any:
+        return call(self, method, path.replace("archives?", "archives?state=all&"), *rest)
+
+    monkeypatch.setattr(ArchiveCalls, "call", listing)
+    roots = []
+    for shard in range(SHARDS):
+        roots.append(str(tmp_path / f"mount{shard}"))
+        # As it is where that shard is mounted.
+        shutil.copytree(cluster.data_dir / f"shard-{shard:04}", roots[-1])
+    wanted = Archive(roots, str(tmp_path / "archive"), cluster.url, wait_s=5, dry_run=True)
+    assert [(one.shard, one.fate) for one in run(Job(spark), wanted).hours] == [
+        (0, HourFate.SOUND),
+        (1, HourFate.SOUND),
+    ]
 
 
 def test_one_of_several_is_refused(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> None:
-    alone = Archive(cluster.data_dir / "shard-0001", str(tmp_path), cluster.url)
+    alone = Archive([str(cluster.data_dir / "shard-0001")], str(tmp_path), cluster.url)
     with pytest.raises(PipelineError, match="archived together"):
         run(Job(spark), alone)

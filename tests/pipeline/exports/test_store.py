@@ -1,9 +1,7 @@
 """An export in an object store that speaks S3: what a place promises, and the jobs that read it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,29 +12,10 @@ from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.forecast import forecast
 from storage.errors import DiskError
 from storage.rows import HOUR_MS
+from tests.pipeline.objects import ObjectStore
 from tests.pipeline.store import START_MS, make_shards
-from tests.sinks.programs import Program
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "s3"
 NOW_MS = START_MS + 3 * HOUR_MS
-
-
-class ObjectStore(Program):
-    def command(self) -> list[str]:
-        return [str(SCRIPT), str(self.port)]
-
-    def url(self, path: str, bucket: str = "delays") -> str:
-        return (
-            f"s3://any:any@{bucket}/{path}?scheme=http"
-            f"&endpoint_override=127.0.0.1:{self.port}&region=us-east-1"
-        )
-
-
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with ObjectStore(tmp_path_factory.mktemp("s3")) as started:
-        httpx.put(f"http://127.0.0.1:{started.port}/delays").raise_for_status()
-        yield started
 
 
 def test_a_bucket_is_a_place(objects: ObjectStore) -> None:

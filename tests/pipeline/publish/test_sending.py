@@ -1,6 +1,7 @@
 """What a task does with Arrow batches, against a real server; no Spark is needed for that."""
 
 import json
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from delayserver.client.transport import JSON, HttpAnswer, HttpTransport
 from delayserver.errors import InputError, PipelineError
 from delayserver.pipeline.publish.columns import ColumnReader
 from delayserver.pipeline.publish.mapping import MessageColumns
-from delayserver.pipeline.publish.publish import DelayServerSink
+from delayserver.pipeline.publish.publish import DelayServerSink, TableWriter
 from delayserver.pipeline.publish.sending import ARROW, Sender, SendingPlan, SendingReport
 from tests.arrow_streams import HEADERS
 from tests.integration.api_support import ApiServer, make_token, now_ms, time_ms, unique, wait_until
@@ -45,6 +46,7 @@ def make(api: ApiServer, tmp_path: Path) -> Callable[..., SendingPlan]:
             "tls_ca": None,
             "columns": columns,
             "needs_key": True,
+            "run": "3f2504e0",
             "rejects": str(tmp_path / "rejects"),
             "report": None,
             "batch_rows": 2,
@@ -380,6 +382,48 @@ def test_a_task_that_fails_leaves_no_file(make: Callable[..., SendingPlan]) -> N
     with pytest.raises(PipelineError, match="no server can be reached"):
         send(plan, BAD)
     assert not list(Path(plan.rejects or "").glob("*"))
+
+
+def write_until_killed(plan: SendingPlan) -> None:
+    """A task that has put a row aside, and gets no more rows then."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict(UNDATED)
+        threading.Event().wait()
+
+    TableWriter(plan, from_arrow_schema(pa.RecordBatch.from_pydict(UNDATED).schema)).write(
+        batches()
+    )
+
+
+UNDATED: dict[str, Any] = {"due": pa.nulls(1, pa.int64()), "key": ["k"], "body": ["1"]}
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_what_a_killed_task_has_put_aside_is_swept(
+    make: Callable[..., SendingPlan], is_done: bool
+) -> None:
+    plan = make()
+    assert plan.rejects is not None
+    directory = Path(plan.rejects)
+    directory.mkdir()
+    of_another = directory / ".c0ffee00-1.jsonl"
+    of_another.touch()
+    task = multiprocessing.get_context("spawn").Process(target=write_until_killed, args=(plan,))
+    task.start()
+    wait_until(lambda: list(directory.glob(f".{plan.run}-*")))
+    task.kill()
+    task.join()
+    batch = pa.RecordBatch.from_pydict(UNDATED)
+    writer = TableWriter(plan, from_arrow_schema(batch.schema))
+    sent = writer.write(iter([batch]))
+    if is_done:
+        writer.commit([sent])
+    else:
+        writer.abort([sent])
+    names = [path.name for path in directory.iterdir() if path != of_another]
+    assert len(names) == is_done and not any(name.startswith(".") for name in names)
+    assert of_another.exists()
 
 
 def test_without_a_key_rows_are_sent_at_least_once(
