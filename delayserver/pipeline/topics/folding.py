@@ -8,9 +8,10 @@ ended, by the code of the replicas (`storage.replicated.office`), and ends with 
 records of a frame that is not whole yet are part of the place: nobody reads them a second time.
 
 A log of which the beginning was deleted (what two replicas have is) is begun in its middle. Whoever
-writes anything but a CLAIM has read that its own CLAIM counts, so the first frame of the highest
-epoch in the piece is one that counts, and the fold begins there. That holds if the piece is longer
-than the time for which a former owner may write without having read of the next, some seconds.
+writes anything but a CLAIM has read that its own CLAIM counts. So the highest epoch of which there
+are records, and no CLAIM in front of them, is that of the owner where the piece begins; its first
+frame counts, and the fold begins there. That holds if the piece is longer than the time for which a
+former owner may write without having read of the next, some seconds.
 
 Cost: a crc32c pass over envelope and frame each; some µs a record. Threads: a fold belongs to the
 task that makes it; a place is a value.
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from delayserver.errors import PipelineError
 from storage.frame import Frame, decode_header
 from storage.replicated import adoption, envelope
-from storage.replicated.envelope import Adopt, Claim, FramePart, LogRecord
+from storage.replicated.envelope import Adopt, Claim, FramePart
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.replicated.reader import frame_of
 from storage.rows import LogKind
@@ -125,21 +126,26 @@ def begin(records: Sequence[Record], log: str, stamp: int) -> OfficeState | None
     if records[0][0] == 0:
         return OfficeState()
     read = [(offset, envelope.decode(data, log, offset)) for offset, data in records]
-    epoch = max((one.epoch for _, one in read if _names_an_owner(one)), default=0)
-    for offset, record in read:
-        if isinstance(record, FramePart) and record.part == 0 and record.epoch == epoch:
-            header = decode_header(record.data, log, stamp=stamp)
-            if header is not None:
-                return OfficeState(
-                    next_offset=offset,
-                    epoch=epoch,
-                    owner=record.node,
-                    next_seq=header.first_seq,
-                    last_offset=offset - 1,
-                    clock_ms=record.clock_ms,
-                )
+    claimed, current = set(), 0
+    for _, record in read:
+        if isinstance(record, Claim):
+            claimed.add(record.epoch)
+        elif not isinstance(record, Adopt) and record.epoch not in claimed:
+            current = max(current, record.epoch)
+    firsts = [
+        (record.epoch, offset, record)
+        for offset, record in read
+        if isinstance(record, FramePart) and record.part == 0 and record.epoch >= current
+    ]
+    for epoch, offset, record in sorted(firsts, key=lambda one: one[:2]):
+        header = decode_header(record.data, log, stamp=stamp)
+        if header is not None:
+            return OfficeState(
+                next_offset=offset,
+                epoch=epoch,
+                owner=record.node,
+                next_seq=header.first_seq,
+                last_offset=offset - 1,
+                clock_ms=record.clock_ms,
+            )
     return None
-
-
-def _names_an_owner(record: LogRecord) -> bool:
-    return not isinstance(record, Claim | Adopt)

@@ -13,6 +13,7 @@ Threads: Spark's own takes micro-batches in; any other takes verdicts out, of a 
 import contextlib
 import json
 import queue
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from delayserver.pipeline.topics.watch import PATIENCE_MS, HourWatch
 
 TRIGGER: Final = "5 seconds"
 RECORDS_PER_TRIGGER: Final = 10_000
+_OURS = re.compile(r"^(?:delayserver|storage)\.[\w.]+Error: (.+)$", re.MULTILINE)
+"""The last line of a traceback of ours, in a task or in this process."""
 
 
 class RecordsDeletedError(PipelineError):
@@ -69,17 +72,21 @@ class FollowedTopics:
     def has_ended(self) -> bool:
         """Whether all there was is read, or a damaged record ends it.
 
-        Raises RecordsDeletedError, and what else ended the stream."""
+        Raises PipelineError, and what else ended the stream."""
         if self._query.isActive:
             return False
         error = self._query.exception()
         if error is None or any(one.ends_log for one in self.damage):
             return True
-        raise _named(error)
+        raise _named(error) from error
 
 
 def _named(error: StreamingQueryException) -> Exception:
+    """What has ended the stream, without what Spark and two tracebacks say around it."""
     text = str(error)
+    ours = _OURS.findall(text)
+    if ours:
+        return PipelineError(ours[-1])
     if "Some data may have been lost" in text:
         reason = text.partition("Reason: ")[2].partition("\n")[0]
         return RecordsDeletedError(reason or "data loss")

@@ -31,7 +31,7 @@ from delayserver.pipeline.topics.source import (
 from storage.errors import ClusterMissingError, EngineError
 from storage.replicated import envelope, kafka
 from storage.replicated.engine import EngineLog
-from storage.replicated.envelope import Beat, Claim
+from storage.replicated.envelope import Beat, Claim, FramePart
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.office import OfficeState
@@ -268,6 +268,32 @@ def test_verdicts_are_what_the_ledger_says_and_what_is_tampered_with_is_named(
     assert result.exit_code == 1
     assert "closed, 1 repeated, 1 unknown" in result.output
     assert f"damaged: {cluster.url.name}.settled/0 at offset {broken}" in result.output
+
+
+@pytest.mark.usefixtures("shared_session")
+def test_a_log_that_was_cut_is_judged_from_there_on_with_names_of_a_node(cluster: Cluster) -> None:
+    """As it is when two replicas have filed what stands in it."""
+    with contextlib.closing(cluster.engine.log(0)) as log:
+        frames = [
+            offset
+            for offset, data in read_to_end(log, 0)
+            if isinstance(envelope.decode(data, log.name, offset), FramePart)
+        ]
+        log.delete_before(frames[len(frames) // 2])
+    result = cluster.run("watch", "--state", str(cluster.state.with_name("cut")), "--once")
+    assert result.exit_code == 2
+    assert "the log of shard 0 begins with seq" in result.output
+    assert "Traceback" not in result.output
+
+    directories = [cluster.nodes[0].data_dir / f"shard-{n:04d}" for n in range(SHARDS)]
+    words = [word for one in directories for word in ("--data-dir", str(one))]
+    new = ("--state", str(cluster.state.with_name("named")), "--once", "--json", "-")
+    result = cluster.run("watch", *new, *words)
+    verdicts = [json.loads(line) for line in result.stdout.splitlines()]
+    verdict = next(one for one in verdicts if "hour" in one)
+    assert verdict["closed"] and verdict["unjudged"] > 0
+    assert 0 < verdict["delivered"] < cluster.ledger.received
+    assert set(verdict["violations"]) <= {"repeated"}
 
 
 @pytest.mark.usefixtures("shared_session")

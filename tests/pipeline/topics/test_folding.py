@@ -62,6 +62,18 @@ def test_a_log_whose_beginning_was_deleted_is_begun_with_the_last_owner() -> Non
     assert folded(more, fold.place)[0] == [5]
 
 
+def test_a_log_is_begun_with_who_owned_it_there_also_if_others_came_later() -> None:
+    """The next owner has only said that it is there."""
+    records = records_of(*LOG)[9:]
+    end = len(LOG)
+    records += records_of(Claim(1, 3, 7, end - 1, ""), Beat(1, 3, 8, 0, 0, 0), first=end)
+    seqs, fold = folded(records)
+    assert seqs == [3, 4]
+    assert fold.place is not None
+    state = OfficeState.unpack(fold.place.office)
+    assert state is not None and (state.epoch, state.clock_ms) == (3, 8)
+
+
 def test_before_a_frame_has_come_a_log_is_not_begun() -> None:
     seqs, fold = folded(records_of(BEAT, Claim(2, 2, 5, 8, ""), BEAT, first=8))
     assert (seqs, fold.place) == ([], None)
