@@ -117,7 +117,7 @@ def _by_task(
         # Keys are new under a new subject.
         columns = MessageColumns("due", f"task.{time.monotonic_ns()}", key="key", body=body)
         plan = SendingPlan(
-            _url(served), None, None, columns, True, None, None, BATCH_ROWS, TIMEOUT_S
+            _url(served), None, None, columns, True, "bench", None, None, BATCH_ROWS, TIMEOUT_S
         )
         sender = Sender(plan, SCHEMA, takes_arrow=takes_arrow)
         began, task_s, before_s = time.perf_counter(), time.process_time(), served.cpu_s()
