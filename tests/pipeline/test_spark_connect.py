@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table import StaticTable
 
 from delayserver.pipeline.audits import telling
 from delayserver.pipeline.audits.audit import audit_here
@@ -141,14 +142,35 @@ def test_a_load_and_a_writer(driver: Driver, api: ApiServer, root: Path) -> None
     assert audit_here(str(api.data_dir)).messages["accepted"] == 800
 
 
-def test_what_cannot_run_there_says_so(driver: Driver, api: ApiServer, root: Path) -> None:
-    for words in (
-        ("lateness", "--data-dir", "data"),
-        ("archive", "--data-dir", "data", "--to", str(root / "archive")),
-    ):
-        status, _, error = driver.command(*words)
-        assert status == 2
-        assert "Spark Connect" in error and "master" in error
+def test_an_archive(driver: Driver, tmp_path: Path) -> None:
+    store = Store(tmp_path / "data", retention_ms=10 * 365 * DAY_MS)
+    store.subscribe("mail", "order.*")
+    store.publish("order.unpaid", [60_000 * n for n in range(1, 31)])
+    store.run(HOUR_MS)
+    store.checkpoint()
+    store.stop()
+    server = ApiServer(tmp_path, archive=True, retention_ms=10 * 365 * DAY_MS, checkpoint_ms=50)
+    server.start()
+    try:
+        wait_until(lambda: server.ask("GET", "/v1/archives")["hours"])
+        status, printed, error = driver.command(
+            *("archive", "--data-dir", str(server.data_dir), "--to", str(tmp_path / "archive")),
+            *("--server", str(server.base_url), "--json", "-"),
+        )
+        assert status == 0, error
+        (hour,) = json.loads(printed)["hours"]
+        assert (hour["fate"], hour["added"]) == ("archived", 30)
+        assert server.ask("GET", "/v1/archives")["hours"] == []
+    finally:
+        server.shut_down()
+    rows = StaticTable.from_metadata(str(tmp_path / "archive")).scan().to_arrow()
+    assert rows["state"].to_pylist() == ["delivered"] * 30
+
+
+def test_what_cannot_run_there_says_so(driver: Driver) -> None:
+    status, _, error = driver.command("lateness", "--data-dir", "data")
+    assert status == 2
+    assert "Spark Connect" in error and "master" in error
 
 
 def test_a_server_that_is_killed_is_named(connect: ConnectServer, root: Path) -> None:
