@@ -42,8 +42,14 @@ settings.load_profile("any machine")
 
 HERE = Path(__file__).parent
 LONGEST_FILE = "integration/test_bench.py"
-SHARING = ("cluster", "pipeline")
+SHARING = ("cluster", "pipeline/archive", "pipeline")
 """Folders here whose files share brokers, or a Spark."""
+ALONE = (
+    "pipeline/test_jvm_ends.py",
+    "pipeline/test_on_spark_cluster.py",
+    "pipeline/test_spark_connect.py",
+)
+"""… but for those that start their own."""
 WAITING = ("crash", "console", "soak", "sinks", "observe", "simulation", "integration")
 """… and those whose files wait for clocks and processes."""
 
@@ -57,8 +63,10 @@ class _Scheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        folder = _folder(Path(file).relative_to(HERE.name))
-        return folder if folder in SHARING else file
+        place = Path(file).relative_to(HERE.name).as_posix()
+        if place in ALONE:
+            return file
+        return next((one for one in SHARING if place.startswith(f"{one}/")), file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -69,21 +77,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files, and leave each as it is."""
-    order = (LONGEST_FILE, *SHARING, *WAITING)
+    order = (LONGEST_FILE, *SHARING, *ALONE, *WAITING)
 
     def place(item: pytest.Item) -> int:
         if not item.path.is_relative_to(HERE):
             return len(order)  # Others may use this as a plugin.
-        file = item.path.relative_to(HERE)
-        names = (file.as_posix(), _folder(file))
-        return next((at for at, one in enumerate(order) if one in names), len(order))
+        file = item.path.relative_to(HERE).as_posix()
+        if file in order:
+            return order.index(file)
+        folders = (at for at, one in enumerate(order) if file.startswith(f"{one}/"))
+        return next(folders, len(order))
 
     items.sort(key=place)
-
-
-def _folder(file: Path) -> str:
-    """The folder here that it is in."""
-    return file.parts[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
