@@ -61,11 +61,12 @@ class ArchivePlace:
             filesystem, root = FileSystem.from_uri(_as_s3(self.given))
         except ArrowInvalid as error:
             raise InputError(
-                f"{self.given} is no place that an archive can be at ({error}); known are "
+                f"{self.url} is no place that an archive can be at "
+                f"({str(error).replace(self.given, self.url)}); known are "
                 "directories, s3://, gs://, abfs:// and hdfs://"
             ) from error
         except OSError as error:
-            raise DiskError("open", self.given, str(error)) from error
+            raise DiskError("open", self.url, str(error)) from error
         return filesystem, root.rstrip("/")
 
     @property

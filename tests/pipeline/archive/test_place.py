@@ -120,6 +120,9 @@ def test_one_job_at_a_time_and_a_killed_one_holds_nothing(place: ArchivePlace) -
 def test_places_that_cannot_be() -> None:
     with pytest.raises(InputError, match="s3://"):
         ArchivePlace("ftp://somewhere/archive")
+    with pytest.raises(InputError, match=r"ftp://somewhere/x") as found:
+        ArchivePlace("ftp://key:secret@somewhere/x")
+    assert "secret" not in str(found.value)
 
 
 def test_what_the_disk_says_is_told_with_its_place(tmp_path: Path) -> None:
