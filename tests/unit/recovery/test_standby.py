@@ -120,8 +120,10 @@ class Cluster:
         rows = [(now_ms + HOUR_MS * number, subject, Payload(b"i")) for number in range(4)]
         key_hash = self.server.engine.messages.key_hash
         stage(files, "import-1", [rows[:2], rows[2:]], key_hash)
+        # The owner deletes them when it has adopted the import.
+        self.staged = _read(files)
         if others:
-            _copy(files, self.disk)
+            _put(self.staged, self.disk)
         answers: list[object] = []
         self.server.engine.imports.adopt(
             manifest_path("import-1"), lambda found, error: answers.append(error)
@@ -139,12 +141,19 @@ class Cluster:
         return found
 
 
-def _copy(source: SimulatedFiles, target: SimulatedFiles) -> None:
-    target.make_directory(IMPORTS)
+def _read(source: SimulatedFiles) -> dict[str, bytes]:
+    """The files of imports, by their names."""
+    found = {}
     for name in source.list(IMPORTS):
         file = source.open(f"{IMPORTS}/{name}")
-        data = file.pread(file.size(), 0)
+        found[name] = file.pread(file.size(), 0)
         file.close()
+    return found
+
+
+def _put(files: dict[str, bytes], target: SimulatedFiles) -> None:
+    target.make_directory(IMPORTS)
+    for name, data in files.items():
         copy = target.open(f"{IMPORTS}/{name}", create=True)
         copy.pwrite([data], 0)
         copy.close()
@@ -276,7 +285,7 @@ def test_an_import_whose_files_are_not_here_stops_the_standby() -> None:
         with pytest.raises(StagingError, match="it is not there, and the import import-1 is"):
             standby.step(0)
     assert standby._replay.filed_seq < standby.state.next_seq - 1
-    _copy(cluster.owner_disk, cluster.disk)
+    _put(cluster.staged, cluster.disk)
     cluster.clock.move(20)
     standby.step(0)
     assert standby._replay.filed_seq == standby.state.next_seq - 1
