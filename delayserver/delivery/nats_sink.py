@@ -135,7 +135,7 @@ class NatsOpener:
                 )
         except Exception as error:  # Its own, the network's, and ValueError for what is no NATS.
             await _close(client)
-            raise OutletError(_text(errors[0] if errors else error)) from error
+            raise OutletError(_refusal(errors[0] if errors else error, client)) from error
         return _NatsOutlet(client, subscription.timeout_ms)
 
 
@@ -230,6 +230,14 @@ async def _close(client: Client) -> None:
     with suppress(Error, OSError):
         async with asyncio.timeout(CLOSE_S):
             await client.close()
+
+
+def _refusal(error: Exception, client: Client) -> str:
+    """Why there is no connection. The server closes it behind what it says to a wrong password, and
+    what the client has sent meanwhile makes that a reset, which may overtake its words."""
+    if client._server_info and isinstance(error, ConnectionResetError | BrokenPipeError):
+        return f"{_text(error)} when it was told who comes: a wrong user, password or token?"
+    return _text(error)
 
 
 def _text(error: BaseException) -> str:
