@@ -1,6 +1,8 @@
 """Subjects and headers of NATS. (With a real NATS: tests/sinks/test_nats.py.)"""
 
 import asyncio
+import socket
+import struct
 
 import msgspec
 import pytest
@@ -93,6 +95,24 @@ def test_a_password_goes_to_no_server_without_tls() -> None:
     )
     assert "no TLS" in asyncio.run(found)
     assert b"hidden" not in heard
+
+
+def test_a_reset_in_place_of_a_refusal_says_what_it_may_be() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"max_payload": 1000, "headers": true}\r\n')
+        await reader.readline()
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        writer.transport.abort()
+
+    found = reason_at(
+        serve,
+        NatsOpener(TargetPolicy()),
+        lambda address: subscribed(f"nats://user:hidden@{address}"),
+    )
+    assert "password" in (said := asyncio.run(found))
+    assert "hidden" not in said
 
 
 def test_a_definition_as_bytes() -> None:
