@@ -59,6 +59,13 @@ class Prometheus(Program):
             "--log.level=warn",
         ]
 
+    def is_ready(self) -> bool:
+        # It listens before it answers.
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/-/ready").status_code == 200
+        except httpx.HTTPError:
+            return False
+
     def scrape(self, ports: dict[str, int]) -> None:
         """Scrape these from now on, and nothing else: ports of loopback by job."""
         document = [
