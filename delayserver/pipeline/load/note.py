@@ -1,6 +1,6 @@
 """The note of a load: what was staged under its name, of which table; and the lock of its name.
 
-    imports/<id>.load     JSON; empty while nothing is staged as a whole
+    imports/<id>.load     JSON, sealed; empty while nothing is staged as a whole
 
 The note is written when everything is staged, before a manifest is, and stays when the load is
 done: a run that follows under the name compares its table with it. It says which parts each shard
@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.errors import PipelineError
+from storage.frame import seal, unseal
 from storage.staging import is_import_id
 
 SUFFIX = ".load"
@@ -95,17 +96,15 @@ class NoteFile:
         os.close(self._descriptor)
 
     def read(self) -> LoadNote | None:
-        """The note; None: nothing was staged as a whole, or a crash cut the note off."""
-        text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        try:
-            return msgspec.json.decode(text, type=LoadNote)
-        except msgspec.DecodeError:
-            return None
+        """The note; None: nothing was staged as a whole, or the note does not match its checksum,
+        as one that a crash cut off."""
+        text = unseal(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
+        return None if text is None else msgspec.json.decode(text, type=LoadNote)
 
     def write(self, note: LoadNote) -> None:
         """Write it; durable on return. A crash meanwhile leaves a note that cannot be read."""
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, msgspec.json.encode(note) + b"\n", 0)
+        os.pwrite(self._descriptor, seal(msgspec.json.encode(note)), 0)
         os.fsync(self._descriptor)
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -14,8 +14,9 @@ What cannot be had of a row is a problem of that row, told by its index, and nev
 text that is no UTF-8, a time that no calendar has, a body that is not JSON. Where there is a
 problem the value is any.
 
-Cost: 0.1 µs for each text, 0.3 µs for a row that becomes JSON, and 0.1 µs for each of its columns
-(2 µs for a decimal and what is nested, 8 µs for a time that is). Threads: pure.
+Cost: next to nothing for a key in ASCII, 0.6 µs for 170 bytes of text that have to be JSON, 0.8 µs
+for a row that becomes JSON and 0.25 for each column beyond its first (numbers and short texts;
+nested ones and decimals take longer). Threads: pure.
 """
 
 import re

@@ -40,13 +40,17 @@ def test_what_is_noted_is_read_by_the_next_load(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "what says nothing does not stay"
 
 
-def test_a_note_that_a_crash_cut_off_says_nothing(tmp_path: Path) -> None:
+def test_a_note_that_was_cut_off_or_has_rotted_says_nothing(tmp_path: Path) -> None:
     with NoteFile(tmp_path, "a") as file:
         file.write(NOTE)
     path = tmp_path / "a.load"
     whole = path.read_bytes()
-    for length in range(len(whole) - 1):
-        path.write_bytes(whole[:length])
+    cut = [whole[:length] for length in range(len(whole))]
+    flipped = [
+        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 7)
+    ]
+    for data in cut + flipped:
+        path.write_bytes(data)
         with NoteFile(tmp_path, "a") as file:
             assert file.read() is None
             file.write(NOTE)
