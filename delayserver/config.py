@@ -26,6 +26,7 @@ from delayserver.errors import InputError
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.security.targets import TargetPolicy
 from delayserver.times import parse_duration_ms
+from storage.catalog import MAX_BYTES as CATALOG_MAX_BYTES
 from storage.message_log import Durability
 from storage.shards import SHARDS_MAX
 
@@ -193,7 +194,9 @@ class Settings(BaseSettings):
     group_max_bytes: int = Field(
         32 * MIB, gt=0, le=GIB, description="most bytes in one commit group"
     )
-    catalog_max_bytes: int = Field(64 * 1024 * MIB, gt=0, description="limit of the catalog's file")
+    catalog_max_bytes: int = Field(
+        CATALOG_MAX_BYTES, gt=0, description="limit of the catalog's file"
+    )
     disk_reserve_bytes: int = Field(
         512 * MIB, ge=0, description="publishing is refused when less than this is free"
     )

@@ -25,7 +25,7 @@ from contextlib import suppress
 from enum import StrEnum
 from itertools import takewhile
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import lmdb
 
@@ -35,6 +35,9 @@ from storage.catalog_file import seal, seal_columns, unseal, unseal_many
 from storage.errors import EXHAUSTED, CatalogError, DamageError, DiskFullError, ExhaustedError
 from storage.files import DIRECTORY_MODE, FILE_MODE, Files
 from storage.frame import Damage
+
+MAX_BYTES: Final = 64 * 1024**3
+"""What it may grow to unless somebody says otherwise, and what a reader maps."""
 
 _PUT_SLICE = 500
 _VERIFY_ATTEMPTS = 3

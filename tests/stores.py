@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from delayserver.config import Settings
 from delayserver.recovery.check import check, check_path
-from storage.catalog import Catalog, Table
+from storage.catalog import MAX_BYTES, Catalog, Table
 from storage.check import Report
 from storage.directory import (
     CATALOG_DIRECTORY,
@@ -25,7 +24,6 @@ from storage.testing.faults import FaultyFiles
 from storage.testing.files import SimulatedFiles
 from storage.tiered_catalog import TieredCatalog
 
-CATALOG_MAX_BYTES = Settings.model_fields["catalog_max_bytes"].default
 SIMULATED_MAX = 8
 """So many are kept until the test is over; one that makes more has the oldest checked before."""
 
@@ -87,7 +85,7 @@ class Stores:
         names = (CATALOG_DIRECTORY, *LOG_DIRECTORIES)
         if self.is_off or not any((path / name).exists() for name in names):
             return
-        self._note(f"{path}", lambda: check_path(path, catalog_max_bytes=CATALOG_MAX_BYTES))
+        self._note(f"{path}", lambda: check_path(path, catalog_max_bytes=MAX_BYTES))
 
     def _note(self, root: str, run: Callable[[], Report]) -> None:
         try:

@@ -229,23 +229,20 @@ def check(
         return
     if bodies or since_ms is not None or verdicts is not None:
         raise typer.BadParameter("--since, --bodies and --verdicts go with --settled")
-    from delayserver.config import Settings
     from delayserver.recovery.check import check_path
     from delayserver.recovery.shards import check_shards, count_shards
+    from storage.catalog import MAX_BYTES
 
-    catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
     found: Report | ShardReports[Report]
     with _disk_errors(as_json), progress_bar("checking", quiet=as_json) as progress:
         if count := count_shards(data_dir):
             found = shards = check_shards(
-                data_dir, count, catalog_max_bytes=catalog_max_bytes, progress=progress
+                data_dir, count, catalog_max_bytes=MAX_BYTES, progress=progress
             )
             lines = _of_each(shards, _rendered)
             status = _status(shards, [not one.is_clean for one in shards.reports.values()])
         else:
-            found = report = check_path(
-                data_dir, catalog_max_bytes=catalog_max_bytes, progress=progress
-            )
+            found = report = check_path(data_dir, catalog_max_bytes=MAX_BYTES, progress=progress)
             lines, status = _rendered(report), 0 if report.is_clean else DAMAGED_STATUS
     _end(found.to_json() if as_json else lines, status)
 

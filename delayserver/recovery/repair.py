@@ -57,7 +57,7 @@ from delayserver.recovery.repair_logs import Changes, Mended, Mender
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
 from storage.buckets import bucket_path, hours_of, is_day, parse_bucket_file
-from storage.catalog import LmdbCatalog, Table
+from storage.catalog import MAX_BYTES, LmdbCatalog, Table
 from storage.catalog_file import DATA_FILE
 from storage.check import Finding, NotADataDirectoryError, Progress, Report, Severity
 from storage.definitions_log import DIRECTORY as DEFINITIONS
@@ -135,7 +135,7 @@ def repair_path(
     *,
     now_ms: int,
     dry_run: bool = False,
-    catalog_max_bytes: int = Settings.model_fields["catalog_max_bytes"].default,
+    catalog_max_bytes: int = MAX_BYTES,
     progress: Progress = lambda what, done, total: None,
 ) -> RepairReport:
     """Repair the directory `data_dir`. May be interrupted at any point and called again.

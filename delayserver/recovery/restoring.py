@@ -42,7 +42,7 @@ from delayserver.recovery.shipped_log import LogCut, find_cut
 from delayserver.recovery.store import Store, Surroundings
 from delayserver.security.tokens import TOKENS_FILE
 from delayserver.times import format_time
-from storage.catalog import Catalog, LmdbCatalog
+from storage.catalog import MAX_BYTES, Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, FORMAT_VERSION
 from storage.errors import BackupError, DamageError, FormatVersionError
 from storage.files import FILE_MODE, PRIVATE_MODE, Files, OsFiles
@@ -53,7 +53,6 @@ from storage.shards import SHARDS_FILE, fix_shard_count, read_shard_count, shard
 
 SEGMENT_BYTES: Final = 4096
 """Nothing is written to the message log here, but a spare segment is made."""
-CATALOG_MAX_BYTES: Final[int] = Settings.model_fields["catalog_max_bytes"].default
 SKIPPED_SEQS: Final = 1 << 32
 """A day of 50,000 records a second; an id has room for 65,000 times as many."""
 
@@ -163,7 +162,7 @@ def restore(
     *,
     now_ms: int,
     until_ms: int | None = None,
-    catalog_max_bytes: int = CATALOG_MAX_BYTES,
+    catalog_max_bytes: int = MAX_BYTES,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Restored]:
     """Make the data directory `data_dir`, which is empty or not there, of a backup.

@@ -58,16 +58,15 @@ def is_free(port: int) -> bool:
 def damage_in(data_dir: Path) -> list[str]:
     """What the check of a data directory finds, of one shard or of several, by the same code as the
     command `check`."""
-    from delayserver.config import Settings
     from delayserver.recovery.check import check_path
     from delayserver.recovery.shards import check_shards, count_shards
+    from storage.catalog import MAX_BYTES
 
-    catalog_max_bytes = Settings.model_fields["catalog_max_bytes"].default
     count = count_shards(data_dir)
     if count is None:
-        damage = check_path(data_dir, catalog_max_bytes=catalog_max_bytes).damage
+        damage = check_path(data_dir, catalog_max_bytes=MAX_BYTES).damage
         return [str(one) for one in damage]
-    found = check_shards(data_dir, count, catalog_max_bytes=catalog_max_bytes)
+    found = check_shards(data_dir, count, catalog_max_bytes=MAX_BYTES)
     return [
         *(f"shard {k}: {one}" for k, report in found.reports.items() for one in report.damage),
         *(f"shard {k} cannot be checked: {error}" for k, error in found.errors.items()),

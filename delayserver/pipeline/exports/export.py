@@ -31,7 +31,6 @@ from typing import Any, Final
 
 import google_crc32c
 
-from delayserver.config import Settings
 from delayserver.errors import PipelineError
 from delayserver.pipeline.exports.exported import read_manifest, read_pointer, read_shards
 from delayserver.pipeline.exports.manifest import (
@@ -57,7 +56,7 @@ from delayserver.pipeline.exports.place import (
 from delayserver.pipeline.logs import logs
 from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.records.tables import HourState, read_checkpoint, read_hours
-from storage.catalog import LmdbCatalog
+from storage.catalog import MAX_BYTES, LmdbCatalog
 from storage.catalog_file import DATA_FILE
 from storage.directory import FORMAT_FILE
 from storage.errors import DamageError
@@ -217,8 +216,7 @@ class _ShardExporter:
                 contextlib.closing(catalog.freeze()) as frozen,
             ):
                 frozen.copy(OsFiles(made), "")
-            max_bytes = Settings.model_fields["catalog_max_bytes"].default
-            copy = LmdbCatalog(made, max_bytes=max_bytes, readonly=True)
+            copy = LmdbCatalog(made, max_bytes=MAX_BYTES, readonly=True)
             with contextlib.closing(copy):
                 hours, checkpoint_seq = read_hours(copy), read_checkpoint(copy)
             with contextlib.closing(OsFiles(made, readonly=True).open(DATA_FILE)) as file:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from delayserver.pipeline.logs.dispatched import DISPATCHED_DTYPE
 from delayserver.pipeline.reports.lateness import bucket_of
-from delayserver.records.arrow import binaries, fixed, texts
+from delayserver.records.arrow import binaries, fixed, text_maps, texts
 from delayserver.records.direct import DIRECT_FIRST_ID, DIRECT_NAME
 from delayserver.records.message import Payload, decode_payload
 from storage.frame import Damage, Frame, Rows
@@ -196,7 +196,7 @@ SUBJECT: Derived = {
 
 def _settled(rows: Rows, names: Names) -> pa.Array:
     moments = fixed(rows["settled_ms"] * 1000, TIME)
-    return pc.if_else(fixed(rows["settled_ms"] != 0), moments, None)
+    return pc.if_else(fixed(rows["settled_ms"] != 0), moments, pa.NULL)
 
 
 SETTLED: Derived = {"settled": (TIME, _settled)}
@@ -208,7 +208,7 @@ def lateness_columns(is_delivered: Callable[[Rows], np.ndarray]) -> Derived:
 
     def lateness_ms(rows: Rows, names: Names) -> pa.Array:
         lateness = fixed(rows["settled_ms"] - rows["due_ms"])
-        return pc.if_else(fixed(is_delivered(rows)), lateness, None)
+        return pc.if_else(fixed(is_delivered(rows)), lateness, pa.NULL)
 
     def bucket(rows: Rows, names: Names) -> pa.Array:
         buckets = bucket_of(rows["settled_ms"] - rows["due_ms"])
@@ -312,5 +312,5 @@ def _payload_column(payloads: Sequence[Payload | None], name: str) -> pa.Array:
         case "body":
             return binaries(column, PAYLOAD_TYPES[name])
         case "headers":
-            column = [None if headers is None else list(headers.items()) for headers in column]
+            return text_maps(column, PAYLOAD_TYPES[name])
     return pa.array(column, PAYLOAD_TYPES[name])

@@ -60,6 +60,7 @@ from delayserver.pipeline.states.snapshot import (
     read_subscriptions,
     wanted_directories,
 )
+from delayserver.records.arrow import binaries, fixed, text_maps, texts
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content, Payload
 from delayserver.records.subscriptions import Subscription
@@ -113,7 +114,7 @@ deliveries    per subscription: state; for what was delivered the attempt, when 
               how long after the due time
 """
 
-_STATES = pa.array([None, *(state.name.lower() for state in EntryState)], pa.string())
+_STATES = texts([None, *(state.name.lower() for state in EntryState)])
 _OPTIONS = (*SELECTING, "hours", "damage", "partitions")
 _KINDS = name_table({kind: kind.name.lower() for kind in RecordKind})
 
@@ -346,39 +347,36 @@ class _History:
         firsts = np.searchsorted(settled["seq"], rows["seq"])
         lasts = np.searchsorted(settled["seq"], rows["seq"], side="right")
         bodies = [_text(payload) for payload in payloads]
-        made: dict[str, Callable[[], object]] = {
-            "id": lambda: list(map(self._id, rows, payloads)),
+        made: dict[str, Callable[[], pa.Array]] = {
+            "id": lambda: texts(list(map(self._id, rows, payloads))),
             "subject": lambda: named(rows["subject_id"], self._task.names.subjects),
-            "key": lambda: [payload.key for payload in payloads],
-            "headers": lambda: [
-                None if payload.headers is None else list(payload.headers.items())
-                for payload in payloads
-            ],
-            "body": lambda: bodies,
-            "body_bytes": lambda: [
-                payload.body if body is None else None
-                for payload, body in zip(payloads, bodies, strict=True)
-            ],
-            "due": lambda: pa.array(rows["due_ms"] * 1000).cast(TIME),
-            "filed": lambda: pa.array(
-                np.full(len(rows), frame.header.created_ms * 1000, np.int64)
-            ).cast(TIME),
-            "made_by": lambda: _KINDS.take(pa.array(rows["kind"])),
-            "attempt": lambda: pa.array(np.maximum(rows["attempt"], 1).astype(np.int32)),
-            "state": lambda: _STATES.take(pa.array(settled["entry_state"][firsts])),
+            "key": lambda: texts([payload.key for payload in payloads]),
+            "headers": lambda: text_maps(
+                [payload.headers for payload in payloads], TYPES["headers"]
+            ),
+            "body": lambda: texts(bodies),
+            "body_bytes": lambda: binaries(
+                [
+                    payload.body if body is None else None
+                    for payload, body in zip(payloads, bodies, strict=True)
+                ],
+                TYPES["body_bytes"],
+            ),
+            "due": lambda: fixed(rows["due_ms"] * 1000, TIME),
+            "filed": lambda: fixed(
+                np.full(len(rows), frame.header.created_ms * 1000, np.int64), TIME
+            ),
+            "made_by": lambda: _KINDS.take(fixed(rows["kind"])),
+            "attempt": lambda: fixed(np.maximum(rows["attempt"], 1).astype(np.int32)),
+            "state": lambda: _STATES.take(fixed(settled["entry_state"][firsts])),
             "deliveries": lambda: self._deliveries(settled, firsts, lasts),
-            "seq": lambda: pa.array(rows["seq"].astype(np.int64)),
-            "message_seq": lambda: pa.array(rows["message_seq"].astype(np.int64)),
-            "hour": lambda: pa.array(np.full(len(rows), hour, np.int32)),
-            "shard": lambda: pa.array(np.full(len(rows), self._directory.shard, np.int32)),
+            "seq": lambda: fixed(rows["seq"].astype(np.int64)),
+            "message_seq": lambda: fixed(rows["message_seq"].astype(np.int64)),
+            "hour": lambda: fixed(np.full(len(rows), hour, np.int32)),
+            "shard": lambda: fixed(np.full(len(rows), self._directory.shard, np.int32)),
             CORRUPT: lambda: pa.nulls(len(rows), CORRUPT_TYPE),
         }
-        arrays = []
-        for column in self._schema:
-            values = made[column.name]()
-            if not isinstance(values, pa.Array):
-                values = pa.array(values, TYPES[column.name])
-            arrays.append(values.cast(column.type))
+        arrays = [made[column.name]().cast(column.type) for column in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _id(self, row: np.void, payload: Payload) -> str:
@@ -394,17 +392,17 @@ class _History:
         before = np.concatenate([[0], np.cumsum(shown)])
         offsets = np.append(before[firsts - start], before[int(lasts[-1]) - start])
         some = some[shown]
-        delivered = pa.array(some["state"] == EntryState.DELIVERED)
-        at = pa.array(some["settled_ms"] * 1000).cast(TIME)
+        delivered = fixed(some["state"] == EntryState.DELIVERED)
+        at = fixed(some["settled_ms"] * 1000, TIME)
         columns = (
             named_subscriptions(some["subscription_id"], self._task.names.subscriptions),
-            _STATES.take(pa.array(some["state"])),
-            pa.compute.if_else(delivered, pa.array(some["attempt"].astype(np.int32)), None),
-            pa.compute.if_else(pa.array(some["settled_ms"] != 0), at, None),
-            pa.compute.if_else(delivered, pa.array(some["settled_ms"] - some["due_ms"]), None),
+            _STATES.take(fixed(some["state"])),
+            pa.compute.if_else(delivered, fixed(some["attempt"].astype(np.int32)), pa.NULL),
+            pa.compute.if_else(fixed(some["settled_ms"] != 0), at, pa.NULL),
+            pa.compute.if_else(delivered, fixed(some["settled_ms"] - some["due_ms"]), pa.NULL),
         )
         structs = pa.StructArray.from_arrays(columns, fields=list(DELIVERY))
-        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), structs)
+        return pa.ListArray.from_arrays(fixed(offsets.astype(np.int32)), structs)
 
 
 def _ended(settled: Rows) -> np.ndarray:

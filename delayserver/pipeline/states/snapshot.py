@@ -29,7 +29,6 @@ from pathlib import Path
 
 import numpy as np
 
-from delayserver.config import Settings
 from delayserver.errors import InputError, PipelineError
 from delayserver.pipeline.exports.exported import (
     is_export,
@@ -43,7 +42,7 @@ from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.filing import by_bucket, schedule_rows
 from storage.buckets import days_of, is_day
-from storage.catalog import Catalog, LmdbCatalog, Table
+from storage.catalog import MAX_BYTES, Catalog, LmdbCatalog, Table
 from storage.check import NotADataDirectoryError
 from storage.directory import CATALOG_DIRECTORY, ID_SECRET_BYTES, open_identity
 from storage.errors import DiskError
@@ -97,13 +96,12 @@ class Directory:
     @contextlib.contextmanager
     def catalog(self) -> Iterator[Catalog]:
         """Its catalog. Raises CatalogError where there is none."""
-        max_bytes = Settings.model_fields["catalog_max_bytes"].default
         if self.moment:
-            with open_export(self.root, self.moment).catalog(max_bytes) as exported:
+            with open_export(self.root, self.moment).catalog(MAX_BYTES) as exported:
                 yield exported
             return
         path = str(Path(self.root) / CATALOG_DIRECTORY)
-        catalog = LmdbCatalog(path, max_bytes=max_bytes, readonly=True)
+        catalog = LmdbCatalog(path, max_bytes=MAX_BYTES, readonly=True)
         try:
             yield catalog
         finally:

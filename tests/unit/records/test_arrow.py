@@ -14,6 +14,7 @@ from delayserver.records.arrow import (
     pieces,
     present,
     strings,
+    text_maps,
     texts,
 )
 
@@ -32,6 +33,15 @@ def test_the_same_bytes_as_something_else() -> None:
     micros = np.array([0, 1_700_000_000_000_000])
     kind = pa.timestamp("us", tz="UTC")
     assert fixed(micros, kind).equals(pa.array(micros).cast(kind))
+
+
+@given(st.lists(st.none() | st.dictionaries(st.text(), st.text())))
+def test_maps(values: list[dict[str, str] | None]) -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    made = text_maps(values, kind)
+    made.validate(full=True)
+    pairs = [None if value is None else list(value.items()) for value in values]
+    assert made.equals(pa.array(pairs, kind))
 
 
 @given(st.lists(st.none() | st.text()))
