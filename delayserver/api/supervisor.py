@@ -206,14 +206,20 @@ class _Shard:
 
     async def _run(self, stopping: asyncio.Event) -> int:
         """One process, from its start to its end."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            __spec__.name,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                __spec__.name,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        except OSError as error:
+            # The others go on, and this one is tried again: the machine has too little memory, or
+            # too many processes, for now.
+            log.error("a process was not made", shard=self._place.shard, error=str(error))
+            return EXIT_REFUSED
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(self._document + b"\n")
         process.stdin.writelines(other._said for other in self.others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -62,6 +63,21 @@ def test_a_shard_that_is_killed_comes_again_with_all_that_it_had(supervised: Sup
             again = supervised.published(key)
             assert (again["id"], again["duplicate"]) == (message_id, True)
     assert len(supervised.shards) == COUNT
+
+
+def test_a_shard_that_cannot_be_started_for_now_is_tried_again(supervised: Supervised) -> None:
+    supervised.start()
+    assert supervised.process is not None
+    pid, kind = supervised.process.pid, resource.RLIMIT_NOFILE
+    before = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (3, before[1]))  # It has more already.
+    os.kill(supervised.shards[0], signal.SIGKILL)
+    wait_until(lambda: supervised.log_path.read_text().count("a process was not made") > 1)
+    assert len(supervised.shards) == COUNT - 1
+    resource.prlimit(pid, kind, before)
+    wait_until(lambda: len(supervised.shards) == COUNT)
+    for number in range(12):
+        supervised.published(str(number))
 
 
 def test_a_subscription_is_in_force_everywhere_and_stays_so(supervised: Supervised) -> None:
