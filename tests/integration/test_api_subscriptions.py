@@ -26,10 +26,12 @@ def ids(messages):
     return [message["id"] for message in messages]
 
 
-def definitions(api):
-    """All subscriptions, without what waits for them just now."""
+def definitions(api, subject):
+    """The subscriptions to a subject, and to those below it, without what waits for them just now.
+    (Those of other tests go on: what fails to be delivered to them is told there, too.)"""
     found = api.ask("GET", "/v1/subscriptions")["subscriptions"]
-    return [{**one, "queued": 0, "in_flight": 0} for one in found]
+    of_it = [one for one in found if one["subject"] in (subject, f"{subject}.*")]
+    return [{**one, "queued": 0, "in_flight": 0} for one in of_it]
 
 
 def is_due(api, published):
@@ -207,7 +209,7 @@ def test_everything_outlives_the_process(lasting_api, subject, kill):
     kept = api.subscribe(unique("kept"), subject)
     paused = api.subscribe(unique("paused"), f"{subject}.*")
     api.ask("POST", f"{paused}/pause")
-    api.delete(api.subscribe(unique("deleted"), "*"))
+    api.delete(api.subscribe(unique("deleted"), f"{subject}.*"))
     waiting = api.publish(f"nobody-{subject}.a")
     fanned = api.publish(f"{subject}.b", delay="1h")
     soon = api.publish(subject, key="k", delay="2s")
@@ -218,11 +220,12 @@ def test_everything_outlives_the_process(lasting_api, subject, kill):
     pushed = f"/v1/subjects/{subject}/keys/pushed"
     replaced = api.ask("PUT", pushed, 201, json={"delay": "1h"})
     replacing = api.ask("PUT", pushed, 200, json={"delay": "2h", "body": 2})
-    before = definitions(api)
+    before = definitions(api, subject)
+    assert [one["subject"] for one in before] == [subject, f"{subject}.*"]
     is_due(api, waiting)
 
     api.restart(kill=kill)
-    assert definitions(api) == before
+    assert definitions(api, subject) == before
     assert api.look_up(fanned["id"])["state"] == "scheduled"
     assert api.look_up(cancelled["id"])["state"] == "cancelled"
     assert api.look_up(replaced["id"])["state"] == "cancelled"

@@ -11,6 +11,7 @@ from sessions import QUICK_SETTINGS
 from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import open_session
 from tests.cluster.brokers import Brokers
+from tests.pipeline.forking import make_forking_python
 from tests.pipeline.jars import spark_kafka_jars
 from tests.pipeline.objects import ObjectStore
 
@@ -28,12 +29,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores. Who uses it leaves its settings as they are."""
     # A JVM that runs takes no more jars, so this one has those of Kafka from the beginning.
-    jars = {"spark.jars": ",".join(spark_kafka_jars())}
-    with open_session("tests", master="local[2]", settings=QUICK_SETTINGS | jars) as session:
-        yield session
+    settings = QUICK_SETTINGS | {"spark.jars": ",".join(spark_kafka_jars())}
+    python = make_forking_python(tmp_path_factory.mktemp("spark"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", str(python))
+        opened = open_session("tests", master="local[2]", settings=settings)
+        session = opened.__enter__()
+    yield session
+    opened.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")

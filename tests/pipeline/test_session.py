@@ -69,7 +69,8 @@ def test_addresses_of_spark_connect_are_known() -> None:
 
 
 def test_workers_run_this_interpreter_in_utc(spark: SparkSession) -> None:
-    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    found = spark.sparkContext.parallelize([0]).map(lambda _: sys.executable).collect()
+    assert found == [sys.executable]
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 

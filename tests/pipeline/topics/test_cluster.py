@@ -172,10 +172,13 @@ def test_deliveries_are_seen_as_brokers_are_told_of_them(
     known = names_in_log(job, cluster.topics)
     assert [one.name for one in known[0].subscriptions.values()] == ["hook"]
     directories = [str(cluster.nodes[0].data_dir / f"shard-{n:04d}") for n in range(SHARDS)]
-    in_files = names_in_directories(cluster.topics.identity, *directories)
-    assert {n: one.subscriptions for n, one in in_files.items()} == {
-        n: one.subscriptions for n, one in known.items()
-    }
+    in_log = {n: one.subscriptions for n, one in known.items()}
+
+    def in_files() -> dict[int, Any]:
+        found = names_in_directories(cluster.topics.identity, *directories)
+        return {n: one.subscriptions for n, one in found.items()}
+
+    wait_until(lambda: in_files() == in_log)  # A replica that follows is a moment behind.
 
     def names() -> dict[int, Any]:
         return {shard: one.columns(shard) for shard, one in known.items()}
