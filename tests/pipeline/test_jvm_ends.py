@@ -16,12 +16,12 @@ from delayserver.pipeline.session import JvmEndedError, open_session
 from storage.rows import HOUR_MS
 from tests.integration.api_support import wait_until
 from tests.pipeline.processes import children, runs
+from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-CONF = [word for name, text in QUICK_SETTINGS.items() for word in ("--conf", f"{name}={text}")]
 ENDED = "Spark's JVM ended in the middle of the job {}: it was killed"
 
 
@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     ("command", "worker"), [("audit", "pyspark.worker"), ("lateness", "streaming")]
 )
 def test_a_command_says_that_it_was_killed(command: str, worker: str, store: Store) -> None:
-    arguments = ["pipeline", command, "--data-dir", store.root, "--master", "local[2]", *CONF]
+    arguments = ["pipeline", command, "--data-dir", store.root, "--master", "local[2]", *QUICK_CONF]
     process = subprocess.Popen(
         [sys.executable, "-m", "delayserver", *arguments],
         stdout=subprocess.PIPE,

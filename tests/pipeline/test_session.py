@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.session import JavaMissingError, _start, find_java, is_connect
+from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import Store
 
 
@@ -95,7 +96,16 @@ def test_a_python_of_executors_that_lacks_the_package_is_named(tmp_path: Path) -
     store.publish("order.unpaid", [1000])
     store.kill()
     done = subprocess.run(
-        [sys.executable, "-m", "delayserver", "pipeline", "audit", "--data-dir", store.root],
+        [
+            sys.executable,
+            "-m",
+            "delayserver",
+            "pipeline",
+            "audit",
+            "--data-dir",
+            store.root,
+            *QUICK_CONF,
+        ],
         env={**os.environ, "PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")},
         capture_output=True,
         text=True,

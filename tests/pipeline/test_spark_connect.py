@@ -19,6 +19,7 @@ from delayserver.pipeline.audits.audit import audit_here
 from storage.rows import HOUR_MS
 from tests.integration.api_support import ApiServer, now_ms, wait_until
 from tests.pipeline.processes import descendants, runs
+from tests.pipeline.quick import QUICK_SQL
 from tests.pipeline.spark_cluster import HOME, QUICK_JAVA, Driver, start_program, the_session
 from tests.pipeline.store import Store
 
@@ -82,7 +83,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]
 
 @pytest.fixture(scope="module")
 def driver(connect: ConnectServer, root: Path) -> Iterator[Driver]:
-    driver = Driver(connect.url, root, {})
+    driver = Driver(connect.url, root, QUICK_SQL)
     yield driver
     driver.close()
 

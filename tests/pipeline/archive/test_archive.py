@@ -41,6 +41,7 @@ from delayserver.records.message import Content
 from storage.buckets import hour_name
 from storage.rows import HOUR_MS, LogKind
 from tests.integration.api_support import ApiServer, now_ms, wait_until
+from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import FAILED, HOUR, OK, START_MS, Store
 
 MINUTE_MS = 60_000
@@ -392,7 +393,7 @@ def test_a_job_that_is_killed_by_the_system_is_run_again(
     options = {"--data-dir": api.data_dir, "--to": to, "--server": api.base_url}
     arguments = [str(part) for pair in options.items() for part in pair]
     process = subprocess.Popen(
-        [*command, *arguments, "--master", "local[2]"],
+        [*command, *arguments, "--master", "local[2]", *QUICK_CONF],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -26,6 +26,7 @@ from delayserver.pipeline.reports.live import UNKNOWN, Line, Windows, watch
 from storage.check import NotADataDirectoryError
 from storage.rows import LogKind
 from tests.integration.api_support import ApiServer, Receiver, wait_until
+from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import HOUR, START_MS, Store
 
 SECOND = 1000
@@ -177,7 +178,7 @@ def test_the_command_goes_on_beside_a_server_until_ctrl_c(api: ApiServer, tmp_pa
 
     command = [sys.executable, "-m", "delayserver", "pipeline", "lateness", "--window", "1s"]
     command += ["--data-dir", str(api.data_dir), "--json", "-", "--master", "local[1]"]
-    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    command += QUICK_CONF
     out, err = tmp_path / "out", tmp_path / "err"
     thread = threading.Thread(target=publish)
     thread.start()
