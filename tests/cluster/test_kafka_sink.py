@@ -203,7 +203,9 @@ def publish(node: NodeProcess, count: int, first: int) -> list[str]:
 
 def feed(brokers: Brokers, topic: str, count: int, first: int) -> list[str]:
     """Write so many records to a topic that a source reads; their bodies."""
-    producer = Producer({"bootstrap.servers": ",".join(brokers.addresses), "acks": "all"})
+    # Brokers are killed meanwhile, and each record is to be in the topic once.
+    settings = {"enable.idempotence": True, "acks": "all"}
+    producer = Producer({"bootstrap.servers": ",".join(brokers.addresses), **settings})
     bodies = [f'"in {n}"' for n in range(first, first + count)]
     for body in bodies:
         producer.produce(topic, body, headers={"delay-until": b"300ms"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.calls import POLL_S, CallRefusedError, ServerCalls
+from delayserver.pipeline.calls import CallRefusedError, ServerCalls
 from delayserver.times import parse_time_ms
 from storage.shards import shard_directory
 from storage.staging import manifest_path
@@ -19,6 +19,8 @@ from storage.staging import manifest_path
 SUBJECTS_PER_CALL = 10_000
 DUPLICATES_PER_CALL = 10_000
 ADOPT_TIMEOUT_S = 600.0
+FOLLOW_S = 0.05
+"""How often it is asked how far the filing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Adoption(ServerCalls):
             progress(found.done, found.count)
             if found.state == "adopted":
                 return found
-            self._sleep(POLL_S)
+            self._sleep(FOLLOW_S)
 
     def duplicates(self) -> Iterator[tuple[int, str]]:
         """Rows that were left out, and the ids of the messages that hold their keys."""

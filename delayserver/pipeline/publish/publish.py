@@ -30,7 +30,7 @@ Its options:
     rejects             a directory for rows that are refused, as JSON lines with the reason;
                         without it they fail the query, which names them
     report              a file to which the counts of each micro-batch are added, as JSON lines
-    batchSize           rows in one request; 2,000
+    batchSize           rows in one request; 5,000
     timeout             how long a server that is away or overloaded is waited for; 5m
 
 Executors read `tlsCa` and write `rejects`, so these must be the same place everywhere; `report` is
