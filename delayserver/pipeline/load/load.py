@@ -632,7 +632,10 @@ class _Run:
     ) -> None:
         note = self._note.read()
         if note is None or not note.has_ids or not self._work.is_dir():
-            raise PipelineError("the ids are not known any more; the messages are loaded")
+            raise PipelineError(
+                "the messages are loaded, but their ids were not asked for then (--ids), or thrown "
+                "away since: GET /v1/subjects/SUBJECT/keys/KEY tells that of each"
+            )
         places = [
             ImportedParts(
                 IdCodec(target.identity.shard, target.identity.id_secret),

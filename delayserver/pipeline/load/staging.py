@@ -64,6 +64,7 @@ CHUNK_BYTES = 32 * 1024 * 1024
 ANCIENT_MS = 10**11
 """Before this, in 1973, no message was due: it is seconds that were taken for milliseconds."""
 
+_REPLACEMENT = "\ufffd".encode()
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -179,6 +180,10 @@ class Stager:
         bodies = self._bodies(batch, problems)
         keys = self._keys(batch, problems)
         headers = self._headers(batch, problems)
+        if MALFORMED in batch.schema.names:
+            doubted = map(_has_replacement, bodies, keys)
+            reason = "text is not in the file's encoding (--option encoding=…)"
+            problems.add(np.fromiter(doubted, bool, batch.num_rows), reason)
         kept = np.delete(np.arange(batch.num_rows), list(problems))
         if len(kept):
             self._count(due_ms[kept])
@@ -427,6 +432,11 @@ def _hashes_of(subjects: dict[str, int]) -> np.ndarray:
     for name, number in subjects.items():
         hashes[number] = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
     return hashes
+
+
+def _has_replacement(body: bytes, key: str | None) -> bool:
+    """Spark puts U+FFFD in the place of bytes of a text file that it cannot decode, silently."""
+    return _REPLACEMENT in body or (key is not None and "\ufffd" in key)
 
 
 def _begin(text: str | None) -> str | None:

@@ -219,6 +219,31 @@ def test_what_is_past_is_counted_or_rejected(job: Job, make: Callable[..., LoadJ
 
 
 @pytest.mark.parametrize("file_format", ["csv", "json"])
+def test_text_of_another_encoding_is_named_and_not_altered(
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path, file_format: str
+) -> None:
+    path, due_ms = tmp_path / f"table.{file_format}", now_ms() + DAY_MS
+    rows = [("café", "7"), ("a", "naïve"), ("b", "7")]
+    if file_format == "csv":
+        lines = ["due,key,shop", *(f"{due_ms},{key},{shop}" for key, shop in rows)]
+    else:
+        documents = [{"due": due_ms, "key": key, "shop": shop} for key, shop in rows]
+        lines = [json.dumps(one, ensure_ascii=False) for one in documents]
+    path.write_text("\n".join(lines), encoding="latin-1")
+    load = make(MessageColumns("due", subject=unique("text"), key="key"))
+    loaded = run(job, read_table(job, str(path), None, {}), load)
+    assert (loaded.read, loaded.accepted, sum(loaded.rejected.values())) == (3, 1, 2)
+    if file_format == "json":
+        return  # It is UTF-8, by definition.
+    assert list(loaded.rejected) == ["text is not in the file's encoding (--option encoding=…)"]
+    again = replace(load, id=f"{load.id}-again")
+    table = read_table(job, str(path), None, {"encoding": "iso-8859-1"})
+    assert run(job, table, again).accepted == 2  # The third is there already.
+    message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/a")
+    assert message["body"] == {"shop": "naïve"}
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json"])
 def test_a_malformed_line_is_a_row_of_its_own(
     api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path, file_format: str
 ) -> None:
