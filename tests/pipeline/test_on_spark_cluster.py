@@ -116,6 +116,16 @@ def loaded(load_job: LoadJob, progress: Path) -> Loaded:
     return load(Job(the_session(), _into(progress)), rows, load_job)
 
 
+def sunk(url: str) -> None:
+    """A row without a due time is among others."""
+    table = the_session().range(0, 20, 1, PARTITIONS)
+    due = f"if(id = 3, null, {now_ms() + DAY_MS}) as due"
+    rows = table.selectExpr(due, "concat('s', id) as key", "'1' as body")
+    writer = rows.write.format("delayserver").mode("append").option("url", url)
+    writer = writer.options(subject="sunk", dueColumn="due", keyColumn="key", bodyColumn="body")
+    writer.option("rejects", "refused").save()
+
+
 def _into(path: Path) -> Any:
     def progress(what: str, done: int, total: int) -> None:
         path.with_suffix(".new").write_text(f"{what}: {done} of {total}")
@@ -163,12 +173,21 @@ def test_a_load_and_an_archive(driver: Driver, api: ApiServer, root: Path) -> No
     assert status == 0, error
     assert json.loads(printed)["accepted"] == 1000
     wait_until(lambda: len(api.ask("GET", "/v1/archives?limit=1000")["hours"]) == SETTLED)
-    words = ("archive", "--data-dir", "served/data", "--to", str(root / "archive"))
+    words = ("archive", "--data-dir", "served/data", "--to", "archive")
     status, printed, error = driver.command(*words, "--server", str(api.base_url), "--json", "-")
     assert status == 0, error
     hours = json.loads(printed)["hours"]
     assert [hour["fate"] for hour in hours] == ["archived"] * SETTLED
     assert [hour["count"] for hour in hours] == [PER_HOUR] * SETTLED
+
+
+def test_rejected_rows_come_to_where_the_driver_works(
+    driver: Driver, api: ApiServer, root: Path
+) -> None:
+    driver.run(sunk, str(api.base_url))
+    (file,) = (root / "refused").iterdir()
+    (row,) = map(json.loads, file.read_text().splitlines())
+    assert (row["reason"], row["key"]) == ("no due time", "s3")
 
 
 # ── a node that does not see the directory ─────────────────────────────────────────────────────

@@ -43,11 +43,12 @@ class ArchivePlace:
     def __init__(self, url: str) -> None:
         """Raises InputError where nothing is known of such a URL, DiskError where it cannot be
         used."""
-        self.given = url
-        """With the options that a URL may have."""
         self._is_local = not is_url(url)
         # What a table says of itself: the options of the URL are this job's own.
         self.url: str = local_path(url) if self._is_local else _location(url)
+        # Tasks work in directories of their own, where a relative path is another one.
+        self.given = self.url if self._is_local else url
+        """With the options that a URL may have."""
         assert self._opened
 
     def __reduce__(self) -> tuple[type["ArchivePlace"], tuple[str]]:

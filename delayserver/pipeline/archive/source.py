@@ -135,7 +135,12 @@ def read_file(place: ArchivePlace, name: str, columns: list[str]) -> Iterator[pa
         with place.errors("read", name) as path, place.filesystem.open_input_file(path) as file:
             parquet = pq.ParquetFile(file)
             yield from parquet.iter_batches(BATCH_ROWS, columns=columns)
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
+    except FileNotFoundError as error:
+        seen = "; each node has to see the archive under this path" if place.is_local else ""
+        raise PipelineError(
+            f"{place.location(name)} cannot be read: it is not there{seen}"
+        ) from error
+    except pa.ArrowInvalid as error:
         raise PipelineError(f"{place.location(name)} cannot be read: {error}") from error
 
 

@@ -72,13 +72,15 @@ def _line(counts: Rows) -> GroupLine:
     line: GroupLine = {"entries": int(counts["entries"].sum())}
     line |= {one.name.lower(): int(by_state[one]) for one in EntryState}
     late = counts[counts["bucket"] >= 0]
-    line["max_ms"] = int(late["max_ms"].max()) if len(late) else None
+    max_ms = int(late["max_ms"].max()) if len(late) else None
+    line["max_ms"] = max_ms
     through = np.cumsum(late["count"])
     for name, part in PERCENTILES.items():
         line[name] = None
-        if len(late):
+        if max_ms is not None:
             at = np.searchsorted(through, math.ceil(int(through[-1]) * part))
-            line[name] = int(upper_ms(late["bucket"][[at]])[0])
+            # The upper end of a bucket may be a little above the latest.
+            line[name] = min(int(upper_ms(late["bucket"][[at]])[0]), max_ms)
     return line
 
 

@@ -42,6 +42,7 @@ that does not take Arrow (docs/spark.md). Threads: Spark's tasks, an event loop 
 """
 
 import json
+import os
 import uuid
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ from pyspark.sql.datasource import (
 
 from delayserver.client.calling import URL_DEFAULT
 from delayserver.client.transport import HttpTransport
-from delayserver.errors import InputError
+from delayserver.errors import InputError, PipelineError
 from delayserver.pipeline.logs.options import Options, parse_named
 from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.pipeline.publish.sending import (
@@ -145,7 +146,7 @@ def _plan(options: Options) -> SendingPlan:
     return SendingPlan(
         url,
         token,
-        options.text("tlsCa"),
+        _path(options, "tlsCa"),
         MessageColumns(
             due,
             subject,
@@ -157,11 +158,17 @@ def _plan(options: Options) -> SendingPlan:
         ),
         is_exact,
         uuid.uuid4().hex[:8],
-        options.text("rejects"),
+        _path(options, "rejects"),
         options.text("report"),
         max(1, options.number("batchSize", BATCH_ROWS)),
         timeout_ms / 1000,
     )
+
+
+def _path(options: Options, name: str) -> str | None:
+    """Tasks work in directories of their own, where a relative path is another one."""
+    path = options.text(name)
+    return path and os.path.abspath(path)
 
 
 class _Writer:
@@ -246,6 +253,12 @@ def _show_rejects(directory: Path, sent: Sequence[SendingReport], batch: int | N
     for one in sent:
         if one.rejects_file is not None:
             name = stem + one.rejects_file.partition("-")[2]
-            Path(directory, one.rejects_file).replace(directory / name)
+            try:
+                Path(directory, one.rejects_file).replace(directory / name)
+            except FileNotFoundError as error:
+                raise PipelineError(
+                    f"a task has put rejected rows into {directory}, and the driver does not find "
+                    "them there: `rejects` has to be the same directory on all machines"
+                ) from error
             names.append(name)
     return names

@@ -76,7 +76,7 @@ def lines(found: Forecast) -> Iterator["RenderableType"]:
     yield ""
     yield _table(("subject", "waiting"), list(_subjects(found))[:_LINES])
     yield ""
-    hot = ((_minute(at), int(due), round(due / 60, 1)) for at, due in found.hot.head(_LINES).values)
+    hot = ((_minute(at), int(due), round(due / 60, 2)) for at, due in found.hot.head(_LINES).values)
     yield _table(("hot minute (UTC)", "due", "per second"), hot)
     yield ""
     hours = found.hours.nlargest(_LINES, "memory_bytes")
@@ -160,7 +160,7 @@ def _minutes(made: ReportPage, found: Forecast) -> None:
     made.table(
         ("minute (UTC)", "due", "per second"),
         (
-            (_minute(minute_ms), int(count), round(count / 60, 1))
+            (_minute(minute_ms), int(count), round(count / 60, 2))
             for minute_ms, count in found.hot.itertuples(index=False)
         ),
     )
