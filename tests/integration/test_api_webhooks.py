@@ -392,6 +392,8 @@ def test_each_attempt_can_be_looked_up(api, receiver, subscribe, subject):
     assert attempts(api, published) == {"attempts": [], "dropped": 0}
     api.ask("PATCH", f"/v1/messages/{published['id']}", json={"delay": 0})
     api.recorded(published["id"])
+    # The note of the last one is written behind its delivery.
+    wait_until(lambda: len(attempts(api, published)["attempts"]) == 3)
     found = attempts(api, published)
     assert found["dropped"] == 0
     assert [
