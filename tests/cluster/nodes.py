@@ -75,7 +75,8 @@ class NodeProcess(ServerProcess):
             os.kill(pid, signal.SIGCONT)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Asked again where a shard is away for a moment. Raises HTTPError, OSError."""
+        """Asked again where a shard or its process is away for a moment. Raises HTTPError,
+        OSError."""
         give_up_s = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -84,8 +85,10 @@ class NodeProcess(ServerProcess):
                 if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > give_up_s:
                     raise
                 time.sleep(0.05)
-            except ConnectionError:
-                if time.monotonic() > give_up_s:
+            except (ConnectionError, urllib.error.URLError) as error:
+                # That a connection is refused urllib tells as the reason of an error of its own.
+                reason = getattr(error, "reason", error)
+                if not isinstance(reason, ConnectionError) or time.monotonic() > give_up_s:
                     raise
                 time.sleep(0.05)
 
