@@ -103,8 +103,8 @@ def sort_keys(keys: Keys) -> tuple[ImportedKeys, Repeats]:
     halves = _halves(keys.hashes)
     high = np.ascontiguousarray(halves[:, 0])
     order = np.argsort(high)
-    inner = high[order]
-    if (inner[1:] == inner[:-1]).any():  # Mostly since a key is there twice.
+    in_order = high[order]
+    if (in_order[1:] == in_order[:-1]).any():  # Mostly since a key is there twice.
         order = np.lexsort((keys.rows, halves[:, 1], high))
     hashes, rows, digests = keys.hashes[order], keys.rows[order], keys.digests[order]
     repeats = np.zeros(len(order), bool)

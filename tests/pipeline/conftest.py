@@ -36,10 +36,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     python = make_forking_python(tmp_path_factory.mktemp("spark"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", str(python))
-        opened = open_session("tests", master="local[2]", settings=settings)
-        session = opened.__enter__()
-    yield session
-    opened.__exit__(None, None, None)
+        with open_session("tests", master="local[2]", settings=settings) as session:
+            patch.undo()  # Programs that tests start have the Python that users have.
+            yield session
 
 
 @pytest.fixture(scope="session")

@@ -95,17 +95,9 @@ def test_a_python_of_executors_that_lacks_the_package_is_named(tmp_path: Path) -
     store = Store(tmp_path / "data")
     store.publish("order.unpaid", [1000])
     store.kill()
+    command = [sys.executable, "-m", "delayserver", "pipeline", "audit"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "delayserver",
-            "pipeline",
-            "audit",
-            "--data-dir",
-            store.root,
-            *QUICK_CONF,
-        ],
+        [*command, "--data-dir", store.root, *QUICK_CONF],
         env={**os.environ, "PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")},
         capture_output=True,
         text=True,

@@ -64,7 +64,8 @@ CHUNK_BYTES = 32 * 1024 * 1024
 ANCIENT_MS = 10**11
 """Before this, in 1973, no message was due: it is seconds that were taken for milliseconds."""
 
-_REPLACEMENT = "\ufffd".encode()
+_REPLACEMENT_TEXT = "\ufffd"
+_REPLACEMENT = _REPLACEMENT_TEXT.encode()
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -181,7 +182,7 @@ class Stager:
         keys = self._keys(batch, problems)
         headers = self._headers(batch, problems)
         if MALFORMED in batch.schema.names:
-            doubted = map(_has_replacement, bodies, keys)
+            doubted = map(_has_replacement, bodies, keys, headers)
             reason = "text is not in the file's encoding (--option encoding=…)"
             problems.add(np.fromiter(doubted, bool, batch.num_rows), reason)
         kept = np.delete(np.arange(batch.num_rows), list(problems))
@@ -434,9 +435,11 @@ def _hashes_of(subjects: dict[str, int]) -> np.ndarray:
     return hashes
 
 
-def _has_replacement(body: bytes, key: str | None) -> bool:
+def _has_replacement(body: bytes, key: str | None, headers: dict[str, str] | None) -> bool:
     """Spark puts U+FFFD in the place of bytes of a text file that it cannot decode, silently."""
-    return _REPLACEMENT in body or (key is not None and "\ufffd" in key)
+    if _REPLACEMENT in body or (key is not None and _REPLACEMENT_TEXT in key):
+        return True
+    return any(_REPLACEMENT_TEXT in text for pair in (headers or {}).items() for text in pair)
 
 
 def _begin(text: str | None) -> str | None:

@@ -12,6 +12,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from delayserver.errors import PipelineError
+from delayserver.pipeline.publish.publish import _show_rejects
+from delayserver.pipeline.publish.sending import SendingReport
 from tests.integration.api_support import ApiServer, now_ms, wait_until
 
 DAY_MS = 86_400_000
@@ -147,3 +150,9 @@ def test_a_table_is_published_once(api: ApiServer, spark: SparkSession, tmp_path
         other.write.format("delayserver").mode("append").options(
             url=str(api.base_url), subject=SUBJECT, dueColumn="due", keyColumn="order"
         ).option("bodyColumn", "body").save()
+
+
+def test_rejected_rows_that_the_driver_does_not_find_are_an_error(tmp_path: Path) -> None:
+    sent = [SendingReport(rejected=1, rejects_file=".q-part.jsonl")]
+    with pytest.raises(PipelineError, match="the same directory on all machines"):
+        _show_rejects(tmp_path, sent, None)
