@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
 from delayserver.delivery.replicated_settler import ReplicatedSettler
@@ -20,6 +20,7 @@ from storage.replicated.settled import SettledLog
 from storage.replicated.transactions import Aborted, Committed, TopicRecord
 from storage.rows import LogKind
 from tests.cluster.brokers import Brokers, wait_until
+from tests.cluster.topics import consumer_of
 from tests.unit.fakes import HOUR, START_MS, dispatch_row
 
 STAMP = 77
@@ -60,16 +61,7 @@ class Shard:
 
     def consumed(self) -> list[int]:
         """Of the topic, what is committed."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": ",".join(self.brokers.addresses),
-                "group.id": f"{self.topic}.{time.monotonic_ns()}",
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-            }
-        )
-        consumer.subscribe([self.topic])
+        consumer = consumer_of(self.brokers, self.topic, {"enable.partition.eof": True})
         found: list[int] = []
         while True:
             message = consumer.poll(30)
