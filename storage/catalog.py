@@ -19,6 +19,7 @@ so that it sees the newest commit.
 
 import errno
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -174,6 +175,11 @@ class Catalog(Protocol):
         """How many pairs a table has, or a little more."""
         ...
 
+    @property
+    def run_keys_min(self) -> int:
+        """So many keys take a commit no longer, and no more memory, than some."""
+        ...
+
     def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
         """Apply all or nothing, `many` behind the rest; durable on return.
 
@@ -219,6 +225,8 @@ class Frozen(Protocol):
 
 class LmdbCatalog:
     """The catalog in an LMDB environment at `path`, which may grow to `max_bytes`."""
+
+    run_keys_min = sys.maxsize
 
     def __init__(
         self, path: str, *, max_bytes: int, readonly: bool = False, verify_all: bool = False

@@ -126,6 +126,7 @@ class RunWriter:
         self._blocks = 0
         self._count = 0
         self._file: File = files.open(self._path, create=True)
+        self._is_closed = False
         self._files = files
 
     def append(self, columns: Columns) -> None:
@@ -177,8 +178,14 @@ class RunWriter:
         self._file.pwrite([head.ljust(BLOCK_BYTES, b"\0")], 0)
         self._file.fdatasync()
         self._files.sync_directory(DIRECTORY)
-        self._file.close()
+        self.close()
         return RunState(self._number, self._count)
+
+    def close(self) -> None:
+        """Give the descriptor back, if that has not been done."""
+        if not self._is_closed:
+            self._file.close()
+            self._is_closed = True
 
 
 class KeyRun:

@@ -300,11 +300,17 @@ class Effects:
     def commit_keys_ahead(self, filed_seq: int) -> None:
         """Commit all but the last slice of the keys, which stays.
 
-        One transaction with all keys would hold all their pages in memory. The catalog notes first
-        how far it may be ahead (KEYS_AHEAD_KEY): after a crash `remove_lost_keys` begins there."""
-        if sum(len(part.keys) for part in self.keys) <= self.keys_slice:
+        One transaction with all keys would hold all their pages in memory, unless there are so many
+        that the catalog makes a run of them. It notes first how far it may be ahead
+        (KEYS_AHEAD_KEY): after a crash `remove_lost_keys` begins there."""
+        count = sum(len(part.keys) for part in self.keys)
+        if count <= self.keys_slice:
             return
         removed, meta = self.writes[Table.KEYS], self.writes[Table.META]
+        if count >= self._catalog.run_keys_min:
+            # It may be there of a checkpoint that was tried with fewer.
+            meta.append((KEYS_AHEAD_KEY, None))
+            return
         columns = ascending(self.keys)
         if len(columns.keys) <= self.keys_slice:
             return  # of keys that are there twice the last one counts

@@ -10,6 +10,7 @@ Rejected: the real catalog on a directory in memory. No power loss and no fault 
 """
 
 import contextlib
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -35,6 +36,8 @@ class MemoryCatalog:
     `faults`, every commit is one call of the plan, on the path "catalog": CatalogError for an I/O
     error, DiskFullError where there is no space, and in a crash all of it or nothing.
     """
+
+    run_keys_min = sys.maxsize
 
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults

@@ -20,7 +20,7 @@ from storage.testing.files import SimulatedFiles
 from storage.tiered_catalog import KeyTiers, TieredCatalog
 
 STAMP = 77
-TIERS = KeyTiers(young_max=8, slice_rows=5)
+TIERS = KeyTiers(young_max=8, slice_rows=5, run_min=10)
 
 
 def key(number: int) -> bytes:
@@ -44,6 +44,11 @@ def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def tiered(inner: Catalog, files: Files, **options: bool) -> TieredCatalog:
     return TieredCatalog(inner, files, stamp=STAMP, tiers=TIERS, **options)
+
+
+def as_columns(pairs: dict[bytes, bytes]) -> Columns:
+    keys, values = b"".join(pairs), b"".join(pairs.values())
+    return Columns(np.frombuffer(keys, "V16"), np.frombuffer(values, "V24"))
 
 
 def tidy(catalog: TieredCatalog) -> int:
@@ -153,6 +158,99 @@ def test_a_view_that_was_there_before_still_finds_all(parts) -> None:
     assert view.get_many(Table.KEYS, [*model]) == model
     view.refresh()
     assert view.get_many(Table.KEYS, [*model]) == model
+
+
+def test_very_many_keys_are_a_run_of_their_own(parts) -> None:
+    catalog = tiered(*parts)
+    old = {key(number): value(-number) for number in range(5)}
+    catalog.commit({Table.KEYS: list(old.items())})
+    new = {key(number): value(number) for number in range(3, 20)}
+    catalog.commit({Table.META: [(b"m", b"1")]}, {Table.KEYS: [as_columns(new)]})
+    assert [run.state.rows for run in catalog.runs] == [17]
+    # What the table had it has anew, lest the old value stand before the new one.
+    assert catalog.inner.size(Table.KEYS) == 5
+    known(catalog, old | new, [key(-1)])
+    again = tiered(*parts)
+    known(again, old | new, [key(-1)])
+    assert again.get(Table.META, b"m") == b"1"
+    # Removed before it is there once more, in one commit.
+    last = {key(number): value(100 + number) for number in range(10, 30)}
+    gone = [(key(number), None) for number in (4, 12, 25)]
+    again.commit({Table.KEYS: gone}, {Table.KEYS: [as_columns(new), as_columns(last)]})
+    known(again, old | new | last, [key(-1)])
+    assert [run.state.rows for run in again.runs] == [27, 17]
+    tidy(again)
+    assert len(again.runs) == 1
+    known(again, old | new | last, [key(-1)])
+    assert numbers_in(parts[1]) == [again.runs[0].state.number]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_committed_while_runs_are_merged_is_found(seed: int) -> None:
+    rng, memory, disk = random.Random(seed), MemoryCatalog(), SimulatedFiles()
+    catalog, model = tiered(memory, disk), dict[bytes, bytes]()
+    at_once = 0
+    for _ in range(60):
+        numbers = rng.sample(range(120), rng.choice((1, 2, 5, 12, 30)))
+        pairs = {key(number): rng.randbytes(24) for number in numbers}
+        gone = [key(rng.randrange(120)) for _ in range(rng.choice((0, 0, 1, 4)))]
+        runs = catalog.runs
+        writes = {Table.KEYS: [(one, None) for one in gone]}
+        catalog.commit(writes, {Table.KEYS: [as_columns(pairs)]})
+        at_once += catalog.runs != runs and catalog._merge is not None
+        for one in gone:
+            model.pop(one, None)
+        model |= pairs
+        for _ in range(rng.randrange(6)):
+            catalog.tidy()
+        known(catalog, model, [key(-1), *gone])
+    assert at_once
+    assert catalog.verify() == []
+    known(tiered(memory, disk, readonly=True), model, [key(-1)])
+    tidy(catalog)
+    known(catalog, model, [key(-1)])
+    assert all(older > newer for newer, older in pairwise(run.state.rows for run in catalog.runs))
+    assert numbers_in(disk) == sorted(run.state.number for run in catalog.runs)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CRASH, FaultKind.NO_SPACE])
+@pytest.mark.parametrize("moment", list(Moment))
+def test_a_run_is_there_with_its_commit_or_not_at_all(kind: FaultKind, moment: Moment) -> None:
+    at = 0
+    while True:
+        at += 1
+        disk, memory = SimulatedFiles(rng=random.Random(at)), MemoryCatalog()
+        old = {key(number): value(-number) for number in range(30)}
+        new = {key(number): value(number) for number in range(20, 50)}
+        catalog = tiered(memory, FaultyFiles(disk, Faults()))
+        catalog.commit({}, {Table.KEYS: [as_columns(old)]})
+        catalog.commit({Table.KEYS: [(key(25), value(25))]})
+        old[key(25)] = value(25)
+        faults = Faults(Fault(at=at, kind=kind, moment=moment))
+        catalog._files = FaultyFiles(disk, faults)
+        memory.faults = faults
+        writes = {Table.META: [(b"checkpoint", b"new")]}
+        try:
+            try:
+                catalog.commit(writes, {Table.KEYS: [as_columns(new)]})
+            except DiskFullError:
+                known(catalog, old, [key(-1)])
+                catalog.commit(writes, {Table.KEYS: [as_columns(new)]})
+        except SimulatedCrash:
+            disk, memory = disk.crash(), memory.crash()
+        else:
+            memory.faults = None
+            faults.faults.clear()
+            known(catalog, old | new, [key(-1)])
+            disk, memory = disk.kill(), memory.kill()
+        again = tiered(memory, disk)
+        is_there = again.get(Table.META, b"checkpoint") is not None
+        known(again, old | new if is_there else old, [key(-1)])
+        assert is_there or kind is FaultKind.CRASH
+        assert numbers_in(disk) == sorted(run.state.number for run in again.runs)
+        if not faults.struck:
+            break
+    assert at > (5 if kind is FaultKind.CRASH else 3)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.CRASH, FaultKind.NO_SPACE])
