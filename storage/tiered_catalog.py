@@ -12,8 +12,8 @@ together, there are few, and a key is written some times in its life. This is a 
 merge-tree (O'Neil, Cheng, Gawlick, O'Neil 1996) with a B+ tree as its first level.
 
 The keys of an import come by the hundred thousand in one commit: sorted they are a run, which that
-commit names, in a tenth of the time that the table takes. It is older than the table, so a key that
-the table has, too, goes there besides.
+commit names, in a tenth of the time that the table takes. The table counts before it, so a key that
+the table has, too, goes there besides. With a few of such runs all are merged.
 
 A merge goes slice by slice, beside everything else; a commit meanwhile is noted. In the end one
 commit of the inner catalog empties the table, puts back what was noted, and names the new runs. A
@@ -73,6 +73,8 @@ class KeyTiers(NamedTuple):
     """Of a merge in one step: some 50 ms."""
     run_min: int = 1 << 16
     """Keys of one commit that are a run of their own."""
+    runs_max: int = 8
+    """With more of them those are merged that came one after the other: each is asked for a key."""
 
 
 KEY_TIERS = KeyTiers()
@@ -272,7 +274,8 @@ class TieredCatalog:
         Raises ShortageError: call it again. Raises CatalogError, DamageError, SyncError."""
         if self._merge is None:
             young = self.inner.size(Table.KEYS)
-            if young < self._tiers.young_max and not self._to_merge(0):
+            are_many = len(self.runs) > self._tiers.runs_max and self._to_merge(0) > 0
+            if young < self._tiers.young_max and not are_many:
                 return False
             self._merge = self._begin(young)
         if self._merge.step():

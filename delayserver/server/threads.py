@@ -401,6 +401,7 @@ class ReplayThread(Worker[ReplayItem]):
         # import, and what was staged takes as much room again.
         if self._accepted_bytes >= self._checkpoint_bytes or not self._replay.is_importing:
             self._checkpoint()
+            self._more_to_tidy = True  # A long import makes run after run of keys.
 
     def _file(self) -> None:
         self._filed_ms = self._stopwatch()

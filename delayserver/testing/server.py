@@ -266,7 +266,7 @@ def simulated_surroundings(
         # An hour of some rows in many parts and runs, most of them in files.
         load_sizes=LoadSizes(part_rows=3, run_rows=4, memory_bytes=200, piece_bytes=100),
         # A few keys go to runs already, in several slices, and some more at once.
-        key_tiers=KeyTiers(young_max=4, slice_rows=3, run_min=6),
+        key_tiers=KeyTiers(young_max=4, slice_rows=3, run_min=6, runs_max=2),
         # Written anew again and again.
         definitions=partial(DefinitionsLog, slack_bytes=2000),
     )

@@ -601,6 +601,17 @@ def keys_that_are_committed_during_a_merge_are_forgotten(patch: Patch) -> None:
 
 
 @canary(Violation)
+def a_run_of_a_commit_stands_behind_what_the_table_had(patch: Patch) -> None:
+    """I3: a publish with the key of an imported message would be answered with that before it."""
+    original = TieredCatalog._as_run
+
+    def as_run(self: Any, pairs: Any, parts: Any) -> Any:
+        return original(self, pairs, parts)[0], []
+
+    patch.setattr(TieredCatalog, "_as_run", as_run)
+
+
+@canary(Violation)
 def a_key_that_was_removed_is_found_in_an_older_run(patch: Patch) -> None:
     """I3: a publish would be answered with the id of a message that is gone."""
 

@@ -20,7 +20,7 @@ from storage.testing.files import SimulatedFiles
 from storage.tiered_catalog import KeyTiers, TieredCatalog
 
 STAMP = 77
-TIERS = KeyTiers(young_max=8, slice_rows=5, run_min=10)
+TIERS = KeyTiers(young_max=8, slice_rows=5, run_min=10, runs_max=1)
 
 
 def key(number: int) -> bytes:
