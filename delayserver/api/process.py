@@ -27,7 +27,7 @@ import uvicorn
 from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
-from delayserver.api.app import App, make_app
+from delayserver.api.app import REST_AFTER_S, App, make_app
 from delayserver.api.cluster.book import OwnerBook
 from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.membership import Lines, Membership
@@ -195,7 +195,7 @@ class _Uvicorn(uvicorn.Server):
         self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
         acceptor.begin()
         self.started = True
-        self._app.rest.begin()
+        self._app.rest.begin_within(REST_AFTER_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
