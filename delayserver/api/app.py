@@ -19,10 +19,10 @@ from typing import Any, Final, NamedTuple
 
 from delayserver.api.access import Access
 from delayserver.api.cluster.book import OwnerBook
-from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.map import ClusterMap, Machines
 from delayserver.api.cluster.meeting import Meeting
 from delayserver.api.cluster.member import Member
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.finish import Finish
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
