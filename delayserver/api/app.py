@@ -1,11 +1,12 @@
 """The application: access, then the hot path, then everything else on FastAPI.
 
-    Access ──▶ Finish ──▶ HotPath ──▶ Rest ──▶ FastAPI, imported and made behind the start
+    Access ──▶ Finish ──▶ HotPath ──▶ Rest ──▶ FastAPI, imported and made some time after the start
 
 A server is ready when it has recovered and its port is open. FastAPI, pydantic's models and the
 routes take longer to import than a million messages take to recover, and publishing, delivering and
-/readyz need none of them: they are imported by a thread that begins once the port is open, and a
-call that needs them waits for it. From then on nothing is imported any more.
+/readyz need none of them: they are imported by a thread, which begins when the first call comes
+that needs them, or REST_AFTER_S after the port was opened. Calls that come meanwhile wait for it.
+From then on nothing is imported any more.
 
 Threads: belongs to the event loop.
 """
@@ -18,10 +19,10 @@ from typing import Any, Final, NamedTuple
 
 from delayserver.api.access import Access
 from delayserver.api.cluster.book import OwnerBook
-from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.map import ClusterMap, Machines
 from delayserver.api.cluster.meeting import Meeting
 from delayserver.api.cluster.member import Member
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.finish import Finish
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
@@ -34,6 +35,11 @@ from delayserver.server.calls import Calls
 IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma", "delayserver.recovery.check")
 """What libraries import when they first need it, and what only a backup needs. That may be when
 there is no descriptor for a module's file, and be the end of whoever needs it."""
+
+REST_AFTER_S: Final = 10.0
+"""A server that nobody asks for more than the hot path makes the rest so long after its start: it
+has delivered what had become due by then, and the first who asks does not wait. One that lives
+shorter, as in a test, or while it comes and falls again, does without."""
 
 READ_HEADERS: Final = (
     "Authorization",
@@ -49,7 +55,7 @@ TOLD_HEADERS: Final = ("ETag", "Location", "Retry-After", "Server-Timing", "dela
 
 
 class Rest:
-    """An application that is made when it is first asked, or told to `begin`."""
+    """An application that is made when it is first asked, or some time after the start."""
 
     def __init__(
         self, make: Callable[[], Asgi], on_failed: Callable[[BaseException], None]
@@ -59,6 +65,10 @@ class Rest:
         self._on_failed = on_failed
         self._making: asyncio.Future[Asgi] | None = None
         self._made: Asgi | None = None
+
+    def begin_within(self, seconds: float) -> None:
+        """Have it made by then, if nobody asks before."""
+        asyncio.get_running_loop().call_later(seconds, self.begin)
 
     def begin(self) -> "asyncio.Future[Asgi]":
         """Have a thread make it."""
@@ -75,7 +85,7 @@ class Rest:
             self._on_failed(error)
             return
         self._made = making.result()
-        # It lives until the end, as all that was there before: the collector need not look at it.
+        # It lives until the end, as nearly all that is there: the collector need not look at it.
         gc.freeze()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import logging
 import os
 import signal
 import socket
@@ -20,18 +19,28 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
-from structlog.typing import EventDict
 
 from delayserver.api.acceptor import Acceptor
-from delayserver.api.app import App, make_app
+from delayserver.api.app import REST_AFTER_S, App, make_app
 from delayserver.api.cluster.book import OwnerBook
-from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.membership import Lines, Membership
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.hot.answers import Always
+from delayserver.api.listening import BACKLOG, bind, listen, url_of
+from delayserver.api.logs import set_up_logging
+from delayserver.api.reporting import (
+    EXIT_FATAL,
+    EXIT_FENCED,
+    EXIT_REFUSED,
+    READY,
+    RECOVERED,
+    tell_line,
+    tell_supervisor,
+)
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
@@ -46,17 +55,9 @@ from storage.shards import find_directory_above, fix_shard_count
 if TYPE_CHECKING:
     from delayserver.api.cluster.node import NodeShard
 
-EXIT_REFUSED = 1
-EXIT_FATAL = 70
-EXIT_FENCED = 75
-"""Start it again: it was in office, and may not be any more (EX_TEMPFAIL)."""
-RECOVERED = "recovered"
-READY = "ready"
-"""What a shard tells its supervisor: it serves; and it has met the others."""
 GRACE_S = 5
 GIVE_AWAY_MS = 1000
 """Deliveries on their way have so long when another is to own the shard; then it repeats them."""
-BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
 
@@ -116,9 +117,7 @@ def serve(
             )
             faults.remove_notes()
             for listener in listeners:
-                with _port_errors(settings, listener):
-                    # uvloop would not tell that another server, which started with us, was quicker.
-                    listener.listen(BACKLOG)
+                listen(settings, listener)
             if not _serve_until_end(settings, server, listeners, tls, place, node):
                 break
     except FencedError as error:
@@ -143,8 +142,7 @@ def _serve_until_end(
 
     # What is alive now lives until the end: the collector need not look at it again.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    gc.enable()
+    _collect()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, server, listeners, tls, place, node))
@@ -160,11 +158,18 @@ def _stand_by(
     """Follow until this node holds the office; False: it was told to stop."""
     import uvloop
 
+    _collect()
     for listener in listeners:
         listener.listen(BACKLOG)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         following = node.stand_by(listeners, tls, partial(tell_supervisor, RECOVERED))
         return runner.run(following) is not None
+
+
+def _collect() -> None:
+    """Turn the collector on: the start is over, which makes little but what lives until the end."""
+    gc.set_threshold(50_000, 20, 100)
+    gc.enable()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -195,7 +200,7 @@ class _Uvicorn(uvicorn.Server):
         self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
         acceptor.begin()
         self.started = True
-        self._app.rest.begin()
+        self._app.rest.begin_within(REST_AFTER_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -337,26 +342,6 @@ def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:
             uvicorn_server.give_away()
 
 
-def tell_line(line: bytes) -> None:
-    """Give the supervisor a line."""
-    with contextlib.suppress(BrokenPipeError):
-        os.write(sys.stdout.fileno(), line)
-
-
-def tell_supervisor(word: str) -> None:
-    """How far this shard has come: a line on standard output.
-
-    A supervisor that has ended hears nothing; that it has is seen elsewhere (`on_parent_gone`)."""
-    tell_line(f"{word}\n".encode())
-
-
-def url_of(listener: socket.socket, is_https: bool) -> str:
-    """Where a socket is reached."""
-    host, port = listener.getsockname()[:2]
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"{'https' if is_https else 'http'}://{authority}"
-
-
 def _tune_allocator() -> None:
     """Have the C library return large buffers when they are freed.
 
@@ -385,32 +370,6 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def bind(settings: Settings, *, shares: bool = False) -> socket.socket:
-    """A socket at the address of the settings; `shares`: others may be there, too. Raises OSError
-    that says what to do."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shares:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    with _port_errors(settings, listener):
-        listener.bind((settings.host, settings.port))
-    listener.set_inheritable(False)
-    return listener
-
-
-@contextlib.contextmanager
-def _port_errors(settings: Settings, listener: socket.socket) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-            "stop what listens there, or choose another --port"
-        ) from error
-
-
 def _end(error: BaseException) -> None:
     """A thread failed: end at once, recover from the disk at the next start (I9)."""
     log.critical("ending", error=str(error))
@@ -420,53 +379,3 @@ def _end(error: BaseException) -> None:
 
 def _progress(what: str, done: int, total: int) -> None:
     log.info("recovering", what=what, done=done, total=total)
-
-
-def _name_shard(shard: int, logger: object, method: str, event: EventDict) -> EventDict:
-    return {**event, "shard": shard}
-
-
-def escape_controls(logger: object, method: str, event: EventDict) -> EventDict:
-    """Write what is no printable character as an escape: a key or a name that a client chose must
-    not clear a screen, or hide a line. An exception keeps its lines."""
-    for name, value in event.items():
-        if isinstance(value, str) and not value.isprintable():
-            keeps = "\n\t" if name == "exception" else ""
-            event[name] = "".join(
-                one if one.isprintable() or one in keeps else one.encode("unicode_escape").decode()
-                for one in value
-            )
-    return event
-
-
-def set_up_logging(settings: Settings, place: ShardPlace | None = None) -> None:
-    """Lines for people on a terminal, JSON for programs; always on standard error. They name the
-    shard where there are several."""
-    renderers: list[Any] = (
-        [structlog.processors.JSONRenderer()]  # which escapes by itself
-        if settings.log_json
-        else [escape_controls, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    )
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    shared: list[Any] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
-    if place is not None:
-        shared.append(partial(_name_shard, place.shard))
-    structlog.configure(
-        processors=[*shared, *renderers],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    # What libraries log has the same form.
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
-        )
-    )
-    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler])

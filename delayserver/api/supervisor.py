@@ -1,6 +1,6 @@
 """The supervisor: starts a process for each shard, watches them, starts them again, stops them.
 
-    serve --shards N ──▶ lock DIR, fix N, hold the port ──▶ N × `python -m` this module,
+    serve --shards N ──▶ lock DIR, fix N, hold the port ──▶ N × `delayserver.api.shard`,
                                                             each a server, on one port of all
 
 Nothing of what clients send comes through here. A shard that ends is started again, at once the
@@ -10,42 +10,41 @@ whose supervisor has ended stops by itself: it holds the other end of a pipe.
 The port is that of all: the system gives each connection to one of those that listen there
 (SO_REUSEPORT), so one that is away gets none.
 
-Cost: 70 MB, and nothing while all run. Threads: one event loop, and no other.
+It serves nobody, so it imports nothing of a server.
+
+Cost: 60 MB, more as that of a cluster's node, and nothing while all run. Threads: one event
+loop; that of a node has another thread, which looks at the brokers.
 """
 
 import asyncio
 import contextlib
-import json
+import gc
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
-from delayserver.api.cluster.link import ShardPlace
-from delayserver.api.cluster.membership import Membership, news_line
-from delayserver.api.cluster.sight import Sight, answering, connect
-from delayserver.api.cluster.watch import LOOK_S, ClusterWatch, seen_from, there
-from delayserver.api.process import (
-    EXIT_FENCED,
-    EXIT_REFUSED,
-    READY,
-    RECOVERED,
-    bind,
-    serve,
-    set_up_logging,
-    url_of,
-)
+from delayserver.api import shard as shard_process
+from delayserver.api.cluster.place import ShardPlace
+from delayserver.api.listening import bind, url_of
+from delayserver.api.logs import set_up_logging
+from delayserver.api.reporting import EXIT_FENCED, EXIT_REFUSED, READY, RECOVERED
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from storage.directory import LOCK_FILE
 from storage.errors import StorageError
 from storage.files import OsFiles
 from storage.shards import fix_shard_count, shard_directory
+
+if TYPE_CHECKING:
+    from delayserver.api.cluster.membership import Membership
 
 WAIT_MIN_S = 0.05
 WAIT_MAX_S = 5.0
@@ -66,6 +65,7 @@ def supervise(settings: Settings) -> int:
         membership = None
         if settings.cluster is not None:
             from delayserver.api.cluster.joining import join, open_watch
+            from delayserver.api.cluster.news import tell_news
 
             membership = join(settings, time.sleep)
             settings = settings.model_copy(update={"shards": membership.identity.shards})
@@ -90,27 +90,25 @@ def supervise(settings: Settings) -> int:
             for shard in shards:
                 shard.others = shards
             url = url_of(held, settings.tls_cert is not None)
-            watch = node = None
+            besides: list[Coroutine[None, None, None]] = []
             if membership is not None:
-                watch = open_watch(settings, membership.identity.shards)
-                node = membership.node
-            return asyncio.run(_supervise(shards, url, watch, node))
+                watch = open_watch(settings, count)
+                besides.append(tell_news(partial(_tell_all, shards), watch, membership.node))
+            besides.append(_tell_ready(shards, url))
+            gc.enable()  # It was off for the imports of the command.
+            return asyncio.run(_supervise(shards, besides))
     except (StorageError, DelayServerError, OSError) as error:
         log.critical("cannot start", error=str(error))
         return EXIT_REFUSED
 
 
-async def _supervise(
-    shards: "list[_Shard]", url: str, watch: ClusterWatch | None, node: str | None
-) -> int:
+async def _supervise(shards: "list[_Shard]", besides: Sequence[Coroutine[None, None, None]]) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     running = [asyncio.create_task(shard.keep_running(stopping)) for shard in shards]
-    others = [asyncio.create_task(_tell_ready(shards, url))]
-    if watch is not None and node is not None:
-        others.append(asyncio.create_task(_tell_news(shards, watch, node)))
+    others = [asyncio.create_task(one) for one in besides]
     statuses = await asyncio.gather(*running)
     for task in others:
         task.cancel()
@@ -123,34 +121,16 @@ async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
     log.info("all shards are there", url=url, shards=len(shards), pid=os.getpid())
 
 
-async def _tell_news(shards: "list[_Shard]", watch: ClusterWatch, node: str) -> None:
-    """Tell all processes of the node what is known of the cluster, and whom it can reach."""
-    sight = Sight()
-    others: dict[str, str] = {}
-    while True:
-        pause = asyncio.create_task(asyncio.sleep(LOOK_S))
-        news, answered = await asyncio.gather(
-            asyncio.to_thread(watch.look), answering(others, connect)
-        )
-        before = sight.unseen
-        sight.take(others, answered)
-        if sight.unseen != before:
-            tell = log.warning if sight.unseen else log.info
-            tell("other nodes that cannot be reached", nodes=sight.unseen)
-        if news is not None:
-            news = seen_from(news, node, sight.unseen)
-            line = news_line(news)
-            for shard in shards:
-                shard.tell_news(line)
-            others = {other: url for other, url in there(news).items() if other != node}
-        await pause
+def _tell_all(shards: "list[_Shard]", line: bytes) -> None:
+    for shard in shards:
+        shard.tell_news(line)
 
 
 class _Shard:
     """One process after the other."""
 
     def __init__(
-        self, settings: Settings, place: ShardPlace, membership: Membership | None
+        self, settings: Settings, place: ShardPlace, membership: "Membership | None"
     ) -> None:
         directory = settings.data_dir
         if place.count > 1:
@@ -168,16 +148,7 @@ class _Shard:
         """It has been there before."""
         self._place = place
         self._grace_s = settings.drain_ms / 1000 + STOP_GRACE_S
-        self._document = json.dumps(
-            {
-                "settings": settings.model_dump(mode="json"),
-                "shard": place.shard,
-                "count": place.count,
-                "data_dir": str(place.data_dir),
-                "sockets": str(place.sockets),
-                "membership": None if membership is None else membership.to_document(),
-            }
-        ).encode()
+        self._order = shard_process.order(settings, place, membership)
 
     async def keep_running(self, stopping: asyncio.Event) -> int:
         """Until everything stops, which one that cannot start makes it do; the exit status."""
@@ -210,7 +181,7 @@ class _Shard:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                __spec__.name,
+                shard_process.__name__,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -221,7 +192,7 @@ class _Shard:
             log.error("a process was not made", shard=self._place.shard, error=str(error))
             return EXIT_REFUSED
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(self._document + b"\n")
+        process.stdin.write(self._order)
         process.stdin.writelines(other._said for other in self.others)
         process.stdin.write(self._news)
         self._process = process
@@ -271,26 +242,3 @@ class _Shard:
             log.error("a shard does not stop, and is killed", shard=self._place.shard)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-
-
-def main() -> int:
-    """One shard, as the document on standard input says."""
-    # In a cluster what others have said of the owners may follow at once.
-    line = os.read(sys.stdin.fileno(), 1 << 20)
-    if not line:
-        return EXIT_REFUSED  # It has ended already.
-    line, _, rest = line.partition(b"\n")
-    document = json.loads(line)
-    place = ShardPlace(
-        document["shard"],
-        document["count"],
-        Path(document["data_dir"]),
-        Path(document["sockets"]),
-    )
-    member = document["membership"]
-    membership = None if member is None else Membership.from_document(member)
-    return serve(Settings(**document["settings"]), place, membership, rest)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -141,7 +141,7 @@ def main() -> None:
     """The entry point of the command `delayserver`."""
     modules = modules_of(sys.argv[1:])
     if modules == ("serve",):
-        # What a start makes lives until the end; `delayserver.api.process` turns the collector
-        # on again.
+        # What a start makes lives until the end; `delayserver.api.process`, and the supervisor,
+        # turn the collector on again.
         gc.disable()
     make_app(modules)(prog_name="delayserver")

@@ -141,6 +141,9 @@ def delay_server(
     arguments = ["--port", str(port), "--data-dir", str(data_dir), "--log-level", "warning"]
     command = [sys.executable, "-m", "delayserver", "serve", *arguments, *options]
     with _serve(command, port, data_dir.with_suffix(".log"), root, start_max_s) as served:
+        # What a server imports when it is first asked, or some time after its start, is there then:
+        # it belongs to no measurement.
+        served.stats()
         yield served
 
 

@@ -17,6 +17,7 @@ import uvloop
 from delayserver.api import process
 from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.standby import StandbyFront
+from delayserver.api.listening import BACKLOG, bind
 from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.server import Server
@@ -41,8 +42,8 @@ async def main(directory: Path, owner: str) -> None:
         tokens=tokens,
         clock=now_ms,
     )
-    listener = process.bind(settings)
-    listener.listen(process.BACKLOG)
+    listener = bind(settings)
+    listener.listen(BACKLOG)
     await standby.begin([listener], None)
     print("standby", listener.getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)

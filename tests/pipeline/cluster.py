@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from delayserver.api import process
-from delayserver.api.cluster.link import ShardPlace
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.cli import main
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory

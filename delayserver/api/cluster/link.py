@@ -23,10 +23,8 @@ Threads: belongs to the event loop.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -35,6 +33,7 @@ import structlog
 from delayserver.api.cluster.book import OwnerBook
 from delayserver.api.cluster.meeting import Meeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.sealed import Party
 from delayserver.api.hot.answers import Answer, Responder, header, problem_answer, wire_of
 from delayserver.api.hot.paths import NO_FORWARD
@@ -81,18 +80,6 @@ Heard = Callable[[int, bytes], None]
 Changed = Callable[[int, bool], None]
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPlace:
-    """Where a shard stands among the others."""
-
-    shard: int
-    count: int
-    data_dir: Path
-    """Of all of them."""
-    sockets: Path
-    """The directory of the sockets by which those of one machine find each other."""
 
 
 class Application(Protocol):

@@ -14,9 +14,10 @@ from delayserver.api.cluster.book import OwnerBook
 from delayserver.api.cluster.definitions import Definitions
 from delayserver.api.cluster.front import Front, OneByOne
 from delayserver.api.cluster.limits import Limits
-from delayserver.api.cluster.link import Links, ShardPlace
+from delayserver.api.cluster.link import Links
 from delayserver.api.cluster.local import Handler, Local
 from delayserver.api.cluster.meeting import Meeting, UnixMeeting
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.cluster.router import Router
 from delayserver.api.cluster.token_rates import TokenRates

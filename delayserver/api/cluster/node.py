@@ -40,10 +40,10 @@ from delayserver.api.cluster.exposition import standby_metrics
 from delayserver.api.cluster.follow import Follow
 from delayserver.api.cluster.joining import open_engine
 from delayserver.api.cluster.keeping import ReplicaKeeper
-from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.meeting import TcpMeeting
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.proofs import Proofs
 from delayserver.api.cluster.reports import HowFar, Reports
 from delayserver.api.cluster.sharing import Sharing, Take, Taken

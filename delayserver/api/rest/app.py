@@ -1,7 +1,8 @@
 """Everything that is not hot, as one application on FastAPI.
 
-Cost: 0.4 s of CPU to import and to make, which is why `delayserver.api.app` does it behind the
-start. Threads: made in any thread; what it makes belongs to the event loop.
+Cost: 0.4 s of CPU to import and to make, which is why `delayserver.api.app` does it when it is
+first asked, or some time after the start. Threads: made in any thread; what it makes belongs to the
+event loop.
 """
 
 from typing import Any

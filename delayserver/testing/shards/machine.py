@@ -18,9 +18,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.api.cluster.link import ShardPlace
 from delayserver.api.cluster.member import Member
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.hot.asgi import Receive, Scope, Send
 from delayserver.api.intake import Intake

@@ -69,7 +69,6 @@ def _hour(bench: Bench, count: int) -> None:
     offset_ms = hour_ms - LEAD_MS - now_ms() - (START_S + usual_s) * 1000
     with bench.server(name, "--clock-offset-ms", str(offset_ms)) as server:
         bench.step("hour: publish while it is loaded")
-        server.stats()  # What is imported behind the start is there then, and counted before.
         before = server.memory()
         if time.monotonic() > begin_at:
             raise BenchmarkError(f"the server took more than {START_S} s to start")

@@ -1,4 +1,4 @@
-"""Rest: an application that is made behind the start, and asked meanwhile."""
+"""Rest: an application that is made some time after the start, and asked meanwhile."""
 
 import asyncio
 import subprocess
@@ -69,6 +69,44 @@ def test_it_is_made_when_it_is_first_asked():
         return await ask(rest)
 
     assert asyncio.run(run()) == ["served"]
+
+
+def test_it_is_made_after_some_time_if_nobody_asks():
+    making = Making()
+    making.may_end.set()
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        made = loop.create_future()
+
+        def make():
+            loop.call_soon_threadsafe(made.set_result, None)
+            return making()
+
+        rest = Rest(make, lambda error: None)
+        rest.begin_within(0.05)
+        await asyncio.sleep(0.01)
+        assert making.count == 0
+        await made
+        return await ask(rest)
+
+    assert asyncio.run(run()) == ["served"]
+    assert making.count == 1
+
+
+def test_it_is_made_once_where_somebody_asks_before_that_time():
+    making = Making()
+    making.may_end.set()
+
+    async def run():
+        rest = Rest(making, lambda error: None)
+        rest.begin_within(0.01)
+        served = await ask(rest)
+        await asyncio.sleep(0.05)
+        return served
+
+    assert asyncio.run(run()) == ["served"]
+    assert making.count == 1
 
 
 def test_an_error_is_told_to_whoever_runs_the_server():

@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 from delayserver.api import process
 from delayserver.api.hot.connection import Connection
 from delayserver.api.hot.protocol import _HotProtocol, _Unanswered
+from delayserver.api.reporting import EXIT_REFUSED
 from delayserver.api.uvicorn_interface import ATTRIBUTES, METHODS, check_uvicorn, given_names
 from delayserver.config import Settings
 from delayserver.errors import LibraryError
@@ -63,7 +64,7 @@ def test_a_server_does_not_start_on_another_one(
     # A logger that is set up keeps this test's standard error for all tests behind it.
     monkeypatch.setattr(process, "set_up_logging", lambda settings, place: None)
     settings = Settings(data_dir=tmp_path / "data", port=0)
-    assert process.serve(settings) == process.EXIT_REFUSED
+    assert process.serve(settings) == EXIT_REFUSED
     assert "_start_asgi_task" in capsys.readouterr().out
     assert not (tmp_path / "data").exists()
 

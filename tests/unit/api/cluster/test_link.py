@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from delayserver.api.cluster.link import Links, ShardPlace
+from delayserver.api.cluster.link import Links
 from delayserver.api.cluster.meeting import UnixMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.security.tokens import Action, Caller, Token
 
 

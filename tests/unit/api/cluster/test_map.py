@@ -10,9 +10,10 @@ from typing import Any, cast
 import msgspec
 
 from delayserver.api.cluster.book import OwnerBook, ShardOwner, Vacancy
-from delayserver.api.cluster.link import Links, ShardPlace
+from delayserver.api.cluster.link import Links
 from delayserver.api.cluster.map import ClusterMap, Machines
 from delayserver.api.cluster.meeting import UnixMeeting
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.documents import NodeDocument, ReplicaDocument
 from delayserver.config import Settings
 

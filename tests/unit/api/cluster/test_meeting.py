@@ -15,9 +15,10 @@ import pytest
 
 from delayserver.api.cluster import meeting as meeting_module
 from delayserver.api.cluster.book import OwnerBook, ShardOwner, Vacancy
-from delayserver.api.cluster.link import UNSENT_MAX_BYTES, Links, ShardPlace, _Link
+from delayserver.api.cluster.link import UNSENT_MAX_BYTES, Links, _Link
 from delayserver.api.cluster.meeting import STRANGERS_MAX, TcpMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.cluster.place import ShardPlace
 from delayserver.errors import InputError
 
 SECRET = b"s" * 32
