@@ -248,7 +248,7 @@ fetch_jars() {
       fi
     fi
     say "Fetching $3 ..."
-    rm -f "$jars"/*.jar
+    rm -f "$jars"/*.jar "$jars"/*.jsa # scripts/kafka keeps classes of these jars
     mvn --batch-mode --no-transfer-progress --quiet --file "$pom" dependency:copy-dependencies \
       -DoutputDirectory="$jars" >&2 || fail "Maven could not fetch $3"
     printf '%s\n' "$want" >"$jars/.complete"
