@@ -24,7 +24,7 @@ from typing import ParamSpec, TypeVar
 
 import pyspark
 from pyspark.sql import SparkSession
-from sessions import QUICK_SETTINGS
+from sessions import QUICK_JAVA, QUICK_SETTINGS
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
@@ -38,7 +38,6 @@ T = TypeVar("T")
 
 HOME = Path(pyspark.__file__).parent
 START_S = 60.0
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = QUICK_SETTINGS | {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
