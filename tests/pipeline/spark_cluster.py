@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -31,6 +30,7 @@ from delayserver.cli import make_app
 from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import find_java, open_session
 from tests.integration.api_support import wait_until
+from tests.pipeline.forking import make_forking_python
 from tests.pipeline.processes import descendants, runs
 
 P = ParamSpec("P")
@@ -162,7 +162,7 @@ def start_program(
     everywhere = {
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(make_forking_python(here)),
         **({} if java is None else {"JAVA_HOME": str(java)}),
     }
     path = here / "log"
@@ -217,6 +217,7 @@ _SESSIONS: list[SparkSession] = []
 
 def _open(master: str, directory: str, settings: Mapping[str, str]) -> None:
     os.chdir(directory)
+    os.environ["PYSPARK_PYTHON"] = str(make_forking_python(Path(directory)))
     session = open_session("tests", master=master, settings=settings)
     _SESSIONS.append(_OPENED.enter_context(session))
 
