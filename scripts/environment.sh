@@ -14,6 +14,8 @@
 #   ensure_kafka                     has the jars of a Kafka broker in $kafka_jars; fetches them with
 #                                    Maven, which it installs likewise, once for all checkouts
 #   ensure_spark_kafka               has the jars of Spark's Kafka source in $spark_kafka_jars, likewise
+#   ensure_spark_classes             keeps classes of Spark as Java has them in memory, in .venv: the
+#                                    Sparks of tests start in half of the time
 #   ensure_s3                        has the program of an object store in $s3_server; installs it once
 #                                    for all checkouts, in an environment of its own
 #   show_help FILE                   prints the comment at the head of FILE
@@ -248,7 +250,7 @@ fetch_jars() {
       fi
     fi
     say "Fetching $3 ..."
-    rm -f "$jars"/*.jar
+    rm -f "$jars"/*.jar "$jars"/*.jsa # scripts/kafka keeps classes of these jars
     mvn --batch-mode --no-transfer-progress --quiet --file "$pom" dependency:copy-dependencies \
       -DoutputDirectory="$jars" >&2 || fail "Maven could not fetch $3"
     printf '%s\n' "$want" >"$jars/.complete"
@@ -270,6 +272,30 @@ ensure_spark_kafka() {
   version=$(of_pom "$pom" spark.version)
   spark_kafka_jars=${XDG_CACHE_HOME:-$HOME/.cache}/delayserver/spark-kafka-$version
   fetch_jars "$pom" "$spark_kafka_jars" "Spark's Kafka source $version"
+}
+
+# The short benchmark stands for what is done on Spark. The stamp says for which Java and which jars,
+# as Java itself would ask; without the file, or with one that does not fit, Spark starts slowly.
+ensure_spark_classes() {
+  local java=${JAVA_HOME:+$JAVA_HOME/bin/}java classes=$venv/spark.jsa want
+  want=$({
+    "$java" -version 2>&1
+    ls -l --time-style=full-iso "$venv"/lib/python*/site-packages/pyspark/jars
+  } | sha256sum)
+  if [[ -f $classes.of && $(<"$classes.of") == "$want" ]]; then
+    return
+  fi
+  say "Keeping the classes of Spark for its next starts ..."
+  rm -f "$classes"
+  # Java writes them when it ends, behind the benchmark; what it could print to ends with it.
+  if SPARK_SUBMIT_OPTS=-XX:ArchiveClassesAtExit=$classes.part \
+    PYTHONPATH=$project_root:$project_root/scripts/benchmarks \
+    "$venv/bin/python" -P -m pipeline --quick --only audit 2>&1 | cat >/dev/null &&
+    mv -f "$classes.part" "$classes"; then
+    printf '%s\n' "$want" >"$classes.of"
+  else
+    say "They could not be kept: tests on Spark take longer."
+  fi
 }
 
 # An environment beside the project's, in the cache of the user. Its stamp is as that of the jars.

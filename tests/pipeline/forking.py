@@ -4,8 +4,8 @@ Spark asks Python about a source several times for each table that is read, each
 of its own, which imports Spark's modules and ours: almost a second of a processor. A job reads a
 few tables, but these tests read hundreds.
 
-The sessions of single tests (`test_jvm_ends`, `test_on_spark_cluster`, `test_spark_connect`) have
-the Python that users have.
+The sessions of single tests (`test_jvm_ends`), and commands that tests run as users do, have the
+Python that users have.
 """
 
 import sys

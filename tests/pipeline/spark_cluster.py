@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -24,13 +23,14 @@ from typing import ParamSpec, TypeVar
 
 import pyspark
 from pyspark.sql import SparkSession
-from sessions import QUICK_SETTINGS
+from sessions import QUICK_JAVA, QUICK_SETTINGS
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
 from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import find_java, open_session
 from tests.integration.api_support import wait_until
+from tests.pipeline.forking import make_forking_python
 from tests.pipeline.processes import descendants, runs
 
 P = ParamSpec("P")
@@ -38,7 +38,6 @@ T = TypeVar("T")
 
 HOME = Path(pyspark.__file__).parent
 START_S = 60.0
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = QUICK_SETTINGS | {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -163,7 +162,7 @@ def start_program(
     everywhere = {
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(make_forking_python(here)),
         **({} if java is None else {"JAVA_HOME": str(java)}),
     }
     path = here / "log"
@@ -218,6 +217,7 @@ _SESSIONS: list[SparkSession] = []
 
 def _open(master: str, directory: str, settings: Mapping[str, str]) -> None:
     os.chdir(directory)
+    os.environ["PYSPARK_PYTHON"] = str(make_forking_python(Path(directory)))
     session = open_session("tests", master=master, settings=settings)
     _SESSIONS.append(_OPENED.enter_context(session))
 

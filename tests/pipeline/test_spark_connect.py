@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
+from sessions import QUICK_JAVA
 
 from delayserver.pipeline.audits import telling
 from delayserver.pipeline.audits.audit import audit_here
@@ -20,7 +21,7 @@ from storage.rows import HOUR_MS
 from tests.integration.api_support import ApiServer, now_ms, wait_until
 from tests.pipeline.processes import descendants, runs
 from tests.pipeline.quick import QUICK_SQL
-from tests.pipeline.spark_cluster import HOME, QUICK_JAVA, Driver, start_program, the_session
+from tests.pipeline.spark_cluster import HOME, Driver, start_program, the_session
 from tests.pipeline.store import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]

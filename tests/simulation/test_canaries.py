@@ -1060,8 +1060,9 @@ def test_a_canary_that_dies_of_itself_is_not_caught(monkeypatch: Patch) -> None:
 
 @pytest.mark.timeout(600)
 def test_without_a_canary_nothing_is_found() -> None:
-    """Nor in the worlds that are looked at first: what ends them has to come from the bug."""
-    seeds = {*range(50), *caught_seeds(CANARIES)}
+    """In the worlds that caught one: what ended them came from the bug. `test_simulation` looks at
+    others."""
+    seeds = caught_seeds(CANARIES)
     assert first_catch("none", sorted(seeds), run_world, (Violation,)) is None
 
 
