@@ -191,8 +191,9 @@ class Catalog(Protocol):
         on return. Raises as `commit`."""
         ...
 
-    def tidy(self) -> bool:
+    def tidy(self, *, if_pressing: bool = False) -> bool:
         """Do a slice of what keeps commits and look-ups quick; True: there is more of it.
+        `if_pressing`: only if it cannot wait until there is less to do.
 
         Raises ShortageError: call it again. Raises CatalogError, DamageError, SyncError."""
         ...
@@ -336,7 +337,7 @@ class LmdbCatalog:
             raise CatalogError(f"read {table}", f"{error}") from error
         return entries
 
-    def tidy(self) -> bool:
+    def tidy(self, *, if_pressing: bool = False) -> bool:
         return False
 
     def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:

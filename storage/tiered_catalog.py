@@ -13,7 +13,8 @@ merge-tree (O'Neil, Cheng, Gawlick, O'Neil 1996) with a B+ tree as its first lev
 
 The keys of an import come by the hundred thousand in one commit: sorted they are a run, which that
 commit names, in a tenth of the time that the table takes. The table counts before it, so a key that
-the table has, too, goes there besides. With a few of such runs all are merged.
+the table has, too, goes there besides. With a few of such runs all are merged, if nothing else is
+to be done: an import goes first, until there are very many.
 
 A merge goes slice by slice, beside everything else; a commit meanwhile is noted. In the end one
 commit of the inner catalog empties the table, puts back what was noted, and names the new runs. A
@@ -59,6 +60,8 @@ from storage.key_runs import (
 FEW_KEYS = 8
 """So many are looked up one by one in less time than together."""
 _HEADS = 1 << 64
+_PRESSING = 8
+"""So many times as much as usually has to be there until a merge cannot wait."""
 _RUN_SLICE = 8192
 """Of a run that is written at once: what is looked up in the table in one call."""
 _KEY = itemgetter(0)
@@ -73,7 +76,7 @@ class KeyTiers(NamedTuple):
     """Of a merge in one step: some 50 ms."""
     run_min: int = 1 << 16
     """Keys of one commit that are a run of their own."""
-    runs_max: int = 8
+    runs_max: int = 3
     """With more of them those are merged that came one after the other: each is asked for a key."""
 
 
@@ -267,15 +270,15 @@ class TieredCatalog:
         with suppress(ShortageError, FileNotFoundError):
             self._files.unlink(path)
 
-    def tidy(self) -> bool:
+    def tidy(self, *, if_pressing: bool = False) -> bool:
         """Merge a slice of the young keys and of runs into a new run, where it is time for that;
         True: there is more to do. Call it between two checkpoints.
 
         Raises ShortageError: call it again. Raises CatalogError, DamageError, SyncError."""
         if self._merge is None:
-            young = self.inner.size(Table.KEYS)
-            are_many = len(self.runs) > self._tiers.runs_max and self._to_merge(0) > 0
-            if young < self._tiers.young_max and not are_many:
+            young, more = self.inner.size(Table.KEYS), _PRESSING if if_pressing else 1
+            are_many = len(self.runs) > self._tiers.runs_max * more and self._to_merge(0) > 0
+            if young < self._tiers.young_max * more and not are_many:
                 return False
             self._merge = self._begin(young)
         if self._merge.step():

@@ -329,7 +329,7 @@ class Replay:
         """A slice of what keeps the catalog quick (`Catalog.tidy`); True: there is more to do."""
         if self._catalog.get(Table.META, KEYS_AHEAD_KEY) is not None:
             return False  # Keys that no checkpoint covers yet may have to be taken out again.
-        return self._catalog.tidy()
+        return self._catalog.tidy(if_pressing=self.is_importing)
 
     @property
     def is_dirty(self) -> bool:

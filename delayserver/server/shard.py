@@ -250,7 +250,9 @@ class Shard(ABC):
     def file(self, group: Group) -> None:
         # It files about once a second, by its own clock; only a large backlog wakes it before.
         waiting_bytes = self.engine.groups.unfiled_bytes
-        self.replayer.put(group, wake=waiting_bytes >= self.settings.checkpoint_bytes)
+        # Whoever loads a table waits until it is filed.
+        must_file = waiting_bytes >= self.settings.checkpoint_bytes or group.import_count > 0
+        self.replayer.put(group, wake=must_file)
 
     def verify(self, request: VerifyRequest) -> None:
         self.importing.put(request)

@@ -74,7 +74,7 @@ class MemoryCatalog:
     def size(self, table: Table) -> int:
         return len(self._values[table])
 
-    def tidy(self) -> bool:
+    def tidy(self, *, if_pressing: bool = False) -> bool:
         return False
 
     def refill(self, table: Table, parts: Sequence[Columns], writes: Writes) -> None:

@@ -120,11 +120,11 @@ def test_no_row_falls_between_the_snapshot_and_the_live_feed(disk: Disk, log: Lo
 def test_keys_that_may_have_to_be_taken_out_again_are_not_merged(disk: Disk, log: Log) -> None:
     asked: list[bool] = []
 
-    def tidy() -> bool:
+    def tidy(*, if_pressing: bool) -> bool:
         asked.append(True)
         return True
 
-    disk.catalog.tidy = tidy  # type: ignore[method-assign]
+    disk.catalog.tidy = tidy  # type: ignore[method-assign, assignment]
     log.publish(START_MS)
     disk.file(log.close())
     disk.replay.checkpoint()

@@ -144,3 +144,17 @@ def test_either_way_writes_the_same_bytes() -> None:
         return {path: machine.disk.open(path).pread(1 << 20, 0) for path in message_log.segments()}
 
     assert written(quick=lambda: True) == written(quick=lambda: False)
+
+
+def test_filing_waits_for_its_time_but_not_with_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, woken = Machine(lambda: True), list[bool]()
+
+    def put(item: object, *, wake: bool) -> None:
+        woken.append(wake)
+
+    monkeypatch.setattr(machine.server.replayer, "put", put)
+    group = machine.publish(1)
+    machine.server.file(group)
+    group.import_count = 1
+    machine.server.file(group)
+    assert woken == [False, True]

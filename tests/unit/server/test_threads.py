@@ -600,7 +600,7 @@ def test_retired_hours_are_purged_in_slices_in_between() -> None:
 def test_keys_are_merged_in_slices_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Replaying()
     slices = [False, True, True, False]
-    monkeypatch.setattr(parts.disk.catalog, "tidy", lambda: slices.pop(0))
+    monkeypatch.setattr(parts.disk.catalog, "tidy", lambda **_: slices.pop(0))
     for left in (3, 2, 1, 0):
         if left in (3, 2):
             parts.clock.now_ms += 1000  # at a checkpoint

@@ -179,10 +179,25 @@ def test_very_many_keys_are_a_run_of_their_own(parts) -> None:
     again.commit({Table.KEYS: gone}, {Table.KEYS: [as_columns(new), as_columns(last)]})
     known(again, old | new | last, [key(-1)])
     assert [run.state.rows for run in again.runs] == [27, 17]
+    # What waits goes first, until there are eight times as many.
+    assert not again.tidy(if_pressing=True)
     tidy(again)
     assert len(again.runs) == 1
     known(again, old | new | last, [key(-1)])
     assert numbers_in(parts[1]) == [again.runs[0].state.number]
+
+
+def test_a_merge_that_cannot_wait_any_longer() -> None:
+    catalog, model = tiered(MemoryCatalog(), SimulatedFiles()), dict[bytes, bytes]()
+    while not catalog.tidy(if_pressing=True):
+        pairs = {key(len(model) + number): value(number) for number in range(10)}
+        catalog.commit({}, {Table.KEYS: [as_columns(pairs)]})
+        model |= pairs
+    assert len(model) == 90
+    while catalog.tidy(if_pressing=True):
+        pass
+    assert [run.state.rows for run in catalog.runs] == [90]
+    known(catalog, model, [key(-1)])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -202,7 +217,7 @@ def test_whatever_is_committed_while_runs_are_merged_is_found(seed: int) -> None
             model.pop(one, None)
         model |= pairs
         for _ in range(rng.randrange(6)):
-            catalog.tidy()
+            catalog.tidy(if_pressing=rng.random() < 0.3)
         known(catalog, model, [key(-1), *gone])
     assert at_once
     assert catalog.verify() == []
