@@ -76,8 +76,8 @@ def archive(
         list[str] | None,
         typer.Option(
             metavar="HOUR",
-            help="Archive this hour anew (2026-11-20T15), in place of what the archive has of it; "
-            "may be repeated.",
+            help="Archive this hour anew (2026-11-20T15), in place of what the archive has of it, "
+            "also where the server was told of it already; may be repeated.",
         ),
     ] = None,
     without_unsettled: Annotated[

@@ -64,6 +64,8 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_REFUSED = "stopped SparkContext"
+"""Spark says so where no master takes the job."""
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET = f"-Dlog4j2.configurationFile=file:{resources.files(__package__) / 'log4j2.properties'}"
 _LOCAL_SETTINGS = {
@@ -85,7 +87,8 @@ class JvmEndedError(PipelineError):
     """The JVM that Spark's driver runs in ended in the middle of a job. `status`: the exit status,
     or the negative number of the signal that killed it."""
 
-    def __init__(self, job: str, status: int) -> None:
+    def __init__(self, when: str, status: int) -> None:
+        """`when`: in the middle of what."""
         if status == -signal.SIGKILL:
             how = "it was killed"
             advice = (
@@ -95,9 +98,7 @@ class JvmEndedError(PipelineError):
         else:
             how = f"it was ended by signal {-status}" if status < 0 else f"exit status {status}"
             advice = "Where its memory was too little: --conf spark.driver.memory=4g"
-        super().__init__(
-            f"Spark's JVM ended in the middle of the job {job}: {how}. {advice}; then run it again"
-        )
+        super().__init__(f"Spark's JVM ended {when}: {how}. {advice}; then run it again")
         self.status = status
 
 
@@ -191,7 +192,7 @@ def open_session(
     except Exception as error:
         status = _ended(jvm, error)
         if status is not None:
-            raise JvmEndedError(job, status) from error
+            raise JvmEndedError(f"in the middle of the job {job}", status) from error
         if is_connect(master) and _is_away(error):
             raise ConnectEndedError(job, master) from error
         raise
@@ -247,6 +248,10 @@ def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
         try:
             return builder.getOrCreate()
         except (PySparkException, Py4JError, OSError, RuntimeError) as error:
+            is_refused = _REFUSED in str(error)  # The JVM goes on.
+            if not is_refused and (status := _ended(_jvm(), error)) is not None:
+                SparkContext._gateway = SparkContext._jvm = None
+                raise JvmEndedError(f"while Spark started on {master}", status) from error
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
             raise PipelineError(
@@ -257,7 +262,7 @@ def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
 def _reason(error: Exception, lines: list[str]) -> str:
     """Why it did not, and what the JVM said last."""
     text = str(error)
-    if "stopped SparkContext" in text:
+    if _REFUSED in text:
         # It asks for a minute, and then ends by itself.
         return "no master answers there, or it refused the job"
     return "\n".join([text, *lines[-5:]])

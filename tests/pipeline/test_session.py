@@ -5,13 +5,21 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.session import JavaMissingError, _start, find_java, is_connect
+from delayserver.pipeline.session import (
+    JavaMissingError,
+    JvmEndedError,
+    _start,
+    find_java,
+    is_connect,
+)
 from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import Store
 
@@ -87,6 +95,23 @@ def test_a_master_that_does_not_answer_is_named() -> None:
     told = "did not start on spark://host:7077: no master answers there, or it refused the job$"
     with pytest.raises(PipelineError, match=told):
         _start(Builder(), "spark://host:7077")  # type: ignore[arg-type]
+
+
+def test_a_jvm_that_is_killed_while_spark_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = subprocess.Popen(["sleep", "60"])
+
+    class Builder:
+        def getOrCreate(self) -> SparkSession:
+            jvm.kill()
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=jvm))
+    monkeypatch.setattr(SparkContext, "_jvm", object())
+    told = "^Spark.s JVM ended while Spark started on local: it was killed. The kernel .* it again$"
+    with pytest.raises(JvmEndedError, match=told):
+        _start(Builder(), "local")  # type: ignore[arg-type]
+    # The next session starts another one.
+    assert SparkContext._gateway is SparkContext._jvm is None
 
 
 @pytest.mark.spark

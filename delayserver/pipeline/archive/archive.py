@@ -54,6 +54,7 @@ from delayserver.pipeline.progress import Job
 from delayserver.pipeline.states.history import WantedHour, wanted_hours
 from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.records.tables import read_hours
+from delayserver.schedule.archives import retired_hours
 from storage.buckets import bucket_path, end_ms, hour_name, is_day, parse_hour
 from storage.files import size_of
 from storage.rows import HOUR_MS, LogKind
@@ -324,11 +325,14 @@ def _archive(
     archived: ArchiveRun,
 ) -> None:
     """Archive what waits in each directory."""
-    for directory in directories:
+    again = _to_archive_again(wanted, directories)
+    for directory, anew in zip(directories, again, strict=True):
         shard = directory.shard if len(directories) > 1 else None
         rest: dict[str, Any] = {"token": wanted.token, "wait_s": wanted.wait_s}
         with ArchiveCalls(wanted.server, shard=shard, **rest) as server:
             is_kept, hours = server.waiting()
+            waiting = {one.hour for one in hours}
+            hours += (one for one in anew if one.hour not in waiting)
             if wanted.without_unsettled:
                 hours += open_hours(directory, time.time_ns() // 1_000_000 - OPEN_MS)
             if wanted.until_ms is not None:
@@ -340,6 +344,28 @@ def _archive(
                 for report in step.run():
                     report.shard = shard
                     archived.hours.append(report)
+
+
+def _to_archive_again(wanted: Archive, directories: Sequence[Directory]) -> list[list[WantedHour]]:
+    """Of each directory the settled hours that are archived anew, whether they wait for it or are
+    archived already. Raises InputError for one that none has."""
+    found: list[list[WantedHour]] = []
+    for directory in directories if wanted.again else ():
+        with directory.catalog() as catalog:
+            hours = list(retired_hours(catalog, directory.files))
+        settled = (WantedHour(one.hour, *one.extent, one.count) for one in hours)
+        found.append([one for one in settled if one.hour in wanted.again])
+    missing = wanted.again - {one.hour for some in found for one in some}
+    if wanted.without_unsettled:
+        ended_by_ms = time.time_ns() // 1_000_000 - OPEN_MS
+        for directory in directories:
+            missing -= {one.hour for one in open_hours(directory, ended_by_ms)}
+    if missing:
+        raise InputError(
+            f"--again {hour_name(min(missing))}: there is no such settled hour; nothing was due in "
+            "it, it was deleted, or something of it is not settled"
+        )
+    return found or [[] for _ in directories]
 
 
 def open_hours(directory: Directory, ended_by_ms: int) -> list[WantedHour]:

@@ -584,6 +584,22 @@ def test_an_archive_that_rots_before_the_server_heard_of_it(
     assert "restore that file" in archived.hours[0].reason
 
 
+def test_an_hour_that_is_archived_comes_into_another_place_if_asked(
+    lasting_api: ApiServer, job: Job, tmp_path: Path
+) -> None:
+    run(job, wanted(lasting_api, tmp_path / "first", again=frozenset([HOUR, HOUR + 1])))
+    assert waiting(lasting_api) == []
+    other = tmp_path / "other"
+    assert run(job, wanted(lasting_api, other)).hours == []
+    archived = run(job, wanted(lasting_api, other, again=frozenset([HOUR])))
+    assert fates(archived) == [HourFate.ARCHIVED]
+    assert archived.hours[0].added == archived.hours[0].count == len(rows_of(other)) == 10
+    hours = lasting_api.ask("GET", "/v1/archives?state=all&limit=1000")["hours"]
+    assert [Path(one["location"]).name for one in hours] == ["other", "first"]
+    with pytest.raises(InputError, match=f"--again {hour_name(HOUR + 7)}: there is no such"):
+        run(job, wanted(lasting_api, other, again=frozenset([HOUR, HOUR + 7])))
+
+
 @pytest.mark.damaged("a file of an hour")
 @pytest.mark.parametrize("kind", [LogKind.SCHEDULE, LogKind.DISPATCH])
 def test_a_damaged_hour_is_named_and_the_others_are_archived(
