@@ -79,6 +79,7 @@ class ShardExport:
     shard: int
     files: int
     total_bytes: int
+    """Of its files and of the catalog."""
     copied_bytes: int
     """Since the last export."""
 
@@ -142,7 +143,7 @@ class _ShardExporter:
         self._files: Files = directory.files
         self._place = place
         self._progress = progress
-        self._copied_bytes = 0
+        self._copied_bytes = self._catalog_bytes = 0
         pointer = read_pointer(place)
         self._previous = None if pointer is None else read_manifest(place, pointer.moment)
         if self._previous is not None and self._previous.stamp != directory.stamp:
@@ -172,7 +173,7 @@ class _ShardExporter:
             # What the manifest before the last one had, and what a killed run left.
             if name not in kept and _is_ours(name):
                 self._place.delete(name)
-        total = sum(one.length for one in manifest.files)
+        total = self._catalog_bytes + sum(one.length for one in manifest.files)
         return ShardExport(manifest.shard, len(manifest.files), total, self._copied_bytes)
 
     def _copy(self) -> ExportManifest:
@@ -197,7 +198,8 @@ class _ShardExporter:
         copied += [one for one in self._copied(wanted) if one is not None]
         name = f"{CATALOGS}/{self._taken_ms}"
         self._place.write(name, catalog_data)
-        self._copied_bytes += len(catalog_data)
+        self._catalog_bytes = len(catalog_data)
+        self._copied_bytes += self._catalog_bytes
         return ExportManifest(
             stamp=stamp,
             shard=self._directory.shard,
