@@ -12,7 +12,7 @@ together, there are few, and a key is written some times in its life. This is a 
 merge-tree (O'Neil, Cheng, Gawlick, O'Neil 1996) with a B+ tree as its first level.
 
 The keys of an import come by the hundred thousand in one commit: sorted they are a run, which that
-commit names, in a tenth of the time that the table takes. The table counts before it, so a key that
+commit names, in a fifth of the time that the table takes. The table counts before it, so a key that
 the table has, too, goes there besides. With a few of such runs all are merged, if nothing else is
 to be done: an import goes first, until there are very many.
 

@@ -192,12 +192,15 @@ def check(root: Path, rows: list[Row], due_type: pa.DataType, **changes: Any) ->
 
 @pytest.fixture(autouse=True)
 def one_batch_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """… and some rows a step."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(staging, "STEP_BYTES", 300)
 
 
 def test_batches_are_staged_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each hour has one frame from all of them, and not one from each."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(staging, "STEP_BYTES", 1 << 20)
     due = [NOW_MS + hour * 3_600_000 for hour in (0, 1)]
     batch = pa.record_batch({DUE: pa.array(due), BODY: pa.array(["1", "2"])})
     changes: dict[str, Any] = {"subject": "order.unpaid", "has_key": False, "has_headers": False}

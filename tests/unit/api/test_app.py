@@ -71,38 +71,39 @@ def test_it_is_made_when_it_is_first_asked():
     assert asyncio.run(run()) == ["served"]
 
 
-def test_it_is_made_after_some_time_if_nobody_asks():
+def test_it_is_made_after_some_time_if_nobody_asks(monkeypatch):
     making = Making()
     making.may_end.set()
 
     async def run():
+        timers = []
         loop = asyncio.get_running_loop()
-        made = loop.create_future()
-
-        def make():
-            loop.call_soon_threadsafe(made.set_result, None)
-            return making()
-
-        rest = Rest(make, lambda error: None)
-        rest.begin_within(0.05)
-        await asyncio.sleep(0.01)
-        assert making.count == 0
-        await made
+        monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer))
+        rest = Rest(making, lambda error: None)
+        rest.begin_within(7)
+        ((seconds, begin),) = timers
+        assert (seconds, making.count) == (7, 0)
+        await begin()
+        assert making.count == 1
         return await ask(rest)
 
     assert asyncio.run(run()) == ["served"]
     assert making.count == 1
 
 
-def test_it_is_made_once_where_somebody_asks_before_that_time():
+def test_it_is_made_once_where_somebody_asks_before_that_time(monkeypatch):
     making = Making()
     making.may_end.set()
 
     async def run():
+        timers = []
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer))
         rest = Rest(making, lambda error: None)
-        rest.begin_within(0.01)
+        rest.begin_within(7)
         served = await ask(rest)
-        await asyncio.sleep(0.05)
+        ((_, begin),) = timers
+        await begin()
         return served
 
     assert asyncio.run(run()) == ["served"]

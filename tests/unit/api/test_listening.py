@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import cast
 
 import pytest
 
@@ -37,8 +38,10 @@ def test_some_listen_on_one_port_where_all_share_it() -> None:
             assert url_of(second, is_https=False) == f"http://127.0.0.1:{settings.port}"
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 def test_the_address_of_a_socket_is_one_for_a_browser() -> None:
-    with bind(Settings(host="::1", port=0)) as listener:
-        port = listener.getsockname()[1]
-        assert url_of(listener, is_https=True) == f"https://[::1]:{port}"
+    class Listener:
+        def getsockname(self) -> tuple[str, int, int, int]:
+            return "::1", 8080, 0, 0  # of IPv6, which not every machine has
+
+    listener = cast(socket.socket, Listener())
+    assert url_of(listener, is_https=True) == "https://[::1]:8080"
