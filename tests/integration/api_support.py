@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from delayserver.cli.demo.process import ServerProcess, free_port
+from delayserver.cli.demo.process import free_port
 from delayserver.security.tokens import TokenFile
 from storage.files import OsFiles
+from tests.forked_servers import ForkedServerProcess
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
@@ -68,7 +69,7 @@ class ApiServer(httpx.Client):
         self.data_dir = directory / "data"
         self.tokens: dict[str, str] = {}
         self._log_path = directory / "server.log"
-        self.process = ServerProcess(self.data_dir, port=free_port(), log_path=self._log_path)
+        self.process = ForkedServerProcess(self.data_dir, port=free_port(), log_path=self._log_path)
         super().__init__(base_url=self.process.url, timeout=DEADLINE_S)
 
     def launch(self, **settings: object) -> None:

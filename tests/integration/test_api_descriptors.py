@@ -11,6 +11,7 @@ import pytest
 
 from delayserver.cli.demo import process
 from delayserver.server.descriptors import LEFT_MIN, OWN_MIN
+from tests.forked_servers import ForkedServerProcess
 from tests.integration.api_support import unique, wait_until
 
 ALLOWED = OWN_MIN + 80
@@ -29,6 +30,7 @@ def limit(monkeypatch):
 
         popen = functools.partial(subprocess.Popen, preexec_fn=before)
         monkeypatch.setattr(subprocess, "Popen", popen)
+        monkeypatch.setattr(ForkedServerProcess, "_spawn", process.ServerProcess._spawn)
 
     return limit_to
 

@@ -13,9 +13,9 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Protocol, Self
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -73,6 +73,16 @@ def damage_in(data_dir: Path) -> list[str]:
     ]
 
 
+class RunningProcess(Protocol):
+    """The part of `subprocess.Popen` that is used here."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+
+
 class ServerProcess:
     """`delayserver serve` on loopback. As a context manager it never outlives its block.
 
@@ -103,7 +113,7 @@ class ServerProcess:
         self.options = list(options)
         self._tls = tls
         self.program = program
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: RunningProcess | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -144,14 +154,20 @@ class ServerProcess:
             name: value for name, value in os.environ.items() if not name.startswith("DELAYSERVER_")
         }
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # ctrl-C is for the one who started it
-            )
+            self._process = self._spawn(command, environment, log)
+
+    def _spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+    ) -> RunningProcess:
+        """Make the process; `log` is its output."""
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # ctrl-C is for the one who started it
+        )
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until it accepts messages. Raises ServerFailed."""
