@@ -43,7 +43,7 @@ class Ledger(DurableRecords):
     def __init__(self) -> None:
         super().__init__()
         self.groups.waits_still = self._waits_still
-        self.groups.is_named = lambda row_seq: self._is_named((row_seq,))
+        self.groups.is_named = self._is_row_named  # a method, so that a copy asks itself
         self.damage: list[DamageError] = []
         self.may_be_damaged: Callable[[], bool] = lambda: True
         """Whether something was made unreadable in this life."""
@@ -282,6 +282,9 @@ class Ledger(DurableRecords):
         if not self.may_be_damaged():
             raise Violation(f"damage is named, and there is none (I8): {error}")
         self.damage.append(error)
+
+    def _is_row_named(self, row_seq: int) -> bool:
+        return self._is_named((row_seq,))
 
     def _is_named(self, entry_seqs: Iterable[int]) -> bool:
         """Whether one of these rows was named as damaged in this life: who cannot be delivered

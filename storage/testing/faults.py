@@ -118,6 +118,9 @@ _DESCRIPTOR_CALLS: frozenset[Call] = frozenset(
     {"open", "list", "make_directory", "sync_directory", "map_to_read", "scratch", "lock"}
 )
 _SYNC_CALLS: frozenset[Call] = frozenset({"pwrite_durable", "fdatasync", "sync_directory"})
+_READING_CALLS: frozenset[Call] = frozenset(
+    {"exists", "list", "map_to_read", "scratch", "free_bytes", "pread", "size", "close"}
+)
 
 
 class NumberedCall(NamedTuple):
@@ -126,6 +129,21 @@ class NumberedCall(NamedTuple):
     number: int
     call: Call
     path: str
+    takes_space: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether the disk or the catalog may be another one afterwards. A crash at a call that
+        changes nothing leaves what a crash before the next one that does would leave."""
+        return self.takes_space if self.call == "open" else self.call not in _READING_CALLS
+
+    def can_fail_by(self, kind: FaultKind) -> bool:
+        """Whether a fault of this kind strikes the call; otherwise the call goes through."""
+        if kind is FaultKind.NO_SPACE:
+            return self.takes_space
+        if kind is FaultKind.NO_DESCRIPTOR:
+            return self.call in _DESCRIPTOR_CALLS
+        return True
 
 
 class Faults:
@@ -158,21 +176,21 @@ class Faults:
             return None
         self.call_count += 1
         number = self.call_count
+        if not (self._keep_trace or self.faults):
+            return None
+        numbered = NumberedCall(number, call, path, takes_space)
         if self._keep_trace:
-            self.trace.append(NumberedCall(number, call, path))
+            self.trace.append(numbered)
         for fault in self.faults:
-            if fault.at == number or (fault.for_good and fault.at < number):
-                if fault.kind is FaultKind.NO_SPACE and not takes_space:
-                    continue
-                if fault.kind is FaultKind.NO_DESCRIPTOR and call not in _DESCRIPTOR_CALLS:
-                    continue
-                self.struck.append(NumberedCall(number, call, path))
+            is_meant = fault.at == number or (fault.for_good and fault.at < number)
+            if is_meant and numbered.can_fail_by(fault.kind):
+                self.struck.append(numbered)
                 return fault
         return None
 
     def error(self, fault: Fault, read_at: int = 0) -> StorageError | SimulatedCrash:
         """What the call that was struck last has to raise; `read_at`: where it was to read."""
-        number, call, path = self.struck[-1]
+        number, call, path, _ = self.struck[-1]
         if fault.kind is FaultKind.CRASH:
             self.crash = SimulatedCrash(
                 f"simulated crash {fault.moment.value} call {number}: {call} of {path}"

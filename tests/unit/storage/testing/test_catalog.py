@@ -40,7 +40,7 @@ def test_the_next_commit_counts_as_the_next_call() -> None:
     with pytest.raises(CatalogError):
         catalog.commit({Table.KEYS: [(b"a", None)]})
     assert committed(catalog) == [b"1", b"2"]
-    assert [(call, path) for _, call, path in faults.struck] == [("commit", "catalog")]
+    assert [(one.call, one.path) for one in faults.struck] == [("commit", "catalog")]
 
 
 @pytest.mark.parametrize("end", [MemoryCatalog.crash, MemoryCatalog.kill])

@@ -72,15 +72,50 @@ def test_empty_faults_only_count_and_trace() -> None:
     work(FaultyFiles(SimulatedFiles(), faults))
     assert faults.call_count == WORK_CALLS
     assert faults.trace[:5] == [
-        NumberedCall(1, "lock", "lock"),
-        NumberedCall(2, "make_directory", "d"),
+        NumberedCall(1, "lock", "lock", takes_space=True),
+        NumberedCall(2, "make_directory", "d", takes_space=True),
         NumberedCall(3, "exists", "d/a"),
-        NumberedCall(4, "open", "d/a"),
-        NumberedCall(5, "pwrite", "d/a"),
+        NumberedCall(4, "open", "d/a", takes_space=True),
+        NumberedCall(5, "pwrite", "d/a", takes_space=True),
     ]
     assert [call.number for call in faults.trace] == list(range(1, WORK_CALLS + 1))
     assert len({call.call for call in faults.trace}) == 16
     assert not faults.struck
+
+
+def state_of(disk: SimulatedFiles) -> object:
+    """What a reader sees, what a power loss leaves, and what stands between them."""
+    inodes = {id(one): one for names in disk._names.values() for one in names.values()}
+    data = [(bytes(one.content), bytes(one.durable), [*one.unsynced]) for one in inodes.values()]
+    return data, disk.contents(), len(disk._unsynced_names)
+
+
+def test_a_call_that_changes_nothing_leaves_the_disk_as_it_was() -> None:
+    """Sweeps of crashes leave these calls out."""
+    faults = Faults(keep_trace=True)
+    work(FaultyFiles(SimulatedFiles(), faults))
+    for call in faults.trace:
+        states = []
+        for moment in (Moment.BEFORE, Moment.AFTER):
+            disk = SimulatedFiles()
+            with contextlib.suppress(SimulatedCrash):
+                work(FaultyFiles(disk, Faults(Fault(call.number, FaultKind.CRASH, moment))))
+            states.append(state_of(disk))
+        assert call.changes or states[0] == states[1], call
+    reading = [call.call for call in faults.trace if not call.changes]
+    assert {"exists", "list", "pread", "size", "close", "free_bytes"} <= {*reading}
+
+
+@pytest.mark.parametrize("kind", [FaultKind.NO_SPACE, FaultKind.NO_DESCRIPTOR])
+def test_a_trace_says_which_calls_a_fault_strikes(kind: FaultKind) -> None:
+    """Sweeps leave out the others, whose run would be one without a fault."""
+    traced = Faults(keep_trace=True)
+    work(FaultyFiles(SimulatedFiles(), traced))
+    for call in traced.trace:
+        faults = Faults(Fault(call.number, kind))
+        with contextlib.suppress(DiskError):
+            work(FaultyFiles(SimulatedFiles(), faults))
+        assert faults.struck == ([call] if call.can_fail_by(kind) else [])
 
 
 @pytest.mark.parametrize("moment", Moment)
