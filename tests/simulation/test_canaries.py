@@ -79,6 +79,7 @@ from storage.key_runs import RunState, RunWriter
 from storage.rows import HOUR_MS, SEQ_MAX, RecordKind
 from storage.testing.files import SimulatedFile
 from storage.tiered_catalog import TieredCatalog, _as_columns
+from tests.depth import every
 from tests.simulation.catching import caught_seeds, first_catch
 
 WORLDS_MAX = 1000
@@ -1062,8 +1063,8 @@ def test_a_canary_that_dies_of_itself_is_not_caught(monkeypatch: Patch) -> None:
 def test_without_a_canary_nothing_is_found() -> None:
     """In the worlds that caught one: what ended them came from the bug. `test_simulation` looks at
     others."""
-    seeds = caught_seeds(CANARIES)
-    assert first_catch("none", sorted(seeds), run_world, (Violation,)) is None
+    seeds = every(4, sorted(caught_seeds(CANARIES)))
+    assert first_catch("none", seeds, run_world, (Violation,)) is None
 
 
 def test_the_readme_lists_them() -> None:

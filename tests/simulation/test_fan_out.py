@@ -25,6 +25,7 @@ from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
+from tests.depth import every
 
 SETTINGS = Settings(
     segment_bytes=4096,
@@ -294,7 +295,7 @@ def test_what_was_dropped_for_one_who_is_gone_is_not_lost_for_all(ending: str) -
 TestFanOut = FanOut.TestCase
 TestFanOut.pytestmark = [pytest.mark.timeout(600)]  # type: ignore[attr-defined]  # to shrink
 TestFanOut.settings = settings(
-    max_examples=100,
+    max_examples=len(every(4, range(100))),
     stateful_step_count=30,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),

@@ -31,6 +31,7 @@ from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
+from tests.depth import every
 
 SETTINGS = Settings(
     segment_bytes=4096,
@@ -393,7 +394,7 @@ class Model(RuleBasedStateMachine):
 TestModel = Model.TestCase
 TestModel.pytestmark = [pytest.mark.timeout(600)]  # type: ignore[attr-defined]  # to shrink
 TestModel.settings = settings(
-    max_examples=80,
+    max_examples=len(every(4, range(80))),
     stateful_step_count=40,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),

@@ -27,6 +27,7 @@ from delayserver.api.cluster.watch import (
     news_of,
 )
 from storage.replicated.meta import ClusterMeta, make_identity
+from tests.depth import every, least
 
 SEEDS = range(60)
 STEP_MS = 500
@@ -171,12 +172,12 @@ class World:
 
 def test_there_are_never_fewer_replicas_than_there_are_to_be() -> None:
     counts: Counter[str] = Counter()
-    for seed in SEEDS:
+    for seed in every(4, SEEDS):
         world = World(seed)
         world.live()
         counts += world.counts
-    assert counts["left"] > len(SEEDS), counts
-    assert counts["copied"] > len(SEEDS), counts
+    assert counts["left"] >= least(len(SEEDS) + 1), counts
+    assert counts["copied"] >= least(len(SEEDS) + 1), counts
 
 
 def leave_at_once(patch: pytest.MonkeyPatch) -> None:

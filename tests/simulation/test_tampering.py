@@ -11,6 +11,7 @@ from delayserver.testing.tampering import runs, victims
 from delayserver.testing.tampering.runs import ALTERATIONS, Noticed, TamperedWorld, shrink, tamper
 from delayserver.testing.tampering.victims import Victim, make_victim
 from storage.rows import HOUR_MS
+from tests.depth import every
 
 WORLDS = 12
 SEEDS_MAX = 60
@@ -41,7 +42,7 @@ NAMES = {
 
 
 def test_nothing_is_missed_and_nobody_is_accused() -> None:
-    for seed in range(WORLDS):
+    for seed in every(4, range(WORLDS)):
         for found in tamper(TamperedWorld(70_000 + seed)):
             assert not found.failure, f"{found.command}\n{found.failure}"
 
