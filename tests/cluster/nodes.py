@@ -14,14 +14,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from delayserver.cli.demo.process import ServerProcess, free_port
+from delayserver.cli.demo.process import free_port
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
+from tests.forked_servers import ForkedServerProcess
 
 PATIENCE_S = 60.0
 
 
-class NodeProcess(ServerProcess):
+class NodeProcess(ForkedServerProcess):
     """`delayserver serve --cluster`: a supervisor, and a process for each shard."""
 
     def __init__(

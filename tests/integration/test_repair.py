@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from delayserver.cli import make_app
 from delayserver.cli.demo.process import ServerProcess, free_port
 from storage.files import OsFiles
+from tests.forked_servers import ForkedServerProcess
 
 MESSAGES = 30
 WAIT_S = 30.0
@@ -27,7 +28,8 @@ def delayserver(*arguments: str) -> tuple[int, str]:
 @pytest.fixture
 def server(tmp_path: Path):
     data_dir = tmp_path / "data"
-    with ServerProcess(data_dir, port=free_port(), log_path=tmp_path / "log") as server:
+    log_path = tmp_path / "log"
+    with ForkedServerProcess(data_dir, port=free_port(), log_path=log_path) as server:
         server.options = ["--checkpoint-ms=50"]
         server.start()
         server.wait_ready()
