@@ -17,7 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from tests.integration.api_support import Received, Receiver, now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import Received, Receiver, now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 SCHEDULES, RUNS, EVERY_MS = 4, 5, 1000
 GROUPS, MEMBERS, STEP_MS = 4, 12, 200

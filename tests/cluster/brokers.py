@@ -5,8 +5,7 @@ import itertools
 import logging
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 from delayserver.cli.demo.process import free_ports
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kafka"
 START_TIMEOUT_S = 250
@@ -128,11 +128,3 @@ class Brokers:
             return all(set(one.isrs) == set(one.replicas) for one in partitions)
 
         wait_until(are)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return when it is so."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up_s, "it did not become so"
-        time.sleep(0.1)

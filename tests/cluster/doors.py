@@ -11,6 +11,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from tests.waiting import turns
+
 READ_BYTES = 1 << 16
 
 
@@ -57,7 +59,7 @@ class Door:
             self._server = None
         for writer in self._writers:
             writer.transport.abort()
-        await asyncio.sleep(0)  # They are told.
+        await turns()  # They are told.
 
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

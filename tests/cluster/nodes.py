@@ -18,6 +18,7 @@ from delayserver.cli.demo.process import free_port
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.forked_servers import ForkedServerProcess
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 
@@ -85,13 +86,12 @@ class NodeProcess(ForkedServerProcess):
             except urllib.error.HTTPError as error:
                 if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > give_up_s:
                     raise
-                time.sleep(0.05)
             except (ConnectionError, urllib.error.URLError) as error:
                 # That a connection is refused urllib tells as the reason of an error of its own.
                 reason = getattr(error, "reason", error)
                 if not isinstance(reason, ConnectionError) or time.monotonic() > give_up_s:
                     raise
-                time.sleep(0.05)
+            time.sleep(0.05)
 
     def call_once(self, method: str, path: str, body: Any = None) -> Any:
         """Raises urllib.error.HTTPError, OSError."""
@@ -123,12 +123,14 @@ def until(is_so: Any, what: str) -> float:
     """Wait until a call of it returns something true; how long that took, in seconds. What it is
     refused, or told in part by a process that ends, does not count."""
     began_s = time.monotonic()
-    while True:
+
+    def is_told() -> bool:
         with contextlib.suppress(urllib.error.HTTPError, http.client.HTTPException, OSError):
-            if is_so():
-                return time.monotonic() - began_s
-        assert time.monotonic() - began_s < PATIENCE_S, f"not in time: {what}"
-        time.sleep(0.02)
+            return bool(is_so())
+        return False
+
+    wait_until(is_told, PATIENCE_S, what)
+    return time.monotonic() - began_s
 
 
 def delayserver(*words: str) -> str:

@@ -12,8 +12,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.cluster.brokers import wait_until
 from tests.cluster.here import SCRIPTS, Here
+from tests.waiting import wait_until
 
 ROOT = SCRIPTS.parent
 

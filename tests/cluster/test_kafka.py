@@ -23,8 +23,9 @@ from storage.errors import EngineError
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.meta import MetaLog, make_identity
-from tests.cluster.brokers import Brokers, wait_until
+from tests.cluster.brokers import Brokers
 from tests.engine_contract import EngineContract, Opener, read_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 

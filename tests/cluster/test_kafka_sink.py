@@ -14,10 +14,11 @@ import pytest
 from confluent_kafka import Producer
 
 from storage.replicated.kafka_settings import ClusterUrl
-from tests.cluster.brokers import Brokers, wait_until
+from tests.cluster.brokers import Brokers
 from tests.cluster.nodes import NodeProcess, running, until
 from tests.cluster.topics import Reader, make_topic
 from tests.integration.api_support import ApiServer, time_ms
+from tests.waiting import wait_until
 
 _numbers = count()
 SLOW = pytest.mark.timeout(300)

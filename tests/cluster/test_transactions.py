@@ -19,9 +19,10 @@ from storage.replicated.kafka_transactions import KafkaTransactions
 from storage.replicated.settled import SettledLog
 from storage.replicated.transactions import Aborted, Committed, TopicRecord
 from storage.rows import LogKind
-from tests.cluster.brokers import Brokers, wait_until
+from tests.cluster.brokers import Brokers
 from tests.cluster.topics import consumer_of
 from tests.unit.fakes import HOUR, START_MS, dispatch_row
+from tests.waiting import wait_until
 
 STAMP = 77
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import NewTopic
 
-from tests.cluster.brokers import Brokers, wait_until
+from tests.cluster.brokers import Brokers
+from tests.waiting import wait_until
 
 
 def make_topic(brokers: Brokers, name: str, partitions: int = 3) -> str:

@@ -17,7 +17,8 @@ from playwright.sync_api import TimeoutError as PageTimeout
 
 from delayserver.security.tokens import TokenFile
 from storage.files import OsFiles
-from tests.integration.api_support import unique, wait_until
+from tests.integration.api_support import unique
+from tests.waiting import wait_until
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 COLOURS = 256

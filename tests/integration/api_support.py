@@ -6,12 +6,12 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -19,10 +19,7 @@ from delayserver.cli.demo.process import free_port
 from delayserver.security.tokens import TokenFile
 from storage.files import OsFiles
 from tests.forked_servers import ForkedServerProcess
-
-T = TypeVar("T")
-DEADLINE_S = 30.0
-"""For what happens at once on a quiet machine."""
+from tests.waiting import DEADLINE_S, wait_until
 
 _numbers = itertools.count(1)
 
@@ -30,15 +27,6 @@ _numbers = itertools.count(1)
 def unique(prefix: str) -> str:
     """A name that no other test uses."""
     return f"{prefix}-{next(_numbers)}"
-
-
-def wait_until(probe: Callable[[], T], timeout_s: float = DEADLINE_S) -> T:
-    """What `probe` returns as soon as that is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (result := probe()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return result
 
 
 def time_ms(text: str) -> int:

@@ -17,8 +17,9 @@ import kombu
 import pytest
 
 from delayserver.cli.demo.process import free_port, free_ports
-from tests.integration.api_support import ApiServer, unique, wait_until
+from tests.integration.api_support import ApiServer, unique
 from tests.integration.celery_app import DUMP_SIGNAL, make_app
+from tests.waiting import wait_until
 
 DUE_S = 1.2
 """Just more than the threshold of the app."""

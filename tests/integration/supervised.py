@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from delayserver.cli.demo.process import free_port
-from tests.integration.api_support import wait_until
+from tests.waiting import wait_until
 
 COUNT = 3
 

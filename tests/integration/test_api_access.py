@@ -12,7 +12,8 @@ from delayserver.errors import AccessError
 from delayserver.security.tokens import Action, TokenFile
 from delayserver.server.server import Server
 from storage.files import OsFiles
-from tests.integration.api_support import DEADLINE_S, ApiServer, make_token, unique, wait_until
+from tests.integration.api_support import ApiServer, make_token, unique
+from tests.waiting import DEADLINE_S, wait_until
 
 MINE, MINE_TOO, OTHERS = "mine.a", "mine.b", "others.a"
 LEASES = {"leases": ["none"]}

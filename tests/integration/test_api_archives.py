@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.api_support import now_ms, unique, wait_until
+from tests.integration.api_support import now_ms, unique
+from tests.waiting import wait_until
 
 HOUR_MS = 3_600_000
 WHAT = ("schedule_bytes", "dispatch_bytes", "last_seq", "count")

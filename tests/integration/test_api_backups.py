@@ -13,7 +13,8 @@ from delayserver.client import AsyncBackups
 from delayserver.recovery.restoring import restore
 from delayserver.times import parse_time_ms
 from storage.message_log import DIRECTORY as MESSAGES
-from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
+from tests.integration.api_support import ApiServer, now_ms, unique
+from tests.waiting import wait_until
 
 
 def backups_of(api: ApiServer) -> Path:
@@ -76,7 +77,7 @@ def test_a_backup_is_brought_forward_to_a_moment(either_api: ApiServer, tmp_path
     for number in range(10):
         api.publish(subject, key=f"k{number}", delay="1h")
     until_ms = now_ms()
-    time.sleep(0.002)
+    wait_until(lambda: now_ms() > until_ms)
     api.publish(subject, key="last", delay="1h")
 
     def reaches() -> bool:

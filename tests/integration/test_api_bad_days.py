@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from tests.integration.api_support import unique, wait_until
+from tests.integration.api_support import unique
+from tests.waiting import wait_until
 
 
 @pytest.fixture

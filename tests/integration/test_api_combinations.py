@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.integration.api_support import time_ms, unique, wait_until
+from tests.integration.api_support import time_ms, unique
+from tests.waiting import wait_until
 
 
 @pytest.fixture

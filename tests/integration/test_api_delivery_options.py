@@ -1,12 +1,12 @@
 """Rates, batches, rotated secrets and catching up, over real HTTP and with restarts in between."""
 
 import json
-import time
 
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 OLD = "whsec_" + "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 NEW = "whsec_" + "YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXowMTIzNDU2Nzg5MDE="
@@ -247,15 +247,17 @@ def test_what_is_too_old_after_downtime_is_a_dead_letter(api, receiver, subject,
     if how == "pause":
         api.ask("POST", f"{path}/pause")
         old = publish_many(api, subject, 1000)
-        time.sleep(1.2)
+        published_ms = now_ms()
+        wait_until(lambda: now_ms() > published_ms + 1000)
         # Due when the others are out of the way.
         young = publish_many(api, subject, 3, deliver_at=now_ms() + 2000)
         api.ask("POST", f"{path}/resume")
     else:
-        old = publish_many(api, subject, 1000, deliver_at=now_ms() + 1000)
+        due_ms = now_ms() + 1000
+        old = publish_many(api, subject, 1000, deliver_at=due_ms)
         young = publish_many(api, subject, 3, deliver_at=now_ms() + 8000)
         api.process.kill() if how == "kill" else api.process.stop()
-        time.sleep(2.2)
+        wait_until(lambda: now_ms() > due_ms + 1000)
         api.start()
     wait_until(lambda: len(letters(api, path)) == 1000)
     dead = letters(api, path)
@@ -284,9 +286,10 @@ def test_what_fell_due_meanwhile_is_spread_and_new_messages_are_on_time(
         publish_many(api, subject, 30)
         api.ask("POST", f"{path}/resume")
     else:
-        publish_many(api, subject, 30, deliver_at=now_ms() + 500)
+        due_ms = now_ms() + 500
+        publish_many(api, subject, 30, deliver_at=due_ms)
         api.process.kill()
-        time.sleep(1)
+        wait_until(lambda: now_ms() > due_ms)
         api.start()
     first = receiver.next(url)
     new = api.publish(subject, body="new", delay="500ms")

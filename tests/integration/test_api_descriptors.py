@@ -12,7 +12,8 @@ import pytest
 from delayserver.cli.demo import process
 from delayserver.server.descriptors import LEFT_MIN, OWN_MIN
 from tests.forked_servers import ForkedServerProcess
-from tests.integration.api_support import unique, wait_until
+from tests.integration.api_support import unique
+from tests.waiting import wait_until
 
 ALLOWED = OWN_MIN + 80
 CONNECTIONS, WEBHOOKS = 60, 20

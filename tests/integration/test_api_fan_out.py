@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from tests.integration.api_support import unique, wait_until
+from tests.integration.api_support import unique
+from tests.waiting import wait_until
 
 
 def names(messages):

@@ -6,7 +6,8 @@ With PYTHONPROFILEIMPORTTIME the interpreter itself writes a line for each modul
 import re
 from typing import Any
 
-from tests.integration.api_support import unique, wait_until
+from tests.integration.api_support import unique
+from tests.waiting import wait_until
 
 IMPORTED = re.compile(r"^import time:\s+\d+ \|\s+\d+ \|\s+(\S+)$", re.MULTILINE)
 HOUR_MS = 3_600_000

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.api_support import unique, wait_until
+from tests.integration.api_support import unique
+from tests.waiting import wait_until
 
 BODIES = [letter * 3_000 for letter in "abcdef"]
 

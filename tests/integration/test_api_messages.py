@@ -5,7 +5,8 @@ import urllib.parse
 
 import pytest
 
-from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 NOWHERE = "0" * 36
 JSON = {"content-type": "application/json"}

@@ -7,7 +7,8 @@ import socket
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 TOKEN = "correct horse battery staple"
 HOUR_MS = 3_600_000

@@ -1,12 +1,12 @@
 """Options of a message, over real HTTP: too late, spread, first among what is due."""
 
-import time
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_options_hold_over_a_kill(lasting_api, subject):
     deaths = [lasting_api.publish(subject, body=0, ttl=1)["id"]]
     for priority in (0, 9, 5):
         lasting_api.publish(subject, body=priority, priority=priority, ttl="1h")
-    time.sleep(0.002)  # the server's clock and ours are one: it is over when it starts again
+    # It is over when the server starts again.
     lasting_api.restart(kill=True)
     waiting = f"/v1/subscriptions/{path.rpartition('/')[2]}"
     wait_until(lambda: lasting_api.ask("GET", waiting)["queued"] == 3)

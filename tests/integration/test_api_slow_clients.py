@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from tests.integration.api_support import DEADLINE_S, ApiServer, unique, wait_until
+from tests.integration.api_support import ApiServer, unique
 from tests.integration.test_api_wire import Wire, message, request
+from tests.waiting import DEADLINE_S, wait_until
 
 HOT, BATCH, PULL = "/v1/messages", "/v1/messages/batch", "/v1/subscriptions/slow/pull"
 BY_KEY = "/v1/subjects/slow/keys/k"

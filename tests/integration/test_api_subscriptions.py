@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 WEBHOOK = {"type": "webhook", "url": "http://127.0.0.1:9/nobody"}
 

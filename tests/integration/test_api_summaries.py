@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.api_support import make_token, unique, wait_until
+from tests.integration.api_support import make_token, unique
+from tests.waiting import wait_until
 
 ONCE = {"max_attempts": 1}
 SETTING = "a-token-of-the-settings"

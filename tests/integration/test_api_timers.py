@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -247,12 +248,12 @@ def test_heartbeats_after_sigkill_begin_their_timeout_anew_and_fire_once(lasting
     api = lasting_api
     path = api.subscribe(unique("consumer"), subject)
     keys = [unique("worker") for _ in range(20)]
-    for key in keys:
-        put(api, key, subject, timeout="3s", body=key)
+    made = [put(api, key, subject, timeout="3s", body=key) for key in keys]
     gone = keys.pop()
     api.ask("DELETE", f"/v1/heartbeats/{gone}", 204)
     api.process.kill()
-    time.sleep(3.5)  # Nobody could renew them meanwhile.
+    # No client can renew them meanwhile.
+    wait_until(lambda: now_ms() > time_ms(made[-1]["expires_at"]))
     api.start()
     alive = keys[0]
     assert api.ask("GET", f"/v1/heartbeats/{alive}")["body"] == alive

@@ -8,7 +8,7 @@ import trustme
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
-from tests.integration.api_support import wait_until
+from tests.waiting import wait_until
 
 
 def client_of(api, context):

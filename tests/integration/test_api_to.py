@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from standardwebhooks import Webhook
 
-from tests.integration.api_support import time_ms, unique, wait_until
+from tests.integration.api_support import time_ms, unique
+from tests.waiting import wait_until
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 LETTERS = "/v1/subscriptions/_to/dead-letters"

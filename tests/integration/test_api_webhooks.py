@@ -7,7 +7,8 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 
-from tests.integration.api_support import now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 QUICK = {"max_attempts": 3, "backoff": ["100ms"]}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.api_support import DEADLINE_S, ApiServer, unique, wait_until
+from tests.integration.api_support import ApiServer, unique
+from tests.waiting import DEADLINE_S, wait_until
 
 HOT, BATCH, REST = "/v1/messages", "/v1/messages/batch", "/healthz"
 

@@ -14,8 +14,9 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
-from tests.integration.api_support import ApiServer, make_token, wait_until
+from tests.integration.api_support import ApiServer, make_token
 from tests.integration.celery_support import DUE_S, Redis, Shop
+from tests.waiting import wait_until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "celery.md"
 pytestmark = pytest.mark.filterwarnings(

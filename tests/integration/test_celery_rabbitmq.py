@@ -4,8 +4,8 @@ from typing import Any
 
 import kombu
 
-from tests.integration.api_support import wait_until
 from tests.integration.celery_support import RabbitMQ, Shop
+from tests.waiting import wait_until
 
 
 def test_it_has_confirmed_a_task_and_had_a_queue_for_it(shared_api, tmp_path):

@@ -17,8 +17,9 @@ from delayserver.client import (
     Producer,
     Retry,
 )
-from tests.integration.api_support import now_ms, unique, wait_until
+from tests.integration.api_support import now_ms, unique
 from tests.integration.test_client_producer import asynchronous
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -163,7 +164,8 @@ async def test_sigkill_of_the_server_loses_nothing(make_api, caplog):
             published += await asyncio.gather(
                 *(producer.publish("s", (round_, n), delay=n) for n in range(600))
             )
-            await asyncio.sleep(0.1)
+            so_far = len(finished)
+            await until(lambda more=so_far: len(finished) > more + 50)
             await asyncio.to_thread(api.restart, kill=True)
         await until(lambda: len(finished) == len(published))
         # What was handled, but not acknowledged, before a kill comes again.

@@ -20,8 +20,9 @@ from delayserver.client import (
     Sources,
     Subscriptions,
 )
-from tests.integration.api_support import Receiver, unique, wait_until
+from tests.integration.api_support import Receiver, unique
 from tests.integration.test_client_producer import asynchronous
+from tests.waiting import wait_until
 
 
 @pytest.fixture

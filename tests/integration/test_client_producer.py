@@ -29,7 +29,8 @@ from delayserver.client import (
     UnansweredError,
     UnreachableError,
 )
-from tests.integration.api_support import Receiver, time_ms, unique, wait_until
+from tests.integration.api_support import Receiver, time_ms, unique
+from tests.waiting import wait_until
 
 TOKEN = "a token of more than 16"
 

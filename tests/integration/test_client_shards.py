@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,9 +23,10 @@ from delayserver.client import (
 from delayserver.client.transport import HttpAnswer, HttpTransport
 from delayserver.records.message_id import read_id
 from delayserver.records.sharding import shard_of
-from tests.integration.api_support import ApiServer, make_token, unique, wait_until
+from tests.integration.api_support import ApiServer, make_token, unique
 from tests.integration.supervised import COUNT, Supervised
 from tests.integration.test_client_producer import asynchronous
+from tests.waiting import until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,6 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]
     one.start()
     yield one
     one.end()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Looks again and again: nobody here is told what happens in other processes."""
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
 
 
 class Recording(HttpTransport):

@@ -15,8 +15,9 @@ import pytest
 
 from delayserver.records.message_id import read_id
 from delayserver.records.sharding import shard_of, shard_of_heartbeat
-from tests.integration.api_support import ApiServer, make_token, wait_until
+from tests.integration.api_support import ApiServer, make_token
 from tests.integration.supervised import COUNT, Supervised
+from tests.waiting import wait_until
 
 PATH = "/v1/cluster"
 NO_FORWARD = {"delay-forward": "no"}

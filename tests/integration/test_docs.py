@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from delayserver.api.rest.models import PublishModel
 from delayserver.cli import make_app
 from delayserver.cli.demo.process import free_port
-from tests.integration.api_support import ApiServer, wait_until
+from tests.integration.api_support import ApiServer
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SERVER_PORT, RECEIVER_PORT = "127.0.0.1:8080", "9000"

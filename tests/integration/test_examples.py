@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from delayserver.cli.demo.process import free_port
-from tests.integration.api_support import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import stat
-import time
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ from delayserver.cli import make_app
 from delayserver.cli.demo.process import ServerProcess, free_port
 from storage.files import OsFiles
 from tests.forked_servers import ForkedServerProcess
+from tests.waiting import wait_until
 
 MESSAGES = 30
 WAIT_S = 30.0
@@ -73,10 +73,7 @@ def test_a_damaged_catalog_is_built_again(server: ServerProcess) -> None:
     flip(server.data_dir / "catalog" / "data.mdb", 20)
     flip(server.data_dir / "catalog" / "data.mdb", 4096 + 20)
     server.start()
-    until_s = time.monotonic() + WAIT_S
-    while server.is_running:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: not server.is_running)
     assert "delayserver repair" in server.log_path.read_text()
 
     status, text = delayserver("check", *where)
@@ -103,10 +100,7 @@ def test_a_memory_fault_is_looked_into(
     """What the system says when LMDB follows a number out of its map, or into a bad sector."""
     publish(server)
     os.kill(server.pid, fault_signal)
-    until_s = time.monotonic() + WAIT_S
-    while server.is_running:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: not server.is_running)
     fault = server.data_dir / "catalog" / "fault"
     assert name in fault.read_text()
     server.start()

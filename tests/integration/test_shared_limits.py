@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from delayserver.records.message_id import read_id
-from tests.integration.api_support import Receiver, make_token, wait_until
+from tests.integration.api_support import Receiver, make_token
 from tests.integration.supervised import COUNT, Supervised
+from tests.waiting import wait_until
 
 MESSAGES = 90
 LATE_S = 0.2

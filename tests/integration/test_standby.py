@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.api_support import DEADLINE_S, ApiServer, unique, wait_until
+from tests.integration.api_support import ApiServer, unique
+from tests.waiting import DEADLINE_S, wait_until
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[2]

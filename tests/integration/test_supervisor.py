@@ -18,8 +18,8 @@ from delayserver.records.message_id import read_id
 from delayserver.records.sharding import shard_of
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
-from tests.integration.api_support import wait_until
 from tests.integration.supervised import COUNT, Supervised
+from tests.waiting import wait_until
 
 
 @pytest.fixture

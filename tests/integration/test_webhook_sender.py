@@ -22,6 +22,7 @@ from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
 from delayserver.records.message import MADE_HEADERS
 from delayserver.security.signing import WebhookSecret, verify
 from delayserver.security.targets import TargetPolicy
+from tests.waiting import turns, until
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -155,12 +156,6 @@ class Names:
         if host not in self.mapping:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return self.mapping[host]
-
-
-async def until(condition):
-    """Let the others run until `condition()` holds."""
-    while not condition():  # noqa: ASYNC110 (what is waited for has no event)
-        await asyncio.sleep(0.001)
 
 
 # ---- receivers that behave ---------------------------------------------------------------------
@@ -355,8 +350,7 @@ def endless(start, piece):
         while True:
             writer.write(piece)
             await writer.drain()
-            # drain() of an empty buffer does not give way to others
-            await asyncio.sleep(0)
+            await turns()  # drain() of an empty buffer does not give way to others
 
     return answer
 

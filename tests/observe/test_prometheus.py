@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.api_support import ApiServer, Receiver, now_ms, wait_until
+from tests.integration.api_support import ApiServer, Receiver, now_ms
 from tests.observe.dashboards import queries
 from tests.observe.prometheus import Node, Prometheus
 from tests.observe.rules import OUT_OF_REACH, alerts
 from tests.soak import harness
+from tests.waiting import wait_until
 
 HOUR_MS = 3_600_000
 SMALL = 1_000_000

@@ -17,7 +17,8 @@ from delayserver.api.cluster.place import ShardPlace
 from delayserver.cli import main
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
-from tests.integration.api_support import ApiServer, wait_until
+from tests.integration.api_support import ApiServer
+from tests.waiting import wait_until
 
 
 class Cluster:

@@ -29,9 +29,9 @@ from typer.testing import CliRunner
 from delayserver.cli import make_app
 from delayserver.pipeline import session as sessions
 from delayserver.pipeline.session import find_java, open_session
-from tests.integration.api_support import wait_until
 from tests.pipeline.forking import make_forking_python
 from tests.pipeline.processes import descendants, runs
+from tests.waiting import wait_until
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 from delayserver.pipeline.audits.audit import audit_here
 from delayserver.pipeline.audits.on_spark import audit
 from delayserver.pipeline.progress import Job
-from tests.integration.api_support import ApiServer, Receiver, wait_until
+from tests.integration.api_support import ApiServer, Receiver
+from tests.waiting import wait_until
 
 BATCH = 500
 PAUSE_S = 0.1

@@ -14,10 +14,10 @@ from sessions import QUICK_SETTINGS
 
 from delayserver.pipeline.session import JvmEndedError, open_session
 from storage.rows import HOUR_MS
-from tests.integration.api_support import wait_until
 from tests.pipeline.processes import children, runs
 from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import Store
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 

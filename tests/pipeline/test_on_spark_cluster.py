@@ -21,9 +21,10 @@ from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
 from storage.rows import HOUR_MS
 from storage.staging import PART_SUFFIX
-from tests.integration.api_support import ApiServer, now_ms, wait_until
+from tests.integration.api_support import ApiServer, now_ms
 from tests.pipeline.spark_cluster import SETTINGS, Driver, DriverError, SparkCluster, the_session
 from tests.pipeline.store import Store
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 

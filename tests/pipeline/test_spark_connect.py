@@ -18,11 +18,12 @@ from sessions import QUICK_JAVA
 from delayserver.pipeline.audits import telling
 from delayserver.pipeline.audits.audit import audit_here
 from storage.rows import HOUR_MS
-from tests.integration.api_support import ApiServer, now_ms, wait_until
+from tests.integration.api_support import ApiServer, now_ms
 from tests.pipeline.processes import descendants, runs
 from tests.pipeline.quick import QUICK_SQL
 from tests.pipeline.spark_cluster import HOME, Driver, start_program, the_session
 from tests.pipeline.store import Store
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 

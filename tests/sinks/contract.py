@@ -6,8 +6,9 @@ import time
 from collections import Counter
 from typing import Any
 
-from tests.integration.api_support import ApiServer, wait_until
+from tests.integration.api_support import ApiServer
 from tests.sinks.programs import ESCAPED, PASSWORD, Broker, Entry
+from tests.waiting import wait_until
 
 QUICKLY = {"max_attempts": 100, "backoff": ["500ms"] * 99}
 

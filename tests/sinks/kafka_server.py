@@ -9,8 +9,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cluster.brokers import Brokers
-from tests.integration.api_support import wait_until
 from tests.sinks.programs import PASSWORD, USER, Broker, Entry
+from tests.waiting import wait_until
 
 
 class KafkaBroker(Broker):

@@ -10,8 +10,8 @@ import nats
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
-from tests.integration.api_support import wait_until
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError
 
 from delayserver.cli.demo.process import free_ports
-from tests.integration.api_support import wait_until
 from tests.sinks import tls
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 READ_TIMEOUT_S = 60.0

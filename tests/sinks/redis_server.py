@@ -6,9 +6,9 @@ from typing import Any
 import redis
 
 from delayserver.cli.demo.process import free_port
-from tests.integration.api_support import wait_until
 from tests.sinks import tls
 from tests.sinks.programs import ESCAPED, PASSWORD, USER, Broker, Entry, need
+from tests.waiting import wait_until
 
 
 class RedisServer(Broker):

@@ -8,9 +8,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.integration.api_support import ApiServer, wait_until
+from tests.integration.api_support import ApiServer
 from tests.sinks.contract import SinkContract
 from tests.sinks.kafka_server import KafkaBroker
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

@@ -10,12 +10,13 @@ from nats.js.errors import NotFoundError
 from delayserver.delivery.nats_sink import NatsOpener
 from delayserver.delivery.sink import Result
 from delayserver.records.subscriptions import NatsTarget
-from tests.integration.api_support import ApiServer, wait_until
+from tests.integration.api_support import ApiServer
 from tests.sinks import tls
 from tests.sinks.contract import SinkContract
 from tests.sinks.nats_server import NatsServer
 from tests.sinks.programs import ESCAPED, USER
 from tests.unit.fakes import SUBJECT, subscription
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from aiormq.abc import AbstractChannel
 from delayserver.delivery.amqp_sink import AmqpOpener
 from delayserver.delivery.sink import Result
 from delayserver.records.subscriptions import AmqpTarget
-from tests.integration.api_support import ApiServer, wait_until
+from tests.integration.api_support import ApiServer
 from tests.sinks import tls
 from tests.sinks.contract import SinkContract
 from tests.sinks.programs import ESCAPED, USER
 from tests.sinks.rabbitmq_server import RabbitMq
 from tests.unit.fakes import subscription
+from tests.waiting import wait_until
 
 # On a busy machine Erlang takes half a minute to start.
 pytestmark = pytest.mark.timeout(300)

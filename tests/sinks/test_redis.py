@@ -8,12 +8,13 @@ import pytest
 from delayserver.delivery.redis_sink import RedisOpener
 from delayserver.delivery.sink import Result
 from delayserver.records.subscriptions import RedisTarget
-from tests.integration.api_support import ApiServer, wait_until
+from tests.integration.api_support import ApiServer
 from tests.sinks import tls
 from tests.sinks.contract import QUICKLY, SinkContract
 from tests.sinks.programs import ESCAPED, USER
 from tests.sinks.redis_server import RedisServer
 from tests.unit.fakes import subscription
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

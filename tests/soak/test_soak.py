@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from tests.integration.api_support import wait_until
 from tests.long_run import describe, report_of
 from tests.soak import harness
 from tests.soak.abuse import KINDS
 from tests.soak.child import Surroundings
 from tests.soak.harness import WEATHER, SoakRun
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 

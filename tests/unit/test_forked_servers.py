@@ -12,7 +12,7 @@ import pytest
 
 from delayserver.cli.demo.process import ServerFailed, ServerProcess, free_port
 from tests.forked_servers import ForkedServerProcess, ZygoteFailed, ZygoteProcess
-from tests.integration.api_support import wait_until
+from tests.waiting import wait_until
 
 Start = Callable[..., ServerProcess]
 

@@ -40,9 +40,10 @@ from delayserver.pipeline.states.snapshot import open_directory
 from delayserver.records.message import Content
 from storage.buckets import hour_name
 from storage.rows import HOUR_MS, LogKind
-from tests.integration.api_support import ApiServer, now_ms, wait_until
+from tests.integration.api_support import ApiServer, now_ms
 from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import FAILED, HOUR, OK, START_MS, Store
+from tests.waiting import wait_until
 
 MINUTE_MS = 60_000
 

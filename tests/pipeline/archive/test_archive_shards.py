@@ -16,9 +16,9 @@ from delayserver.pipeline.archive.archive import Archive, ArchiveCalls, HourFate
 from delayserver.pipeline.progress import Job
 from storage.buckets import hour_name
 from storage.rows import HOUR_MS
-from tests.integration.api_support import wait_until
 from tests.pipeline.cluster import Cluster
 from tests.pipeline.store import HOUR, make_shards
+from tests.waiting import wait_until
 
 SHARDS = 2
 RETENTION_MS = 10 * 365 * 24 * HOUR_MS

@@ -26,7 +26,8 @@ from delayserver.pipeline.load.source import read_table
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
 from storage.staging import OnConflict, import_of
-from tests.integration.api_support import ApiServer, now_ms, unique, wait_until
+from tests.integration.api_support import ApiServer, now_ms, unique
+from tests.waiting import wait_until
 
 DAY_MS = 86_400_000
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delayserver.errors import PipelineError
 from delayserver.pipeline.load.note import LoadNote, NoteFile, abandoned, mark_of
-from tests.integration.api_support import wait_until
+from tests.waiting import wait_until
 
 NOTE = LoadNote(
     columns={"due": "due", "key": None},

@@ -15,7 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from delayserver.errors import PipelineError
 from delayserver.pipeline.publish.publish import _show_rejects
 from delayserver.pipeline.publish.sending import SendingReport
-from tests.integration.api_support import ApiServer, now_ms, wait_until
+from tests.integration.api_support import ApiServer, now_ms
+from tests.waiting import wait_until
 
 DAY_MS = 86_400_000
 ROWS_PER_FILE = 400

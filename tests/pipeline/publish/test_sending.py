@@ -21,7 +21,8 @@ from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.pipeline.publish.publish import DelayServerSink, TableWriter
 from delayserver.pipeline.publish.sending import ARROW, Sender, SendingPlan, SendingReport
 from tests.arrow_streams import HEADERS
-from tests.integration.api_support import ApiServer, make_token, now_ms, time_ms, unique, wait_until
+from tests.integration.api_support import ApiServer, make_token, now_ms, time_ms, unique
+from tests.waiting import wait_until
 
 DAY_MS = 86_400_000
 

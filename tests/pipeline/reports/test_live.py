@@ -25,9 +25,10 @@ from delayserver.pipeline.reports.lateness import bucket_of, percentile_ms
 from delayserver.pipeline.reports.live import UNKNOWN, Line, Windows, watch
 from storage.check import NotADataDirectoryError
 from storage.rows import LogKind
-from tests.integration.api_support import ApiServer, Receiver, wait_until
+from tests.integration.api_support import ApiServer, Receiver
 from tests.pipeline.quick import QUICK_CONF
 from tests.pipeline.store import HOUR, START_MS, Store
+from tests.waiting import wait_until
 
 SECOND = 1000
 

@@ -41,7 +41,8 @@ from storage.replicated.settled import encode_settled
 from storage.rows import DISPATCH_DTYPE, HOUR_MS
 from tests.cluster.nodes import NodeProcess, delayserver, running
 from tests.cluster.test_secured import Secured, properties
-from tests.integration.api_support import Receiver, wait_until
+from tests.integration.api_support import Receiver
+from tests.waiting import wait_until
 
 SHARDS = 2
 GHOST = 9

@@ -6,6 +6,7 @@ import sys
 import threading
 
 from delayserver.api.app import Rest
+from tests.waiting import turns
 
 
 async def ask(app):
@@ -47,7 +48,7 @@ def test_calls_wait_until_it_is_made_and_it_is_made_once():
         rest.begin()
         rest.begin()
         asked = [asyncio.ensure_future(ask(rest)) for _ in range(3)]
-        await asyncio.sleep(0)
+        await turns()
         assert not any(one.done() for one in asked)
         # One who goes away takes it from nobody.
         asked[0].cancel()
@@ -121,7 +122,7 @@ def test_an_error_is_told_to_whoever_runs_the_server():
         try:
             await rest.begin()
         except ImportError:
-            await asyncio.sleep(0)
+            await turns()
 
     asyncio.run(run())
     assert failures == [error]

@@ -12,6 +12,7 @@ import msgspec
 from delayserver.client.errors import UnansweredError, UnreachableError
 from delayserver.client.retries import Time
 from delayserver.client.transport import NO_HEADERS, TIMEOUT_S, HttpAnswer
+from tests.waiting import turns
 
 TEST_MAX_S = 10
 DUE_MS = 1_795_192_200_000
@@ -142,7 +143,7 @@ class Clock:
         self.slept.append(seconds)
         if self.auto:
             self.now += seconds
-            await asyncio.sleep(0)
+            await turns()
             return
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), future))
@@ -155,15 +156,9 @@ class Clock:
             self.now, _, future = heapq.heappop(self._sleepers)
             if not future.done():
                 future.set_result(None)
-            await turns()
+            await turns(20)
         self.now = until
-        await turns()
-
-
-async def turns(count: int = 20) -> None:
-    """Let everybody run who can."""
-    for _ in range(count):
-        await asyncio.sleep(0)
+        await turns(20)
 
 
 async def settled(*work: Awaitable[Any]) -> list[Any]:

@@ -11,7 +11,8 @@ import msgspec
 from delayserver.client import AsyncProducer
 from delayserver.client.transport import NO_HEADERS, TIMEOUT_S, HttpAnswer
 from delayserver.records.sharding import shard_of
-from tests.unit.client.fake_server import UNREACHABLE, Clock, answer, message_id, turns
+from tests.unit.client.fake_server import UNREACHABLE, Clock, answer, message_id
+from tests.waiting import turns
 
 HOME = "http://here:8080"
 CLUSTER_PATH = "/v1/cluster"
@@ -51,7 +52,7 @@ class FakeShards:
         options.setdefault("time", Clock(auto=True).time)
         made = AsyncProducer(HOME, transport=self.connect(HOME), connect=self.connect, **options)
         made._settle()
-        await turns()
+        await turns(20)
         return made
 
     async def change(self, **urls: str | None) -> None:
@@ -60,7 +61,7 @@ class FakeShards:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
-        await turns()
+        await turns(20)
 
     def key_of(self, shard: int, subject: str = "s", nth: int = 0) -> str:
         """A key that belongs to a shard."""
@@ -171,7 +172,7 @@ class _Address:
         document = None if body is None else msgspec.json.decode(body)
         shards.asked.append((url, method, path, document))
         shards.headers.append(dict(headers))
-        await asyncio.sleep(0)
+        await turns()
         if not shards.replies[url]:
             return shards.answer(url, path, document)
         reply = shards.replies[url].pop(0)

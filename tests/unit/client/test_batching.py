@@ -7,7 +7,8 @@ import pytest
 
 from delayserver.client.batching import Batcher, Item
 from delayserver.client.errors import ClosedError
-from tests.unit.client.fake_server import asynchronous, settled, turns
+from tests.unit.client.fake_server import asynchronous, settled
+from tests.waiting import turns
 
 
 class Sink:
@@ -47,7 +48,7 @@ async def test_room_is_given_in_the_order_of_arrival_as_much_as_there_is():
     sink = Sink(pending_max=2)
     sink.gate.clear()
     tasks = sink.start(*"abcdefg")
-    await turns()
+    await turns(20)
     assert sink.batches == [["a", "b"]]
     sink.gate.set()
     await asyncio.gather(*tasks)
@@ -60,7 +61,7 @@ async def test_a_small_item_does_not_overtake_a_large_one_that_waits():
     sink = Sink(pending_max_bytes=10)
     sink.gate.clear()
     tasks = sink.start("12345678", "123456", "1")
-    await turns()
+    await turns(20)
     sink.gate.set()
     await asyncio.gather(*tasks)
     assert sink.batches == [["12345678"], ["123456", "1"]]
@@ -72,7 +73,7 @@ async def test_a_caller_that_goes_away_as_it_gets_room_leaves_it_to_the_next(tur
     sink = Sink(pending_max=1)
     sink.gate.clear()
     first, second, third = sink.start(*"abc")
-    await turns()
+    await turns(20)
     sink.gate.set()
     await turns(turns_before)
     second.cancel()
@@ -95,9 +96,9 @@ async def test_a_cancelled_item_is_not_sent():
     sink = Sink()
     sink.gate.clear()
     first, second, third = sink.start("a"), sink.start("b"), sink.start("c")
-    await turns()
+    await turns(20)
     second[0].cancel()
-    await turns()
+    await turns(20)
     sink.gate.set()
     with suppress(asyncio.CancelledError):
         await asyncio.gather(*first, *second, *third)
@@ -111,9 +112,9 @@ async def test_nothing_is_taken_after_the_end():
     sink = Sink(pending_max=1)
     sink.gate.clear()
     taken, waiting = sink.start(*"ab")
-    await turns()
+    await turns(20)
     closing = asyncio.create_task(sink.batcher.close())
-    await turns()
+    await turns(20)
     with pytest.raises(ClosedError):
         await sink.ask("c")
     with pytest.raises(ClosedError):
@@ -129,12 +130,12 @@ async def test_lanes_do_not_wait_for_each_other_and_share_what_may_be_under_way(
     sink = Sink(in_flight_max=2)
     sink.gate.clear()
     tasks = [sink.start(*(f"{lane}{n}" for n in range(20)), lane=lane) for lane in "abc"]
-    await turns()
+    await turns(20)
     # The first had both requests, and the others one each, which is the least.
     assert [batch[0] for batch in sink.batches] == ["a0", "a16", "b0", "c0"]
     assert all(len({text[0] for text in batch}) == 1 for batch in sink.batches)
     more = [sink.start(f"{lane}!", lane=lane) for lane in "abc"]
-    await turns()
+    await turns(20)
     assert len(sink.batches) == 4
     sink.gate.set()
     await asyncio.gather(*(task for some in (*tasks, *more) for task in some))
@@ -147,7 +148,7 @@ async def test_room_is_that_of_all_lanes():
     sink = Sink(pending_max=2)
     sink.gate.clear()
     tasks = [*sink.start("a", lane=0), *sink.start("b", lane=1), *sink.start("c", lane=2)]
-    await turns()
+    await turns(20)
     assert sink.batches == [["a"], ["b"]]
     sink.gate.set()
     await asyncio.gather(*tasks)
@@ -159,9 +160,9 @@ async def test_the_end_is_that_of_all_lanes():
     sink = Sink()
     sink.gate.clear()
     tasks = [*sink.start("a", "b", lane=0), *sink.start("c", lane=1)]
-    await turns()
+    await turns(20)
     late = sink.start("d", lane=1)
-    await turns()
+    await turns(20)
     await sink.batcher.close(0.01)
     found = await settled(*tasks, *late)
     assert [type(one) for one in found] == [ClosedError] * 4

@@ -21,8 +21,8 @@ from delayserver.client import (
     Sources,
     Subscriptions,
 )
-from tests.integration.api_support import wait_until
 from tests.unit.client.fake_server import FakeTransport, publishing
+from tests.waiting import wait_until
 
 
 def threads():

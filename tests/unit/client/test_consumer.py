@@ -20,7 +20,6 @@ from delayserver.client import (
 )
 from delayserver.client.consumer import backoff_ms
 from delayserver.client.transport import HttpAnswer
-from tests.integration.api_support import wait_until
 from tests.unit.client.fake_server import (
     LOST,
     Clock,
@@ -28,8 +27,8 @@ from tests.unit.client.fake_server import (
     answer,
     asynchronous,
     problem,
-    turns,
 )
+from tests.waiting import turns, wait_until
 
 PATH = "/v1/subscriptions/s"
 
@@ -198,10 +197,10 @@ async def test_while_a_pull_waits_nothing_waits_for_the_next():
         await gate.wait()
 
     async with running(make(queue, handler, concurrency=2)):
-        await turns()
+        await turns(20)
         assert len(queue.calls("pull")) == 2
         gate.set()
-        await turns()
+        await turns(20)
         assert queue.calls("ack") == [{"leases": ["L0"]}]
 
 
@@ -355,7 +354,7 @@ async def test_a_handler_that_ends_the_program_ends_it_in_order(error, plain, ca
 
     task = asyncio.create_task(outcome())
     await asyncio.to_thread(wait_until, consumer._stopping.is_set)
-    await turns()
+    await turns(20)
     assert not task.done()
     gate.set()
     assert await task is error
@@ -378,7 +377,7 @@ async def test_whatever_a_plain_handler_raises_its_message_comes_again(error, ca
     consumer = make(queue, handler, retry_delay_ms=lambda attempt: 5, concurrency=1)
     async with running(consumer):
         await asyncio.to_thread(wait_until, lambda: queue.nacked)
-        await turns()
+        await turns(20)
         (subscription,) = consumer._subscriptions.values()
         assert (subscription.leases, subscription.running) == ({}, set())
     assert queue.nacked == {"L1": 5}
@@ -656,7 +655,7 @@ async def test_a_stop_lets_what_runs_finish():
     async with running(consumer) as task:
         assert queue.transport.under_way == 1  # a long poll
         consumer.stop()
-        await turns()
+        await turns(20)
         assert not task.done()
         gate.set()
     assert queue.acked == ["L1"]
@@ -673,13 +672,13 @@ async def test_messages_of_a_pull_that_ends_after_the_stop_are_given_back(monkey
     consumer = make(queue, handler)
     queue.transport.gate.clear()
     task = asyncio.create_task(consumer.run())
-    await turns()
+    await turns(20)
     queue.transport.gate.set()
     while not queue.calls("pull"):
-        await asyncio.sleep(0)
+        await turns()
         queue.transport.gate.clear()
     consumer.stop()
-    await turns()
+    await turns(20)
     queue.transport.gate.set()
     await task
     assert queue.nacked == {"L1": 0}

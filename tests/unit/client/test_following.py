@@ -18,6 +18,7 @@ from tests.unit.client.fake_server import (
     asynchronous,
     problem,
 )
+from tests.waiting import turns
 
 HOME, OTHER = "http://here:8080", "http://here:8081"
 FAR = "http://far:8080"
@@ -51,17 +52,12 @@ class Cluster:
         self.made[url].default = lambda *_: UNREACHABLE
 
 
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 @asynchronous
 async def test_another_node_is_asked_when_the_configured_one_is_lost() -> None:
     cluster = Cluster(map_of(HOME, OTHER, FAR))
     following = Following(cluster.made[HOME], HOME, cluster.made.__getitem__)
     await following.request("GET", "/")
-    await settle()
+    await turns(10)
     assert cluster.looks == 1
     cluster.lose(HOME)
     await following.request("GET", "/")
@@ -79,7 +75,7 @@ async def test_any_host() -> None:
     cluster = Cluster(map_of(HOME, FAR))
     following = Following(cluster.made[HOME], HOME, cluster.made.__getitem__, "any")
     await following.request("GET", "/")
-    await settle()
+    await turns(10)
     cluster.lose(HOME)
     await following.request("GET", "/")
     assert cluster.asked == [HOME, FAR]
@@ -91,7 +87,7 @@ async def test_no_host_is_asked_for_no_map() -> None:
     cluster = Cluster(map_of(HOME, OTHER))
     following = Following(cluster.made[HOME], HOME, cluster.made.__getitem__, "none")
     await following.request("GET", "/")
-    await settle()
+    await turns(10)
     assert cluster.looks == 0
     await following.close()
 
@@ -118,10 +114,10 @@ def test_how_often_the_map_is_asked_for(
         following = Following(cluster.made[HOME], HOME, cluster.made.__getitem__)
         for wanted in (1, 2):
             await following.request("GET", "/")
-            await settle()
+            await turns(10)
             passed_s += wait_s * 0.9
             await following.request("GET", "/")
-            await settle()
+            await turns(10)
             assert cluster.looks == wanted
             passed_s += wait_s * 0.2
         await following.close()
@@ -138,7 +134,7 @@ def test_another_loop_begins_anew() -> None:
 
         async def ask() -> None:
             await following.request("GET", "/")
-            await settle()
+            await turns(10)
 
         asyncio.run(ask())
         assert cluster.looks == wanted
@@ -151,7 +147,7 @@ async def test_subscriptions_go_on_at_another_node() -> None:
         HOME, transport=cluster.made[HOME], connect=cluster.made.__getitem__
     ) as subscriptions:
         await subscriptions.list()
-        await settle()
+        await turns(10)
         cluster.lose(HOME)
         await subscriptions.list()
     assert cluster.asked == [HOME, OTHER]

@@ -7,6 +7,7 @@ import pytest
 from delayserver.client.errors import UnansweredError, UnreachableError
 from delayserver.client.nodes import Nodes
 from tests.unit.client.fake_server import LOST, UNREACHABLE, FakeTransport, answer, problem
+from tests.waiting import turns
 
 HOME = "http://here:8080"
 URLS = ["http://one:8080", "http://two:8080"]
@@ -50,7 +51,7 @@ def test_each_is_asked_once_and_the_one_that_answers_first_from_then_on():
         made[HOME].replies += [UNREACHABLE] * 2
         made[HOME].gate.clear()
         both = [asyncio.create_task(nodes.request("GET", "/")) for _ in range(2)]
-        await asyncio.sleep(0)
+        await turns()
         made[HOME].gate.set()
         await asyncio.gather(*both)
         assert counts() == [5, 6, 3]

@@ -31,9 +31,9 @@ from tests.unit.client.fake_server import (
     message_id,
     problem,
     settled,
-    turns,
 )
 from tests.unit.client.fake_shards import HOME, FakeShards
+from tests.waiting import turns
 
 OWNERS = [f"http://here:{4000 + shard}" for shard in range(3)]
 
@@ -76,7 +76,7 @@ async def test_without_several_shards_everything_goes_where_it_always_went(told)
             await producer.publish("s", key=shards.key_of(shard))
         await producer.publish_all([Draft(subject="s"), Draft(subject="s")], atomic=True)
         await producer.get(message_id(1, shard=1))
-        await turns()
+        await turns(20)
     assert shards.who() == [HOME] * 5
     assert not any("delay-forward" in headers for headers in shards.headers)
     assert [url for url, _ in shards.maps] == [HOME] * len(shards.maps)
@@ -88,7 +88,7 @@ async def test_a_server_alone_is_asked_once_and_one_that_is_never_called_not_at_
     shards = FakeShards(1)
     async with await shards.producer() as producer:
         await producer.publish("s")
-        await asyncio.sleep(0.01)
+        await turns(20)
         await producer.publish("s")
         assert not producer._owners._tasks
     assert shards.maps == [(HOME, "/v1/cluster")]
@@ -208,7 +208,7 @@ async def test_after_a_lost_answer_the_same_is_asked_again_at_the_configured_add
         (first, _, _, sent), (second, _, _, again) = shards.asked
         assert (first, second, again) == (OWNERS[1], HOME, sent)
         # … and what must not be asked again is not.
-        await turns()
+        await turns(20)
         shards.map_replies.clear()
     shards = FakeShards()
     async with await shards.producer() as producer:
@@ -227,7 +227,7 @@ async def test_a_call_follows_where_an_owner_says_that_it_belongs_and_the_map_is
         await producer.publish("s", key=key)
         assert shards.who() == [OWNERS[1], OWNERS[2]]
         assert shards.headers[1]["delay-forward"] == "no"
-        await turns()
+        await turns(20)
         assert [path for url, path in shards.maps if url == HOME] == [
             "/v1/cluster",
             "/v1/cluster?after=1&wait=20s",
@@ -347,7 +347,7 @@ async def test_an_owner_that_ends_has_the_map_asked_anew(told, is_asked_anew):
         before = len(shards.maps)
         shards.replies[OWNERS[1]].append(told)
         await producer.publish("s", key=shards.key_of(1))
-        await turns()
+        await turns(20)
         assert (len(shards.maps) > before) == is_asked_anew
 
 
@@ -476,11 +476,11 @@ async def test_nothing_asks_for_a_producer_that_nobody_has_any_more():
     shards = FakeShards()
     producer = await shards.producer()
     await producer.publish("s")
-    await turns()
+    await turns(20)
     assert asyncio.all_tasks() > before
     del producer
     gc.collect()
-    await turns()
+    await turns(20)
     assert asyncio.all_tasks() == before
 
 
@@ -493,7 +493,7 @@ def test_in_another_loop_the_map_is_asked_for_anew():
         if producer is None:
             producer = await shards.producer()
         producer._settle()
-        await turns()
+        await turns(20)
         await producer.publish("s", key=shards.key_of(1))
 
     asyncio.run(publish())

@@ -43,8 +43,8 @@ from tests.unit.client.fake_server import (
     publishing,
     settled,
     stored,
-    turns,
 )
+from tests.waiting import turns
 
 
 def make(*replies, default=None, clock=None, **options):
@@ -171,9 +171,9 @@ async def test_what_gathers_while_requests_are_under_way_goes_out_together():
     producer, transport = make(in_flight_max=1)
     transport.gate.clear()
     first = asyncio.create_task(producer.publish("s", 0))
-    await turns()
+    await turns(20)
     others = [asyncio.create_task(producer.publish("s", n)) for n in range(1, 6)]
-    await turns()
+    await turns(20)
     assert [len(batch) for batch in transport.documents] == [1]
     transport.gate.set()
     published = await asyncio.gather(first, *others)
@@ -212,13 +212,13 @@ async def test_a_caller_that_goes_away_disturbs_nobody():
     producer, transport = make(in_flight_max=1)
     transport.gate.clear()
     sent = asyncio.create_task(producer.publish("s", "sent"))
-    await turns()
+    await turns(20)
     gathered = asyncio.create_task(producer.publish("s", "gathered"))
     stays = asyncio.create_task(producer.publish("s", "stays"))
-    await turns()
+    await turns(20)
     sent.cancel()
     gathered.cancel()
-    await turns()
+    await turns(20)
     transport.gate.set()
     assert (await stays).id == message_id(2)
     bodies = [[message["body"] for message in batch] for batch in transport.documents]
@@ -485,7 +485,7 @@ def test_a_producer_serves_one_event_loop_after_the_other():
     async def leave_one_behind():
         transport.gate.clear()
         task = asyncio.create_task(producer.publish("s", "left"))
-        await turns()
+        await turns(20)
         return task
 
     async def publish():
@@ -527,7 +527,7 @@ async def test_publish_waits_while_there_is_no_room(bound):
     producer, transport = make(in_flight_max=1, generate_keys=False, **bound)
     transport.gate.clear()
     tasks = [asyncio.create_task(producer.publish("s", "x" * 80, key=str(n))) for n in range(8)]
-    await turns()
+    await turns(20)
     assert producer._publishes.pending == 3
     tasks[4].cancel()  # one that waits
     transport.gate.set()
@@ -553,9 +553,9 @@ async def test_close_waits_for_what_is_under_way():
     producer, transport = make(in_flight_max=1, pending_max=2)
     transport.gate.clear()
     tasks = [asyncio.create_task(producer.publish("s", n)) for n in range(4)]
-    await turns()
+    await turns(20)
     closing = asyncio.create_task(producer.close())
-    await turns()
+    await turns(20)
     with pytest.raises(ClosedError):
         await producer.publish("s", "late")
     assert not closing.done()
@@ -575,9 +575,9 @@ async def test_close_waits_for_what_is_under_way():
 async def test_close_gives_up_when_its_time_is_over():
     producer, transport = make(None, in_flight_max=1)
     tasks = [asyncio.create_task(producer.publish("s", n)) for n in range(2)]
-    await turns()
+    await turns(20)
     late = asyncio.create_task(producer.publish("s", "gathered"))
-    await turns()
+    await turns(20)
     await producer.close(timeout_s=0.01)
     done = await settled(*tasks, late)
     assert [type(one) for one in done] == [ClosedError] * 3
@@ -594,7 +594,7 @@ async def test_a_block_that_an_exception_ends_does_not_wait_for_ever(monkeypatch
     with pytest.raises(KeyError):
         async with producer:
             task = asyncio.create_task(producer.publish("s"))
-            await turns()
+            await turns(20)
             raise KeyError
     with pytest.raises(ClosedError):
         await task
@@ -606,11 +606,11 @@ async def test_the_end_does_not_wait_for_what_nobody_waits_for():
     with pytest.raises(KeyError):
         async with producer:
             given_up = asyncio.create_task(producer.publish("s", "given up"))
-            await turns()
+            await turns(20)
             gathered = asyncio.create_task(producer.publish("s", "waited for"))
-            await turns()
+            await turns(20)
             given_up.cancel()
-            await turns()
+            await turns(20)
             raise KeyError
     assert (await gathered).id == message_id(1)
     assert transport.under_way == 0

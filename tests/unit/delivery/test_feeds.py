@@ -7,6 +7,7 @@ import pytest
 
 from delayserver.delivery.feeds import BATCHES_MAX, FeedError, Handover
 from delayserver.records.sources import SourceRecord
+from tests.waiting import turns
 
 
 def batch(number: int) -> list[SourceRecord]:
@@ -29,7 +30,7 @@ def test_who_waits_gets_what_a_thread_gives() -> None:
     async def main() -> None:
         handover = Handover(asyncio.get_running_loop())
         waiting = asyncio.create_task(handover.take())
-        await asyncio.sleep(0)
+        await turns()
         thread = threading.Thread(target=handover.give, args=(batch(3), 1))
         thread.start()
         assert await waiting == batch(3)
@@ -55,7 +56,7 @@ def test_who_waits_hears_of_a_failure() -> None:
     async def main() -> None:
         handover = Handover(asyncio.get_running_loop())
         waiting = asyncio.create_task(handover.take())
-        await asyncio.sleep(0)
+        await turns()
         handover.fail(FeedError("it is gone"))
         with pytest.raises(FeedError, match="it is gone"):
             await waiting

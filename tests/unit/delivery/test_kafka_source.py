@@ -16,6 +16,7 @@ from delayserver.delivery.kafka_source import ASK_TRIES, REFRESH_S, KafkaFeed
 from delayserver.records.sources import Source, SourceRecord
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.security.targets import TargetPolicy
+from tests.waiting import until
 
 BROKERS = "127.0.0.1:9092"
 PATIENCE_S = 5.0
@@ -137,13 +138,6 @@ def run(
         assert consumer.closed == 1
 
     asyncio.run(main())
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s, "it does not come to that"
-        await asyncio.sleep(0.001)
 
 
 def reason(consumer: FakeConsumer, positions: dict[int, int] | None = None, **more: Any) -> str:
@@ -304,7 +298,8 @@ def test_partitions_that_come_later_are_read_from_their_beginning() -> None:
         nonlocal now_s
         await feed.read()
         consumer.marks[1] = 2, 9
-        await asyncio.sleep(0.01)
+        asked = len(consumer.asked)
+        await until(lambda: len(consumer.asked) > asked + 1)
         assert consumer.assigned == [(0, 0)]
         now_s = REFRESH_S + 1
         await until(lambda: consumer.assigned == [(0, 0), (1, 2)])

@@ -13,6 +13,7 @@ from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RedisTarget, Subscription
 from tests.unit.fakes import delivery, subscription
+from tests.waiting import turns
 
 
 class FakeOutlet:
@@ -92,11 +93,6 @@ def to(url: str, number: int = 1, **more: Any) -> Subscription:
     return subscription(number, type="redis", target=RedisTarget(url, "s"), **more)
 
 
-async def turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 def test_what_comes_together_is_told_together() -> None:
     machine = run(lambda m: m.deliver(to("a"), 1, 2, 3))
     assert machine.told == [([1, 2, 3], Confirmed())]
@@ -107,7 +103,7 @@ def test_one_outlet_is_opened_for_all_who_wait() -> None:
         m.opener.gate.clear()
         tasks = [m.start(to("a", number), number) for number in (1, 2, 3)]
         other = m.start(to("b", 4), 4)
-        await turns()
+        await turns(10)
         tasks[0].cancel()
         m.opener.gate.set()
         await asyncio.gather(*tasks[1:], other)
@@ -135,7 +131,7 @@ def test_a_broken_outlet_is_replaced() -> None:
         await m.deliver(to("a"), 1)
         m.opener.made[0].is_broken = True
         await m.deliver(to("a"), 2)
-        await turns()
+        await turns(10)
         assert m.opener.made[0].is_closed and not m.opener.made[1].is_closed
 
     run(main)
@@ -148,10 +144,10 @@ def test_an_outlet_goes_with_the_last_subscription_that_used_it() -> None:
         (outlet,) = m.opener.made
         m.sink.on_subscription(msgspec.structs.replace(to("a", 1), deleted=True))
         m.sink.on_subscription(to("a", 2, paused=True))
-        await turns()
+        await turns(10)
         assert not outlet.is_closed
         m.sink.on_subscription(to("b", 2))  # goes elsewhere
-        await turns()
+        await turns(10)
         assert outlet.is_closed
 
     run(main)
@@ -161,14 +157,14 @@ def test_what_is_under_way_is_answered_before_the_outlet_goes() -> None:
     async def main(m: Machine) -> None:
         m.opener.answers_at_once = False
         task = m.start(to("a"), 1)
-        await turns()
+        await turns(10)
         (outlet,) = m.opener.made
         m.sink.on_subscription(msgspec.structs.replace(to("a"), deleted=True))
-        await turns()
+        await turns(10)
         assert not outlet.is_closed
         outlet.answer()
         await task
-        await turns()
+        await turns(10)
         assert outlet.is_closed
 
     assert run(main).told == [([1], Confirmed())]
@@ -178,9 +174,9 @@ def test_each_has_a_result_of_its_own_and_who_is_cancelled_is_told_nothing() -> 
     async def main(m: Machine) -> None:
         m.opener.answers_at_once = False
         first, second = m.start(to("a"), 1), m.start(to("a"), 2, 3)
-        await turns()
+        await turns(10)
         first.cancel()
-        await turns()
+        await turns(10)
         (outlet,) = m.opener.made
         (_, report), *rest = outlet.open
         report(delivery(1), None)
@@ -199,7 +195,7 @@ def test_an_idle_outlet_makes_room(monkeypatch: Any) -> None:
         await m.deliver(to("a", 1), 1)
         m.opener.answers_at_once = False
         tasks = [m.start(to("b", 2), 2), m.start(to("c", 3), 3)]
-        await turns()
+        await turns(10)
         assert [one.is_closed for one in m.opener.made] == [True, False, False]
         await m.deliver(to("d", 4), 4)
         for one in m.opener.made:

@@ -17,6 +17,7 @@ from storage.errors import EngineError, FencedError
 from storage.replicated.transactions import SLOTS, Aborted, Committed, TopicRecord
 from storage.rows import DISPATCH_DTYPE
 from tests.unit.fakes import START_MS, delivery, subscription
+from tests.waiting import until
 
 TARGET = KafkaTarget(bootstrap="127.0.0.1:9092", topic="t", exactly_once=True)
 
@@ -86,11 +87,6 @@ class Machine:
             assert one.entry.seq not in self.told
             self.told[one.entry.seq] = result
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """The threads are so far."""
-        while not is_so():  # noqa: ASYNC110 - a thread sets no Event of asyncio
-            await asyncio.sleep(0.001)
-
     def deliver(self, *seqs: int, number: int = 1) -> Coroutine[Any, Any, None]:
         return self.sink.deliver(kafka(number), [*map(delivery, seqs)], self.tell)
 
@@ -122,7 +118,7 @@ def test_what_comes_while_all_slots_are_busy_goes_together() -> None:
     async def main(m: Machine) -> None:
         m.fake.gate.clear()
         tasks = [asyncio.create_task(m.deliver(seq)) for seq in range(1, 4 + SLOTS)]
-        await m.until(lambda: len(m.fake.under_way) == SLOTS)
+        await until(lambda: len(m.fake.under_way) == SLOTS)
         m.fake.gate.set()
         await asyncio.gather(*tasks)
 
@@ -188,12 +184,12 @@ def test_who_is_cancelled_is_told_nothing_and_frees_its_slot() -> None:
     async def main(m: Machine) -> None:
         m.fake.gate.clear()
         tasks = [asyncio.create_task(m.deliver(seq)) for seq in range(1, 3 + SLOTS)]
-        await m.until(lambda: len(m.fake.under_way) == SLOTS)
+        await until(lambda: len(m.fake.under_way) == SLOTS)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         m.fake.gate.set()
-        await m.until(lambda: not m.fake.under_way)
+        await until(lambda: not m.fake.under_way)
         assert m.told == {}
         for seq in range(10, 20):
             await m.deliver(seq)

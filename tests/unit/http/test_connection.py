@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from delayserver.http.connection import HttpConnection
+from tests.waiting import turns
 
 OK = b"HTTP/1.1 200 OK\r\nX-Two: a\r\ncontent-length: 2\r\n\r\nok"
 
@@ -40,7 +41,7 @@ def exchange(*parts: bytes, **options: Any) -> Any:
             await connection.exchange(b"GET / HTTP/1.1\r\n\r\n", loop.time() + 0.05)
         except OSError as error:
             connection.error = error
-        await asyncio.sleep(0)
+        await turns()
         return connection
 
     return asyncio.run(run())
@@ -105,7 +106,7 @@ def test_a_connection_that_is_lost():
         transport: Any = FakeTransport(connection)
         connection.connection_made(transport)
         asked = asyncio.ensure_future(connection.exchange(b"x", loop.time() + 5))
-        await asyncio.sleep(0)
+        await turns()
         connection.connection_lost(ConnectionResetError("reset"))
         with pytest.raises(ConnectionError, match="without an answer \\(reset\\)"):
             await asked

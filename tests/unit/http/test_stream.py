@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from delayserver.http.stream import HELD_MAX_BYTES, HttpStream
+from tests.waiting import turns
 
 OK = b"HTTP/1.1 200 OK\r\nX-Two: a\r\ncontent-length: 2\r\n\r\nok"
 REQUEST = b"GET / HTTP/1.1\r\n\r\n"
@@ -106,10 +107,10 @@ def test_a_request_waits_until_the_other_side_takes_it() -> None:
     async def test(stream: HttpStream, transport: FakeTransport) -> None:
         stream.pause_writing()
         writing = asyncio.ensure_future(stream.write(b"more"))
-        await asyncio.sleep(0)
+        await turns()
         assert transport.written == REQUEST
         stream.data_received(OK)  # which does not mean that it takes more
-        await asyncio.sleep(0)
+        await turns()
         assert not writing.done()
         stream.resume_writing()
         await writing
@@ -126,7 +127,7 @@ def test_an_answer_that_does_not_come_whole_fails(answer: bytes) -> None:
     async def test(stream: HttpStream, transport: FakeTransport) -> None:
         stream.pause_writing()
         writing = asyncio.ensure_future(stream.write(b"more"))
-        await asyncio.sleep(0)
+        await turns()
         stream.data_received(answer)
         stream.connection_lost(None)
         with pytest.raises(OSError):
@@ -145,7 +146,7 @@ def test_an_answer_that_does_not_come_whole_fails(answer: bytes) -> None:
 def test_who_gives_up_hears_of_it() -> None:
     async def test(stream: HttpStream, transport: FakeTransport) -> None:
         answered = asyncio.ensure_future(stream.answered())
-        await asyncio.sleep(0)
+        await turns()
         stream.abort()
         with pytest.raises(ConnectionAbortedError):
             await answered

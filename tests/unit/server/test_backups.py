@@ -28,6 +28,7 @@ from storage.errors import BackupError, DamageError, DiskFullError
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
+from tests.waiting import until
 
 Body = Callable[[Server], Coroutine[Any, Any, None]]
 
@@ -340,7 +341,7 @@ def test_nothing_is_restored_of_what_is_not_as_the_manifest_says(tmp_path: Path)
 async def moment(server: Server) -> int:
     """Now; what is accepted from here on is later."""
     now_ms = server.clock()
-    await asyncio.sleep(0.002)
+    await until(lambda: server.clock() > now_ms)
     return now_ms
 
 

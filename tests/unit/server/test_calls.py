@@ -27,6 +27,7 @@ from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
 from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
+from tests.waiting import turns
 
 DAY_MS = 86_400_000
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Machine:
         async def answer() -> T:
             asked = asyncio.ensure_future(ask())
             while not asked.done():
-                await asyncio.sleep(0)
+                await turns()
                 self.server.rest()
                 self.server.tick()
                 self.clock.move(100)

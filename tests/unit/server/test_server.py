@@ -18,6 +18,7 @@ from delayserver.server.server import Server
 from delayserver.testing import SimulatedClock
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
+from tests.waiting import turns
 
 LEASE_MS = 600_000
 
@@ -104,7 +105,7 @@ def test_what_fails_for_one_connection_ends_no_server(
 
 
 async def _soon(*arguments: object, **named: object) -> None:
-    await asyncio.sleep(0)
+    await turns()
 
 
 def _never(error: BaseException) -> None:

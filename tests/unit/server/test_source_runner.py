@@ -15,6 +15,7 @@ from delayserver.server.source_runner import RETRY_MAX_S, RETRY_S, SourceRunner
 from storage.errors import DiskFullError
 from tests.unit.decisions.test_sourcing import Parts
 from tests.unit.fakes import START_MS, SUBJECT
+from tests.waiting import turns
 
 WANTED = WantedSource("orders", SUBJECT, KafkaTarget("127.0.0.1:9092", "t"), "due", "g")
 
@@ -27,7 +28,7 @@ class FakeFeed:
         while self.offset >= len(self.topic.values):
             if self.topic.errors:
                 raise FeedError(self.topic.errors.pop(0))
-            await asyncio.sleep(0)
+            await turns()
         end = min(self.offset + 2, len(self.topic.values))
         values, begin, self.offset = self.topic.values, self.offset, end
         return [SourceRecord(0, one, None, values[one]) for one in range(begin, end)]
@@ -67,14 +68,14 @@ class Running:
 
     async def sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
-        await asyncio.sleep(0)
+        await turns()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Whatever is in a group becomes durable meanwhile."""
         for _ in range(200):
             if holds():
                 return
-            await asyncio.sleep(0)
+            await turns()
             if self.parts.sequencer.group.count:
                 self.parts.commit()
         raise AssertionError("it does not come to that")
@@ -115,7 +116,7 @@ def test_one_that_is_paused_is_not_read_and_goes_on_where_it_was() -> None:
         running.parts.sources.pause("orders", START_MS)
         await running.until(lambda: running.topic.closed == 1)
         running.topic.values.append(b"2")
-        await asyncio.sleep(0)
+        await turns()
         assert running.taken == 1
         running.parts.sources.resume("orders", START_MS)
         await running.until(lambda: running.topic.shown == {0: 2})
@@ -204,8 +205,7 @@ def test_what_could_not_be_written_is_read_again() -> None:
         running.parts.sources.put(WANTED, START_MS)
         running.parts.commit()
         running.topic.values = [b"1", b"2"]
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         assert running.taken == 2
         running.parts.groups.flush(START_MS)
         running.parts.groups.on_commit_failed(DiskFullError("messages/0", "full", "free space"))

@@ -28,6 +28,7 @@ from storage.testing.catalog import MemoryCatalog
 from storage.testing.files import SimulatedFiles
 from tests.unit.api.cluster.network import away
 from tests.unit.fakes import subscription
+from tests.waiting import turns
 
 ROUNDS_MAX = 2000
 
@@ -202,8 +203,7 @@ class World:
         for server in self.servers:
             server.tick()
             server.rest()
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await turns(4)
 
     def deliver(self, one: int, other: int, at: int) -> bool:
         """The next item of a link comes in at one of its ends; False: there is none."""

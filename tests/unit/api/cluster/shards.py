@@ -23,6 +23,7 @@ from delayserver.server.server import Server
 from storage.directory import open_identity
 from storage.files import OsFiles
 from storage.shards import shard_directory
+from tests.waiting import turns
 
 T = TypeVar("T")
 JSON_TYPE = ((b"content-type", b"application/json"),)
@@ -55,7 +56,7 @@ class ToldPeers:
 
     async def ask(self, shard: int, call: PeerCall) -> PeerAnswer:
         self.asked.append((shard, call))
-        await asyncio.sleep(0)
+        await turns()
         return self._answer(shard, call)
 
     def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:

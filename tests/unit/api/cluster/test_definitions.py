@@ -4,6 +4,7 @@ crash in between."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from delayserver.records.subscriptions import Registry, Subscription
 from tests.unit.api.cluster.network import Network, away
 from tests.unit.api.cluster.shards import RealShards
 from tests.unit.fakes import START_MS
+from tests.waiting import turns, until
 
 COUNT = 3
 
@@ -60,17 +62,18 @@ class Cluster:
             await part.whole.wait()
 
     async def until_same(self) -> None:
-        while not self.are_same():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(self.are_same)
 
     async def until_told(self) -> None:
         """Until the home knows that all have what it has told them."""
-        while True:
-            try:
+
+        def is_told() -> bool:
+            with contextlib.suppress(ShardAwayError):
                 self.parts[0].check()
-                return
-            except ShardAwayError:
-                await asyncio.sleep(0.001)
+                return True
+            return False
+
+        await until(is_told)
 
     def are_same(self) -> bool:
         return all(self.known(shard) == self.known(0) for shard in range(1, COUNT))
@@ -267,8 +270,7 @@ def test_none_is_ready_until_all_have_met_and_know_all(cluster: Cluster) -> None
         cluster.network.connect(0, 2)
         await gate.came.wait()
         await cluster.parts[1].whole.wait()
-        while "shard 1" in missing(0):  # noqa: ASYNC110
-            await asyncio.sleep(0)  # its answer is on its way
+        await until(lambda: "shard 1" not in missing(0))  # its answer is on its way
         # Both have met all others, and the definitions are on their way.
         assert "shard 2" in missing(0)
         assert "shard 0" in missing(2)
@@ -276,7 +278,7 @@ def test_none_is_ready_until_all_have_met_and_know_all(cluster: Cluster) -> None
         cluster.parts[2].when_whole(lambda: told.append(2))
         gate.opened.set()
         await cluster.until_whole()
-        await asyncio.sleep(0)
+        await turns()
         assert told == [2]
         for part in cluster.parts:
             part.check_whole()
@@ -298,8 +300,7 @@ def test_a_receiver_that_is_gone_or_fails_pauses_its_subscription_in_all(
     async def pause() -> None:
         made = await cluster.put("s")
         cluster.shards.servers[shard].engine.subscribing.pause(made.id, reason)
-        while not all(cluster.known(one)[0].paused for one in range(COUNT)):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: all(cluster.known(one)[0].paused for one in range(COUNT)))
         assert cluster.are_same() and cluster.known(shard)[0].pause_reason == reason
         await cluster.change("s", paused=False)
         assert cluster.are_same() and not cluster.known(shard)[0].paused
@@ -316,8 +317,7 @@ def test_what_arrives_in_one_shard_takes_back_that_another_one_fails(
     parts = [server.engine.subscribing for server in cluster.shards.servers]
 
     async def until_since(since_ms: int) -> None:
-        while not cluster.fail_since(since_ms):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: cluster.fail_since(since_ms))
 
     async def fail() -> None:
         await cluster.put("s", disable_after_ms=1000)
@@ -333,8 +333,7 @@ def test_what_arrives_in_one_shard_takes_back_that_another_one_fails(
             if now_ms == START_MS:
                 parts[arrives].on_arrived(parts[arrives].subscription("s"), START_MS - 1)
             assert not parts[fails].fails_for_long(parts[fails].subscription("s"), now_ms)
-        while parts[fails].failing.since_ms(1):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: not parts[fails].failing.since_ms(1))
         await until_since(0)
         assert not parts[fails].fails_for_long(parts[fails].subscription("s"), START_MS + 99)
         await cluster.until_told()
@@ -356,12 +355,10 @@ def test_what_the_home_has_not_heard_of_failures_is_told_again(
         cluster.network.cut(0, 2)
         for now_ms in (1, 501, 502):
             assert not part.fails_for_long(part.subscription("s"), now_ms)
-        while len(cluster.network.nodes[2].asked) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: len(cluster.network.nodes[2].asked) >= 2)
         assert cluster.known(0)[0].failing_since_ms == 0
         cluster.network.connect(0, 2)
-        while not cluster.fail_since(1):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: cluster.fail_since(1))
         assert part.fails_for_long(part.subscription("s"), 1001)
 
     cluster.run(fail)
@@ -389,12 +386,10 @@ def test_a_pause_that_the_home_could_not_record_is_told_again(
         made = await cluster.put("s")
         cluster.network.cut(0, 2)
         cluster.shards.servers[1].engine.subscribing.pause(made.id)
-        while len(cluster.network.nodes[1].asked) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: len(cluster.network.nodes[1].asked) >= 2)
         assert [cluster.known(shard)[0].paused for shard in range(COUNT)] == [False, True, False]
         cluster.network.connect(0, 2)
-        while not all(cluster.known(one)[0].paused for one in range(COUNT)):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: all(cluster.known(one)[0].paused for one in range(COUNT)))
 
     cluster.run(pause)
 

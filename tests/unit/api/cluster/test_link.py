@@ -17,6 +17,7 @@ from delayserver.api.cluster.meeting import UnixMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.place import ShardPlace
 from delayserver.security.tokens import Action, Caller, Token
+from tests.waiting import until
 
 
 class Shard:
@@ -50,12 +51,6 @@ class Shard:
 
     async def until_there(self, *shards: int) -> None:
         await until(lambda: all(map(self.links.is_there, shards)))
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Looks again and again: a socket tells nobody here when it has come."""
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from delayserver.api.cluster.meeting import UnixMeeting
 from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.documents import NodeDocument, ReplicaDocument
 from delayserver.config import Settings
+from tests.waiting import turns
 
 NOW_MS = 1_795_192_200_000
 FOR_EVER_S = 1e6
@@ -100,8 +101,7 @@ def come(links: Links, shard: int, port: int) -> None:
 
 
 async def _is_waiting(poll: asyncio.Task[None]) -> bool:
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await turns(10)
     return not poll.done()
 
 

@@ -20,6 +20,7 @@ from delayserver.api.cluster.meeting import STRANGERS_MAX, TcpMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.place import ShardPlace
 from delayserver.errors import InputError
+from tests.waiting import turns, until
 
 SECRET = b"s" * 32
 COUNT = 3
@@ -70,12 +71,6 @@ class Machine:
         await until(lambda: all(map(self.links.is_there, shards)))
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Looks again and again: a socket tells nobody here when it has come."""
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-
-
 class Eager(_Link):
     """Asks before it has heard anything."""
 
@@ -102,8 +97,7 @@ async def running(*machines: Machine, epoch: int = 1) -> AsyncIterator[None]:
     finally:
         for machine in machines:
             await machine.links.close()
-        for _ in range(5):
-            await asyncio.sleep(0)  # What was accepted in the last moment is closed, too.
+        await turns(5)  # What was accepted in the last moment is closed, too.
 
 
 def run(test: Callable[[Machine, Machine, Machine], Awaitable[None]]) -> None:

@@ -26,6 +26,7 @@ from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
 from tests.unit.api.cluster.test_map import come, links_of
+from tests.waiting import turns
 
 NOW_MS = 1_795_192_200_000
 MIB = 1024 * 1024
@@ -313,7 +314,7 @@ async def stalled(moved: Callable[[], int]) -> int:
     """How much has moved when nothing moves any more."""
     before, same = -1, 0
     while same < 200:
-        await asyncio.sleep(0)
+        await turns()
         before, same = moved(), same + 1 if moved() == before else 0
     return before
 

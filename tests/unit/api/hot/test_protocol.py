@@ -19,6 +19,7 @@ from delayserver.api.hot.protocol import make_protocol
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
 from tests.unit.api.hot.test_publish import Machine
+from tests.waiting import turns
 
 TOKEN = "sixteen letters!"
 BATCH, ONE = "/v1/messages/batch", "/v1/messages"
@@ -316,7 +317,7 @@ def test_a_consumer_that_goes_is_left_before_anything_else_happens() -> None:
         connection, transport = listener.connect()
         connection._start_asgi_task = begin
         connection.data_received(head(2, "/v1/subscriptions/s/pull?way=asgi") + b"{}")
-        await asyncio.sleep(0)
+        await turns()
         assert happened == ["{}"]
         assert not connection.eof_received()
         connection.connection_lost(None)

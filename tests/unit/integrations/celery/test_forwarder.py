@@ -11,9 +11,9 @@ from celery.exceptions import ImproperlyConfigured
 from delayserver.client import NotAllowedError
 from delayserver.integrations.celery import DelayedTasks, TaskForwarder
 from delayserver.integrations.celery.forwarder import forwarding_step
-from tests.integration.api_support import wait_until
 from tests.unit.client.fake_server import FakeTransport, answer, message_id, problem
 from tests.unit.integrations.celery.apps import NOW_MS, delayed, make_app, on_the_broker
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
