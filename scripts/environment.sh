@@ -29,6 +29,7 @@
 project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$project_root/.venv
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/delayserver
+wheels=$cache/wheels
 policy=/usr/sbin/policy-rc.d # Debian's file that says whether a package may start its service
 
 # need      command          Debian package           words for a message
@@ -330,12 +331,28 @@ install_packages() (
   environment=$1 job=$2
   shift 2
   settings_of_pip "$environment/bin/python"
-  pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input)
-  "${pip[@]}" install --quiet --constraint "$project_root/scripts/constraints.txt" uv &&
+  mkdir -p "$wheels"
+  export UV_FIND_LINKS=${UV_FIND_LINKS:+$UV_FIND_LINKS,}$wheels
+  pip=("$environment/bin/python" -m pip install --disable-pip-version-check --no-input)
+  "${pip[@]}" --quiet --constraint "$project_root/scripts/constraints.txt" uv &&
     "$environment/bin/uv" pip install --python "$environment/bin/python" --compile-bytecode "$@" && exit
   at "$job" "uv could not do it, so pip installs them, which takes longer"
-  "${pip[@]}" install --progress-bar off "$@"
+  "${pip[@]}" --progress-bar off --find-links "$wheels" "$@"
 )
+
+# pyspark comes as source. Its wheel is built once for all checkouts, which uv does for each of them if
+# the index says that its files are not to be cached. It is not compressed, which takes 12 s, only to be
+# unpacked. Without it uv builds one itself.
+build_pyspark() {
+  local pinned
+  pinned=$(grep '^pyspark==' "$project_root/scripts/constraints.txt")
+  if ! compgen -G "$wheels/${pinned/==/-}-*.whl" >/dev/null; then
+    at python "builds $pinned"
+    printf '[bdist_wheel]\ncompression = stored\n' >"$work/setup.cfg"
+    DIST_EXTRA_CONFIG=$work/setup.cfg "$venv/bin/python" -m pip wheel --disable-pip-version-check \
+      --no-input --progress-bar off --no-deps --wheel-dir "$wheels" "$pinned" || true
+  fi
+}
 
 install_python() {
   local rest need extras=server
@@ -350,6 +367,7 @@ install_python() {
   for need in "${rest[@]}"; do
     [[ $need == python ]] || extras+=,${need#*:}
   done
+  [[ $extras != *,spark* ]] || build_pyspark
   at python "installs delayserver[$extras]"
   cd "$project_root" || exit
   install_packages "$venv" python --constraint scripts/constraints.txt --editable ".[$extras]" ||

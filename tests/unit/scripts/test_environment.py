@@ -51,7 +51,7 @@ PYTHON = """
         mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && cp "$BIN/uv" "$4/bin/uv" ;;
       *sys.executable*) command -v "$0" ;;
       *"pip config list") echo ":env:.find-links='/a /b'" ;;
-      *"install --progress-bar"*)
+      *"--progress-bar off --find-links"*)
         if [ -e "$BIN/pip-fails" ]; then echo "pip says why"; exit 1; fi ;;
     esac
 """
@@ -137,7 +137,9 @@ def test_all_is_installed_at_once_and_then_it_is_silent(machine: Machine) -> Non
     assert "kafka.pom.xml" in fetched
     s3, project = sorted(machine.calls("uv"), key=lambda line: "--editable" in line)
     assert "--requirement" in s3 and "--editable .[server,dev]" in project
-    assert all("UV_FIND_LINKS=/a,/b" in line for line in (s3, project))
+    assert all(
+        f"UV_FIND_LINKS=/a,/b,{machine.cache}/delayserver/wheels" in line for line in (s3, project)
+    )
     lines = first.stderr.splitlines()
     assert lines[0] == "To install:"
     planned = [line.split()[0] for line in lines[1:6]]
