@@ -350,7 +350,7 @@ build_pyspark() {
     at python "builds $pinned"
     printf '[bdist_wheel]\ncompression = stored\n' >"$work/setup.cfg"
     DIST_EXTRA_CONFIG=$work/setup.cfg "$venv/bin/python" -m pip wheel --disable-pip-version-check \
-      --no-input --progress-bar off --no-deps --wheel-dir "$wheels" "$pinned" || true
+      --no-input --no-cache-dir --progress-bar off --no-deps --wheel-dir "$wheels" "$pinned" || true
   fi
 }
 
@@ -509,7 +509,8 @@ install_all() (
     lacking_words+=("$words")
   done
   if ((${#lacking[@]})) && ! can_apt; then
-    fail "missing: $(printf '%s; ' "${lacking_words[@]}")on Debian and Ubuntu: apt-get install ${lacking[*]}"
+    fail "missing: $(printf '%s; ' "${lacking_words[@]}")on Debian and Ubuntu:" \
+      "apt-get install ${lacking[*]}"
   fi
   say "To install:"
   for need in ${needs_of[debian]:-} ${needs_of[python]:+python} ${needs_of[jars]:-} ${needs_of[s3]:-}; do
