@@ -210,7 +210,7 @@ def test_messages_are_listed_moved_and_cancelled(open_console, server):
     page.get_by_label("New due time").fill("3 days")
     confirm(page, "Move")
     # What the server refuses is told in its words.
-    expect(page.locator(".notice.bad")).to_contain_text("duration")
+    expect(page.locator(".notice.bad").filter(has_text="duration")).to_be_visible()
     button(page, "Move…").click()
     page.get_by_label("New due time").fill("3d")
     confirm(page, "Move")

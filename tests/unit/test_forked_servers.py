@@ -128,7 +128,8 @@ def test_a_zygote_that_ends_says_so(tmp_path: Path) -> None:
 def test_servers_end_with_their_zygote(tmp_path: Path) -> None:
     zygote = ZygoteProcess(os.environ)
     with (tmp_path / "log").open("ab") as log:
-        server = zygote.start([sys.executable, "-m", "asyncio"], os.environ, log)
+        lasting = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
+        server = zygote.start(lasting, os.environ, log)
         ended = zygote.start([sys.executable, "-m", "this"], os.environ, log)
     assert ended.wait(30) == 0
     os.kill(server.pid, signal.SIGSTOP)
