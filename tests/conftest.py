@@ -32,6 +32,8 @@ from xdist.scheduler import LoadFileScheduling
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog
 from storage.tiered_catalog import TieredCatalog
+from tests import budget
+from tests.accounting import RunTimes, WorkerTimes
 from tests.stores import Stores
 
 # A busy machine is no finding: Hypothesis is to find wrong answers, and not slow ones.
@@ -89,6 +91,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next(folders, len(order))
 
     items.sort(key=place)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("budget")
+    group.addoption("--budget", action="store_true", help="compare the run with tests/BUDGET.md")
+    group.addoption("--report", action="store_true", help="write tests/BUDGET.md anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not (config.getoption("--budget") or config.getoption("--report")):
+        return
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.getvalue("dist") == "no":
+        config.pluginmanager.register(WorkerTimes())
+    if not is_worker:
+        tell = budget.write_page if config.getoption("--report") else budget.compare
+        config.pluginmanager.register(RunTimes(tell))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,6 @@
 """How deep the tests of a tier look: at all that they know, or at a sample of it.
 
-A tier is a folder of tests, e.g. `simulation`. `DELAYSERVER_WHOLE` names the tiers that are run as
+A tier is a folder of tests, e.g. `simulation`. `WHOLE_TIERS` names the tiers that are run as
 a whole: their names with commas between them, `all`, or a name that no tier has (`none`). Without
 the variable every tier is whole, so `pytest tests/simulation` leaves nothing out.
 
@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Sized
 from typing import TypeVar
 
-VARIABLE = "DELAYSERVER_WHOLE"
+VARIABLE = "WHOLE_TIERS"
 SIMULATION = "simulation"
 
 Item = TypeVar("Item")
