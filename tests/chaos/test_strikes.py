@@ -33,7 +33,7 @@ def test_a_seed_does_the_same_again():
 
 
 def test_the_table_of_what_may_fail_names_each_strike():
-    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    text = (Path(__file__).parents[1] / "EVIDENCE.md").read_text("utf-8")
     section = text.partition("## What may fail in a cluster\n")[2].partition("\n## ")[0]
     rows = [row.split(" | ") for row in section.splitlines() if row.startswith("| ")]
     named = [strike for row in rows for strike in re.findall("`(.+?)`", row[-1])]

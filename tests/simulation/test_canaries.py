@@ -1067,8 +1067,8 @@ def test_without_a_canary_nothing_is_found() -> None:
     assert first_catch("none", seeds, run_world, (Violation,)) is None
 
 
-def test_the_readme_lists_them() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+def test_the_evidence_lists_them() -> None:
+    text = (Path(__file__).parents[1] / "EVIDENCE.md").read_text()
     table = text.partition("\n## Canaries\n")[2].partition("\n### Of a shard with replicas")[0]
     listed = dict(re.findall(r"^\| ([a-z ]+) \| .*\| (.+) \|$", table, re.MULTILINE))
     names: dict[Caught, str] = {Violation: "violation"}

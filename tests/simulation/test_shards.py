@@ -291,8 +291,8 @@ def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
     print(f"{name}: {caught}")
 
 
-def test_the_readme_lists_them() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+def test_the_evidence_lists_them() -> None:
+    text = (Path(__file__).parents[1] / "EVIDENCE.md").read_text()
     table = text.partition("\n### Of several shards\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| ([a-z ]+) \|$", table, re.MULTILINE)
     assert listed == [name.replace("_", " ") for name in CANARIES]

@@ -21,7 +21,7 @@ from scripts.documents import DOCUMENT, with_settings
 
 ROOT = Path(__file__).parents[2]
 README_BYTES_MAX = 10 * 1024
-PROJECT = ("README.md", "CONTRIBUTING.md", "tests/README.md")
+PROJECT = ("README.md", "CONTRIBUTING.md", "tests/README.md", "tests/EVIDENCE.md")
 """Besides all of docs/. CHANGELOG.md speaks of other times."""
 
 SCRIPT_OPTIONS = {"--rounds", "--minutes", "--seed", "--cycles", "--only"}
