@@ -64,7 +64,7 @@ TIERS = (
             "integration/test_bench.py::test_every_benchmark_of_the_script_is_run_here",
             "integration/test_bench.py::test_purgatory",
         ),
-        needs=("wrk", "redis", *KAFKA, *SPARK),
+        needs=("wrk", "redis", "nats", "chromium", *KAFKA, *SPARK),
     ),
     Tier("celery", ("integration/test_celery*.py",), always=(), needs=("redis", "rabbitmq")),
     Tier(
@@ -115,7 +115,7 @@ TIERS = (
         "cluster",
         ("cluster/**",),
         always=("cluster/test_here.py::test_the_demo_while_its_owner_is_killed",),
-        needs=KAFKA,
+        needs=(*KAFKA, "prometheus"),
         always_needs=KAFKA,
     ),
     Tier(
