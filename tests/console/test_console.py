@@ -160,7 +160,8 @@ def test_who_knows_no_command_line_mends_what_did_not_arrive(open_console, serve
     subject = unique("unpaid")
     wrong, right = receiver.hook((404, {}, "no such shop")), receiver.hook(200)
     secret, own = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", {"x-shop": "7"}
-    server.subscribe(subject, subject, url=wrong, retry=ONCE, secret=secret, headers=own)
+    retry = {**ONCE, "backoff": ["7s", "1m"]}
+    server.subscribe(subject, subject, url=wrong, retry=retry, secret=secret, headers=own)
     published = server.publish(subject, key="1001", body={"order": 1001})
     wait_until(lambda: server.look_up(published["id"])["state"] == "dead")
     before = server.ask("GET", f"/v1/subscriptions/{subject}")

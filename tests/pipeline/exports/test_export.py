@@ -11,13 +11,14 @@ from pyspark.sql import SparkSession
 from delayserver.errors import InputError, PipelineError
 from delayserver.pipeline.audits.on_spark import audit
 from delayserver.pipeline.exports import place as places
-from delayserver.pipeline.exports.export import Exported, export
+from delayserver.pipeline.exports.export import Exported, _ShardExporter, export
 from delayserver.pipeline.exports.exported import BLOCK_BYTES, NotAnExportError, open_export
 from delayserver.pipeline.exports.manifest import MOMENTS, POINTER, SHARDS
 from delayserver.pipeline.exports.place import is_url, open_place, shown_url
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.forecast import forecast
 from delayserver.pipeline.states.snapshot import Directory, open_directories
+from delayserver.records.tables import HourState
 from storage.errors import CatalogError, DamageError, DiskError
 from storage.frame import Rows
 from storage.rows import HOUR_MS, LogKind
@@ -105,6 +106,26 @@ def test_who_reads_an_export_goes_on_while_the_next_is_made(store: Store, tmp_pa
     open_export.cache_clear()
     with pytest.raises(DiskError, match="two exports were made since"):
         _states(directory)
+
+
+def test_what_is_filed_and_deleted_while_an_export_is_made_is_in_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog does not know of it yet, and the message log has it no more a moment later."""
+    to, segments = str(tmp_path / "export"), Path(store.root) / "messages"
+    wanted, unfiled = states_of(store.root), set(segments.glob("*.messages"))
+    of_catalog = _ShardExporter._catalog
+
+    def files_behind_it(exporter: _ShardExporter) -> tuple[bytes, dict[int, HourState], int]:
+        found = of_catalog(exporter)
+        go_on(store)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_ShardExporter, "_catalog", files_behind_it)
+        export_of(store, to)
+    assert unfiled.isdisjoint(segments.glob("*.messages"))
+    assert set(wanted["seq"].tolist()) <= set(states_of(to)["seq"].tolist())
 
 
 def test_a_file_that_was_written_anew_is_copied_whole(store: Store, tmp_path: Path) -> None:

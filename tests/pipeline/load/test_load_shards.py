@@ -22,7 +22,7 @@ from delayserver.records.sharding import shard_of
 from storage.directory import open_identity
 from storage.files import OsFiles
 from storage.shards import fix_shard_count, shard_directory
-from storage.staging import OnConflict
+from storage.staging import OnConflict, manifest_path
 from tests.integration.api_support import now_ms, unique
 from tests.pipeline.cluster import Cluster
 
@@ -159,6 +159,22 @@ def test_what_was_not_staged_as_a_whole_is_staged_again(
             run(job, table(job.spark, [f"k{n}" for n in range(40)]), load)
     (load.data_dir / "imports" / f"{load.id}.load").write_bytes(b"{")
     assert run(job, table(job.spark, ["a", "b", "c"]), load).accepted == 3
+    assert left(load) == []
+
+
+@pytest.mark.parametrize("written", range(1, SHARDS))
+def test_a_load_that_ended_between_two_manifests_is_staged_again(
+    cluster: Cluster, job: Job, load: LoadJob, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    rows = table(job.spark, [f"k{n}" for n in range(40)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Adoption, "adopt", refusing({0, 1, 2}))
+        with pytest.raises(PipelineError):
+            run(job, rows, load)
+    for shard in range(written, SHARDS):
+        (load.data_dir / shard_directory(shard) / manifest_path(load.id)).unlink()
+    loaded = run(job, rows, load)
+    assert (loaded.accepted, loaded.duplicates, loaded.state) == (40, 0, "adopted")
     assert left(load) == []
 
 

@@ -1,5 +1,6 @@
 """Verdicts on hours, from the logs of a simulated server and beside what it did."""
 
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,6 +132,26 @@ def test_an_hour_is_told_once_when_it_is_over_and_nothing_of_it_waits(
     (verdict,) = watch.take(4, topics.batch(2 * HOUR_MS + GRACE_MS))
     assert (verdict.hour, numbers(verdict)) == (HOUR + 1, {"delivered": 1})
     assert watch.open_hours == []
+
+
+def test_an_hour_is_judged_when_the_clocks_of_all_shards_say_that_it_is_over(
+    store: Store, tmp_path: Path
+) -> None:
+    identity = make_identity("c", 2, "os", random.Random(1).randbytes)
+    watch, topics = HourWatch(tmp_path / "watch", identity), Topics(store)
+    store.subscribe("all", "*")
+    store.publish("order.unpaid", [MINUTE_MS])
+    store.run(2 * MINUTE_MS)
+
+    def other_shard(at_ms: int) -> Piece:
+        """It has no messages, and its owner is heard of."""
+        state = OfficeState(epoch=1, clock_ms=START_MS + at_ms)
+        return 1, PLACE, pack_place(LogPlace(state.pack()))
+
+    over_ms, begun = HOUR_MS + GRACE_MS, (1, BEGUN, (1).to_bytes(8, "little"))
+    assert watch.take(0, [*topics.batch(over_ms), begun, other_shard(over_ms - 1)]) == []
+    (verdict,) = watch.take(1, [*topics.batch(over_ms), other_shard(over_ms)])
+    assert numbers(verdict) == {"delivered": 1}
 
 
 def test_what_failed_and_was_tried_again_is_one_story(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from delayserver.cli import make_app
 from delayserver.cli.demo import servers
 from delayserver.cli.demo.ledger import DemoLedger
 from delayserver.cli.demo.process import ServerFailed
-from delayserver.cli.demo.servers import RunningServer
+from delayserver.cli.demo.servers import OwnServer, RunningServer
 from delayserver.client.transport import HttpAnswer, Transport
 from tests.unit.client.fake_server import UNREACHABLE, FakeTransport, answer, problem
 
@@ -150,3 +151,39 @@ def test_what_cannot_be_done_is_said_as_json(monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(make_app(("demo",)), ["demo", "--url", HOME, "--json"])
     assert done.exit_code == 1
     assert "has no other node" in json.loads(done.stderr)["title"]
+
+
+RESTART_MS = 60_000
+
+
+class OwnProcess:
+    """Takes a minute to be ready again; the clock of a ledger shows it."""
+
+    def __init__(self, ledger: DemoLedger) -> None:
+        self.ledger = ledger
+        self.done: list[str] = []
+
+    def kill(self) -> None:
+        self.done.append("killed")
+
+    def start(self) -> None:
+        self.done.append("started")
+
+    def wait_ready(self) -> None:
+        self.done.append("ready")
+        self.ledger.offset_ms += RESTART_MS
+
+
+def test_the_outage_of_the_own_server_lasts_until_it_serves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the table would take messages for late that fell due before that."""
+    ledger, server = DemoLedger(), OwnServer(tmp_path, 1)
+    process = OwnProcess(ledger)
+    monkeypatch.setattr(server, "_process", process)
+    said: list[str] = []
+    asyncio.run(server.strike(ledger, said.append))
+    assert process.done == ["killed", "started", "ready"]
+    (outage,) = ledger.outages
+    (kill_ms,) = ledger.kills_ms
+    assert outage.down_ms <= kill_ms <= outage.up_ms - RESTART_MS

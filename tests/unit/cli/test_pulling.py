@@ -29,6 +29,16 @@ def test_pull_prints_and_acknowledges(cli):
     assert json.loads(ack.content) == {"leases": ["L1"]}
 
 
+def test_what_was_pulled_is_printed_before_it_is_acknowledged(cli):
+    """What cannot be printed comes again, and an ack that is too late hides nothing."""
+    cli.answer(200, {"messages": [LEASED]})
+    cli.answer(200, {"acked": 0, "expired": ["L1"]})
+    result = cli.run("pull", "wallet")
+    assert result.exit_code == 1
+    assert '{"cents": 500}' in result.stdout
+    assert "1 of 1 leases had expired" in result.stderr
+
+
 def test_the_client_waits_longer_than_the_server(cli):
     cli.answer(200, {"messages": []})
     cli.run("pull", "wallet", "--wait", "50s")

@@ -662,6 +662,24 @@ async def test_a_stop_lets_what_runs_finish():
 
 
 @asynchronous
+async def test_what_is_done_when_the_stop_comes_is_acknowledged():
+    queue, go = Queue(message(0), message(1)), asyncio.Event()
+
+    async def handler(one):
+        await go.wait()
+        if one.body == 1:
+            consumer.stop()
+
+    consumer = make(queue, handler, concurrency=2)
+    async with running(consumer) as task:
+        go.set()
+        await task
+    # The first one would have gone along with the next pull, and there is none.
+    assert sorted(queue.acked) == ["L0", "L1"]
+    assert queue.nacked == {}
+
+
+@asynchronous
 async def test_messages_of_a_pull_that_ends_after_the_stop_are_given_back(monkeypatch):
     monkeypatch.setattr("delayserver.client.consumer.PATIENCE_S", 5)
     queue = Queue(message(1))

@@ -256,6 +256,17 @@ def test_nodes_are_replaced_one_after_the_other_each_when_the_last_one_is_ready(
     assert probe["periodSeconds"] * 2 <= pods["minReadySeconds"]
 
 
+@pytest.mark.parametrize("values", [{}, CLUSTER], ids=["alone", "cluster"])
+def test_a_server_that_lives_and_is_not_ready_is_not_started_again(
+    make: Any, values: dict[str, Any]
+) -> None:
+    """A replica that is behind, or a disk without room, is no reason to kill the process."""
+    container = make(**values).container
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] == "/healthz"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
 def test_the_cluster_is_made_before_a_node_starts(make: Any) -> None:
     (create,) = make(**CLUSTER).pod["initContainers"]
     assert create["command"] == ["delayserver", "cluster", "create"]

@@ -131,6 +131,17 @@ def test_what_is_committed_while_keys_are_merged_is_newer(parts) -> None:
     assert NOTHING not in recent.values()
 
 
+def test_a_key_that_is_removed_while_the_first_run_is_made_stays_removed(parts) -> None:
+    catalog = tiered(*parts)
+    gone = [key(number) for number in range(9)]
+    catalog.commit({Table.KEYS: [(one, value(1)) for one in gone]})
+    assert catalog.tidy() and not catalog.runs, "a merge is under way, and there is no run yet"
+    catalog.commit({Table.KEYS: [(one, None) for one in gone]})
+    assert [catalog.get(Table.KEYS, one) for one in gone] == [None] * 9
+    tidy(catalog)
+    known(catalog, {}, gone)
+
+
 def test_what_was_removed_takes_no_place_in_the_oldest_run(parts) -> None:
     catalog = tiered(*parts)
     catalog.commit({Table.KEYS: [(key(number), value(number)) for number in range(20)]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from storage.errors import FencedError
@@ -202,6 +204,35 @@ def test_a_process_that_ended_between_its_claim_and_the_own_log_loses_nothing() 
     Owner(log, files)  # It claims, and ends.
     Owner(log, node=2)  # So does another one.
     assert Owner(log, files).read() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("through", range(3))
+def test_a_process_that_ends_while_it_brings_back_what_the_engine_lost_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, through: int
+) -> None:
+    log, files = MemoryLog(), SimulatedFiles()
+    first = Owner(log, files)
+    first.read()
+    for seq in range(1, 6):
+        first.append(seq)
+    lose(log, 2)
+    files = files.crash()
+    second = Owner(log, files)
+    append, answered = second.writer.append, 0
+
+    def append_some(records: Sequence[bytes], *rest: Callable[[], None]) -> list[int | None]:
+        nonlocal answered
+        if answered == through:
+            second.writer.outcome = AppendOutcome.LOST
+        answered += 1
+        return append(records, *rest)
+
+    monkeypatch.setattr(second.writer, "append", append_some)
+    with pytest.raises(FencedError):
+        second.read()
+    assert answered == through + 1
+    # What the second one has brought back is of its own tenure, and the rest is needed as well.
+    assert Owner(log, files.crash()).read() == [1, 2, 3, 4, 5]
 
 
 def test_every_call_of_the_own_disk_may_be_the_last_one() -> None:
