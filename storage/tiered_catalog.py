@@ -158,7 +158,7 @@ class TieredCatalog:
     def older_many(self, keys: Sequence[bytes], found: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """The same for many keys."""
         runs = self.runs
-        if not runs:
+        if not runs and NOTHING not in found.values():
             return found
         if len(keys) <= FEW_KEYS:
             pairs = ((key, self.older(key, found.get(key))) for key in keys)
@@ -175,7 +175,7 @@ class TieredCatalog:
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:
         found = self.inner.scan(table, start, prefix=prefix)
-        if table is not Table.KEYS or not self.runs:
+        if table is not Table.KEYS:
             return found
         tiers = [found, *(_rows(run, max(start, prefix), prefix) for run in self.runs)]
         pairs = heapq.merge(*tiers, key=_KEY)  # of the same key that of the newest tier first
