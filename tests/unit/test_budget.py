@@ -63,6 +63,6 @@ def test_files_that_grew_are_named_the_worst_first() -> None:
 
 def test_the_page_is_there_and_keeps_the_budget() -> None:
     known = read(budget.PAGE.read_text("utf-8"))
-    assert len(known) > 400
+    assert WHEEL in known and NODES in known
     assert sum(one.default_s or 0.0 for one in known.values()) <= budget.DEFAULT_MAX_S
     assert sum(one.whole_s or 0.0 for one in known.values()) <= budget.ALL_MAX_S

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-UNMIRRORED_MAX = 153
+UNMIRRORED_MAX = 152
 """The list below only gets shorter: a new module comes with a test file of its name."""
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -161,7 +161,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/api/hot/asgi.py",
         "delayserver/api/hot/connection.py",
     ),
-    "tests/unit/api/test_app.py": ("delayserver/api/rest/app.py",),
     "tests/unit/api/test_intake.py": (
         "delayserver/api/packed.py",
         "delayserver/api/second_look.py",
