@@ -61,7 +61,10 @@ class Queries:
         """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
         calls = self._calls
         registry = calls.registry
+        # All three are of one moment: while the body is read, a retry may end and be filed, and its
+        # row would stand in neither of two moments.
         located, version = calls.locate(seq, due_ms), calls.version(seq)
+        changes = {key: change for key, change in calls.changes(seq).items() if key}
         found = await calls.find(located.entry)
         view = MessageView(
             message_id=calls.encode_id(due_ms, seq),
@@ -72,7 +75,6 @@ class Queries:
             payload=found.payload,
             version=version,
         )
-        changes = {key: change for key, change in calls.changes(seq).items() if key}
         if located.state is State.SCHEDULED and not changes:
             return view
         again = (ScheduleEntry(change.entry_seq, change.due_ms) for change in changes.values())
