@@ -24,6 +24,14 @@ def test_every_test_file_belongs_to_a_tier() -> None:
     assert sorted(files) == sorted(file for tier in TIERS for file in tiers.files_of(tier))
 
 
+def test_the_page_for_contributors_lists_them() -> None:
+    text = (ROOT / "tests" / "README.md").read_text("utf-8")
+    table = text.partition("\n## The tiers\n")[2].partition("\n## ")[0]
+    assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == {
+        *BY_NAME
+    }
+
+
 def test_a_file_of_no_tier_is_named() -> None:
     with pytest.raises(LookupError, match="belongs to no tier"):
         tier_of("tests/nowhere/test_it.py")
