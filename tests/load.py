@@ -94,6 +94,16 @@ class Spread:
             await transport.close()
 
 
+async def pause(chance: random.Random, least_s: float, most_s: float) -> None:
+    """A pause of random length, as clients make them."""
+    await asyncio.sleep(chance.uniform(least_s, most_s))
+
+
+async def before_retry() -> None:
+    """The pause of a client that asks again."""
+    await asyncio.sleep(RETRY_S)
+
+
 AnyLedger = TypeVar("AnyLedger", bound=DemoLedger)
 
 
@@ -134,7 +144,7 @@ class Load(Generic[AnyLedger]):
             try:
                 return await self._ask_once(method, where, document)
             except UnansweredError:
-                await asyncio.sleep(RETRY_S)
+                await before_retry()
 
     async def _ask_once(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
         """One request. Raises UnansweredError, also for "try again later"."""
@@ -162,7 +172,7 @@ class Load(Generic[AnyLedger]):
 
     async def _publish(self) -> None:
         while True:
-            await asyncio.sleep(self._random.uniform(0, self.PAUSE_S))
+            await pause(self._random, 0, self.PAUSE_S)
             if self._random.random() < 0.05:
                 await self._publish_batch()
             else:
@@ -202,7 +212,7 @@ class Load(Generic[AnyLedger]):
                 if is_mixed:
                     self.counts["batches without an answer"] += 1
                     return
-                await asyncio.sleep(RETRY_S)
+                await before_retry()
             else:
                 break
         for (order, delay_ms), message_id in zip(batch, answer["ids"], strict=True):
@@ -325,7 +335,7 @@ class Load(Generic[AnyLedger]):
         message_id = headers.get("webhook-id", "")
         receipt = self._on_delivered(name, message_id, headers, body)
         if self._random.random() < 0.1:
-            await asyncio.sleep(self._random.uniform(0, 0.1))
+            await pause(self._random, 0, 0.1)
         if self._random.random() < 0.05:
             self.counts["webhooks refused"] += 1
             return HTTPStatus.INTERNAL_SERVER_ERROR

@@ -19,6 +19,7 @@ the event loop, and one for each log.
 
 import asyncio
 import itertools
+import math
 import os
 import random
 import signal
@@ -59,6 +60,7 @@ from tests.chaos.times import ShardTimes, Struck, measure, table_of
 from tests.cluster.brokers import Brokers
 from tests.load import CONSUMED, RETRY_S, Load, RefusedError
 from tests.long_run import Outcome
+from tests.waiting import Looks
 
 NODES: Final = 3
 BROKERS: Final = 3
@@ -264,15 +266,14 @@ class ChaosRun(Load[ChaosLedger]):
                 watch.end(0)
 
     async def _until_registered(self, node: ClusterNode) -> None:
-        until_s = time.monotonic() + FIRST_S
-        while True:
+        async for _ in Looks(FIRST_S, LOOK_S):
             _, found = await asyncio.to_thread(MetaLog(self._engine.meta()).read_cluster)
             self._numbers = {number: name for name, number in found.items()}
             if node.name in found:
                 return
-            if not node.is_running or time.monotonic() > until_s:
-                raise ServerFailed(f"{node.name} did not join; see {node.log_path}")
-            await asyncio.sleep(LOOK_S)
+            if not node.is_running:
+                break
+        raise ServerFailed(f"{node.name} did not join; see {node.log_path}")
 
     def _offset_of(self, number: int) -> int:
         name = self._numbers.get(number)
@@ -400,11 +401,11 @@ class ChaosRun(Load[ChaosLedger]):
                     self._signal_broker(leader, signal.SIGKILL)
                 await asyncio.to_thread(owner.kill_shard, shard)
                 if strike is Strike.OWNER_AND_LEADER_KILL:
-                    await asyncio.sleep(plan.hold_s)
+                    await _hold(plan)
                     await self._revive((leader,))
             case Strike.OWNER_NODE_KILL | Strike.NODE_WIPED:
                 await asyncio.to_thread(owner.kill)
-                await asyncio.sleep(plan.hold_s)
+                await _hold(plan)
                 if strike is Strike.NODE_WIPED:
                     await asyncio.to_thread(owner.wipe)
                 owner.start()
@@ -412,7 +413,7 @@ class ChaosRun(Load[ChaosLedger]):
                 status = await asyncio.to_thread(owner.stop)
                 if status != 0:
                     self._fail(f"{owner.name} ended with status {status} after SIGTERM")
-                await asyncio.sleep(plan.hold_s)
+                await _hold(plan)
                 owner.start()
             case Strike.STANDBY_KILL:
                 await asyncio.to_thread(standby.kill_shard, shard)
@@ -422,14 +423,14 @@ class ChaosRun(Load[ChaosLedger]):
                     await asyncio.to_thread(node.stop_all)
                 else:
                     await asyncio.to_thread(node.stop_shard, shard)
-                await asyncio.sleep(plan.hold_s)
+                await _hold(plan)
                 self._thaws(owned, THAW_MS)
                 node.go_on()
                 self._thaws(owned, THAW_MS)
             case Strike.ALL_NODES_KILL:
                 for node in self._nodes.values():
                     await asyncio.to_thread(node.kill)
-                await asyncio.sleep(min(plan.hold_s, 3))
+                await _hold(plan, most_s=3)
                 for node in self._nodes.values():
                     node.start()
             case Strike.LEADER_KILL | Strike.FOLLOWER_KILL | Strike.ALL_BROKERS_KILL:
@@ -440,18 +441,18 @@ class ChaosRun(Load[ChaosLedger]):
                 }[strike]
                 for number in met:
                     self._signal_broker(number, signal.SIGKILL)
-                await asyncio.sleep(plan.hold_s)
+                await _hold(plan)
                 await self._revive(met)
             case Strike.LEADER_STOP | Strike.FOLLOWER_STOP:
                 number = leader if strike is Strike.LEADER_STOP else other
                 self._signal_broker(number, signal.SIGSTOP)
                 try:
-                    await asyncio.sleep(plan.hold_s)
+                    await _hold(plan)
                 finally:
                     self._signal_broker(number, signal.SIGCONT)
             case Strike.CLOCK_NEAR:
                 await self._set_clock(owner, chance.choice((-1, 1)) * chance.randint(300, 900))
-                await asyncio.sleep(plan.hold_s)
+                await _hold(plan)
                 await self._until_well(strike, WELL_S)
                 # Whoever owns it now, the one with the other clock takes its turn.
                 now = self._owner(shard)
@@ -512,7 +513,7 @@ class ChaosRun(Load[ChaosLedger]):
     async def _set_clock(self, node: ClusterNode, offset_ms: int) -> None:
         """Start a node again with its clock off by so much."""
         await asyncio.to_thread(node.stop)
-        await asyncio.sleep(1)  # its last records are read
+        await self._until_read()
         self.ledger.skew_ms = max(self.ledger.skew_ms, abs(offset_ms))
         node.offset_ms = offset_ms
         self._note(f"the clock of {node.name} is off by {offset_ms} ms")
@@ -521,18 +522,29 @@ class ChaosRun(Load[ChaosLedger]):
             await self._until_well("a clock is set right", WELL_S)
             self.ledger.skew_ms = 0
 
+    async def _until_read(self) -> None:
+        """All that stands in the logs by now is read, and dated by the clocks of its nodes."""
+        for shard, watch in enumerate(self._watches):
+            end = await asyncio.to_thread(self._engine.log(shard).end)
+            async for _ in Looks(WELL_S, LOOK_S):
+                if watch.has_read(end):
+                    break
+            else:
+                raise ServerFailed(f"the log of shard {shard} is not read to its end, {end}")
+
     async def _fill_disk(self, plan: RoundPlan) -> None:
         node = self._nodes[self._names[-1]]
         await self._until_open(node)
         self._note(f"the disk of {node.name} is full")
         with full_disk(node.data_dir, DISK_LEFT_BYTES):
-            await asyncio.sleep(plan.hold_s)
+            await _hold(plan)
 
     async def _until_open(self, node: ClusterNode) -> None:
         """What is still to be opened could not be on a full disk, and would end the node."""
-        since_ms, until_s = wall_clock_ms(), time.monotonic() + WELL_S
-        while True:
-            opened: list[ReplicaNote] = []
+        since_ms = wall_clock_ms()
+        opened: list[ReplicaNote] = []
+        async for _ in Looks(WELL_S, LOOK_S):
+            opened = []
             # Brokers that were struck in the last round may still be choosing who knows of it.
             with suppress(EngineError):
                 found = await asyncio.to_thread(self._engine.noted_progress, [node.name])
@@ -541,9 +553,7 @@ class ChaosRun(Load[ChaosLedger]):
                 opened = [one for one in notes if one.process_url and one.at_ms >= since_ms]
             if len(opened) == self._shards:
                 return
-            if time.monotonic() > until_s:
-                raise ServerFailed(f"{node.name} has opened {len(opened)} of its shards")
-            await asyncio.sleep(LOOK_S)
+        raise ServerFailed(f"{node.name} has opened {len(opened)} of its shards")
 
     async def _cut(
         self, plan: RoundPlan, owner: ClusterNode, leader: int, owned: list[int]
@@ -567,7 +577,7 @@ class ChaosRun(Load[ChaosLedger]):
         began_ms = self.ledger.now_ms()
         await asyncio.to_thread(self._stage.cut, pairs)
         try:
-            await asyncio.sleep(plan.hold_s)
+            await _hold(plan)
             if plan.strike is Strike.CUT_OWNER_NODES:
                 await self._until_given_away(plan.shard, owner)
         finally:
@@ -585,14 +595,10 @@ class ChaosRun(Load[ChaosLedger]):
 
     async def _until_given_away(self, shard: int, owner: ClusterNode) -> None:
         """The other two see each other, and it sees nobody."""
-        until_s = time.monotonic() + APART_S
-        while True:
+        async for _ in Looks(APART_S, LOOK_S):
             if self._owner(shard) is not owner:
                 return
-            if time.monotonic() > until_s:
-                self._fail(f"{owner.name} keeps shard {shard}, and reaches no other node")
-                return
-            await asyncio.sleep(LOOK_S)
+        self._fail(f"{owner.name} keeps shard {shard}, and reaches no other node")
 
     # ── all is well ────────────────────────────────────────────────────────────────────────────
 
@@ -605,15 +611,13 @@ class ChaosRun(Load[ChaosLedger]):
         without: ClusterNode | None = None,
     ) -> None:
         """Until all runs, is owned and answers. Raises ServerFailed that says what does not."""
-        until_s = time.monotonic() + timeout_s
         since_s = time.monotonic()
-        while True:
+        lacks: list[str] = []
+        async for _ in Looks(timeout_s, LOOK_S):
             lacks = await self._lacks(since_s, without) if in_sync else self._lacks_owners()
             if not lacks:
                 return
-            if time.monotonic() > until_s:
-                raise ServerFailed(f"{timeout_s:g} s behind {what}: {', '.join(lacks)}")
-            await asyncio.sleep(LOOK_S)
+        raise ServerFailed(f"{timeout_s:g} s behind {what}: {', '.join(lacks)}")
 
     def _lacks_owners(self) -> list[str]:
         silent_ms = self.ledger.now_ms() - HEARD_MS
@@ -710,22 +714,22 @@ class ChaosRun(Load[ChaosLedger]):
         await asyncio.gather(*publishers, return_exceptions=True)
         if self._follow_ups:
             await asyncio.wait(self._follow_ups, timeout=GRACE_S)
-        until_s = time.monotonic() + GRACE_S
-        while self.ledger.open_count and time.monotonic() < until_s:
-            await asyncio.sleep(RETRY_S)
+        async for _ in Looks(GRACE_S, RETRY_S):
+            if not self.ledger.open_count:
+                break
             self._report(self)
-        await asyncio.sleep(QUIET_S)
-        await self._stop_nodes()
+        await self._stop_nodes(QUIET_S)
         for node in self._nodes.values():
             node.start()
         await self._until_well("the last start", WELL_S, in_sync=False)
-        await asyncio.sleep(2 * QUIET_S)
-        await self._stop_nodes()
+        await self._stop_nodes(2 * QUIET_S)
         for node in self._nodes.values():
             damage = await asyncio.to_thread(damage_in, node.data_dir)
             self.failures += [f"{node.name}: {one}" for one in damage]
 
-    async def _stop_nodes(self) -> None:
+    async def _stop_nodes(self, quiet_s: float) -> None:
+        """Nothing is open any more: a message that comes within this time comes again."""
+        await asyncio.sleep(quiet_s)
         for node in self._nodes.values():
             status = await asyncio.to_thread(node.stop)
             if status != 0:
@@ -747,3 +751,8 @@ class ChaosRun(Load[ChaosLedger]):
         tenures = [tenure for watch in self._watches for tenure in watch.tenures]
         self.failures += list(broken_offices(tenures, self.ledger, self._numbers.__getitem__))
         (self._directory / "tenures.json").write_bytes(msgspec.json.encode(tenures))
+
+
+async def _hold(plan: RoundPlan, *, most_s: float = math.inf) -> None:
+    """The strike lasts."""
+    await asyncio.sleep(min(plan.hold_s, most_s))

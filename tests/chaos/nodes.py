@@ -10,12 +10,12 @@ import contextlib
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from delayserver.cli.demo.sharded import ShardedServer
 from tests.chaos.stage import Stage
+from tests.waiting import Looks
 
 PORT = 8080
 
@@ -125,7 +125,4 @@ def full_disk(directory: Path, left_bytes: int) -> Iterator[int]:
 
 def wait_gone(node: ClusterNode, timeout_s: float) -> bool:
     """Whether its supervisor ends within that time."""
-    until_s = time.monotonic() + timeout_s
-    while node.is_running and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return not node.is_running
+    return any(not node.is_running for _ in Looks(timeout_s))

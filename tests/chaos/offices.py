@@ -13,7 +13,6 @@ be read by others at any time.
 
 import itertools
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from storage.replicated.lease import LEASE_MS, MARGIN_MS
 from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import Read, RecordReader
 from tests.chaos.ledger import ChaosLedger
+from tests.waiting import Looks
 
 READ_S: Final = 0.2
 PATIENCE_S: Final = 10.0
@@ -102,13 +102,15 @@ class OfficeWatch(threading.Thread):
         tenure.records += 1
         tenure.is_released = isinstance(record, Release)
 
+    def has_read(self, offset: int | None) -> bool:
+        """Whether it has read up to `offset`. None: it is not known how far the log goes."""
+        return offset is not None and self._reader.office.state.next_offset >= offset
+
     def end(self, offset: int | None) -> None:
         """Read up to `offset` if it can be, and end."""
-        give_up_s = time.monotonic() + PATIENCE_S
-        while self.is_alive() and time.monotonic() < give_up_s:
-            if offset is not None and self._reader.office.state.next_offset >= offset:
+        for _ in Looks(PATIENCE_S, READ_S):
+            if not self.is_alive() or self.has_read(offset):
                 break
-            time.sleep(READ_S)
         self._ending.set()
         self.join(PATIENCE_S)
 

@@ -18,7 +18,7 @@ from delayserver.cli.demo.process import free_port
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.forked_servers import ForkedServerProcess
-from tests.waiting import wait_until
+from tests.waiting import Looks, wait_until
 
 PATIENCE_S = 60.0
 
@@ -79,19 +79,17 @@ class NodeProcess(ForkedServerProcess):
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Asked again where a shard or its process is away for a moment. Raises HTTPError,
         OSError."""
-        give_up_s = time.monotonic() + PATIENCE_S
-        while True:
+        for _ in Looks(PATIENCE_S, 0.05):
             try:
                 return self.call_once(method, path, body)
             except urllib.error.HTTPError as error:
-                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > give_up_s:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise
             except (ConnectionError, urllib.error.URLError) as error:
-                # That a connection is refused urllib tells as the reason of an error of its own.
-                reason = getattr(error, "reason", error)
-                if not isinstance(reason, ConnectionError) or time.monotonic() > give_up_s:
+                # urllib tells a refused connection as the reason of an error of its own.
+                if not isinstance(getattr(error, "reason", error), ConnectionError):
                     raise
-            time.sleep(0.05)
+        return self.call_once(method, path, body)
 
     def call_once(self, method: str, path: str, body: Any = None) -> Any:
         """Raises urllib.error.HTTPError, OSError."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import time
 import urllib.error
 from http import HTTPStatus
@@ -56,6 +58,38 @@ def delete_all(brokers: Brokers, url: ClusterUrl) -> int:
     return min(places)
 
 
+def figure(node: NodeProcess, name: str) -> float:
+    """A metric of the one shard; NaN where the node does not know it."""
+    pattern = rf'^delayserver_{name}(?:{{shard="0"}})? (\S+)$'
+    found = re.search(pattern, node.text("/metrics"), re.M)
+    return float(found[1]) if found else math.nan
+
+
+def until_filed(standby: NodeProcess) -> None:
+    """A standby has behind a checkpoint all that was published before this call."""
+    asked_s = time.monotonic()
+
+    def is_filed() -> bool:
+        now_s = time.monotonic()
+        return now_s - figure(standby, "standby_lag_seconds") > asked_s
+
+    until(is_filed, f"{standby.name} has filed all")
+
+
+def until_known(brokers: Brokers, url: ClusterUrl, owner: NodeProcess) -> None:
+    """The owner has heard that the other node has read most of the log: one whose replica is still
+    being opened is all of it behind."""
+    end = brokers.engine(url).log(0).end()
+    assert end is not None
+
+    def is_known() -> bool:
+        (shard,) = owner.call("GET", "/v1/cluster")["shards"]
+        others = [one for one in shard["replicas"] if one["node"] != owner.name]
+        return any(one["lag_records"] < end / 2 for one in others)
+
+    until(is_known, f"{owner.name} knows of another replica")
+
+
 def standby_of(*nodes: NodeProcess) -> NodeProcess:
     return next(node for node in nodes if node.name != nodes[0].owners()[0])
 
@@ -72,7 +106,7 @@ def test_a_node_comes_when_the_beginning_of_the_log_is_gone(
             until(lambda: third.call_once("GET", "/readyz"), "it is in step")
             assert third.call("GET", f"/v1/messages/{ids[0]}")["state"] == "scheduled"
             ids += publish(third, 5)
-            time.sleep(2)
+            until_filed(third)
             for node in (first, second):
                 node.kill()
             until(lambda: third.owners() == ["n3"], "it takes over")
@@ -91,7 +125,7 @@ def test_what_a_disk_has_damaged_another_replica_has(
         ids = publish(first, 40)
         standby = standby_of(first, second)
         until(lambda: list((standby.data_dir / "schedule").glob("*")), "it is filed")
-        time.sleep(3)  # behind a checkpoint
+        until_filed(standby)
         # ── at a replica on standby: it reads its files, and finds it ──
         path = max((standby.data_dir / "schedule").glob("*"))
         _damage(path)
@@ -108,7 +142,7 @@ def test_what_a_disk_has_damaged_another_replica_has(
         until(lambda: says(standby, MADE_ANEW), "it is made anew")
         until(lambda: standby.call_once("GET", "/readyz"), "it is in step")
         # ── and it is as good as the other ──
-        time.sleep(2)
+        until_filed(standby)
         owner = first if standby is second else second
         owner.kill()
         until(lambda: standby.owners() == [standby.name], "it takes over")
@@ -133,7 +167,9 @@ def test_an_owner_gives_away_what_its_disk_has_damaged(
         (owner,) = [node for node in nodes if node is not standby]
         until(lambda: standby.call_once("GET", "/readyz"), "it is in step")
         ids = {standby.publish(f"{number}", delay="20s") for number in range(10)}
-        time.sleep(8)  # behind a checkpoint, and known to be in step
+        until_filed(standby)
+        until(lambda: figure(owner, "replay_lag_records") == 0, "the owner has filed all")
+        until_known(brokers, url, owner)
         (path,) = (owner.data_dir / "schedule").glob("*T*")
         _damage(path, at=path.stat().st_size - 12)
         got: set[str] = set()
@@ -159,6 +195,7 @@ def test_nobody_else_gets_a_copy(brokers: Brokers, url: ClusterUrl, tmp_path: Pa
                 node.call_once("GET", path)
             assert refused.value.code == HTTPStatus.NOT_FOUND
             refused.value.close()
+        until(lambda: "/v1/messages" in node.text("/openapi.json"), "the owner serves")
         assert "internal" not in node.text("/openapi.json")
 
 

@@ -43,13 +43,15 @@ from delayserver.cli.demo.ledger import (
 from delayserver.cli.demo.process import ServerFailed
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
-from tests.crash.harness import CHECK_SHARE, GRACE_S, LOAD_S, QUIET_S, CrashRun, RunOptions
+from tests.crash.harness import CHECK_SHARE, GRACE_S, LOAD_S, CrashRun, RunOptions
+from tests.load import pause
 from tests.long_run import Outcome
 from tests.sinks.kafka_server import KafkaBroker
 from tests.sinks.nats_server import NatsServer
 from tests.sinks.programs import ESCAPED, USER, Broker, Entry, find
 from tests.sinks.rabbitmq_server import RabbitMq
 from tests.sinks.redis_server import RedisServer
+from tests.waiting import Looks
 
 PLACE: Final = "due-load"
 """The stream, queue or topic of each broker."""
@@ -318,7 +320,7 @@ class BrokersCrashRun(CrashRun):
                     on_delivery=partial(self._fed, order),
                 )
             await asyncio.to_thread(producer.poll, 0)
-            await asyncio.sleep(self._random.uniform(*FEED_S))
+            await pause(self._random, *FEED_S)
         left = await asyncio.to_thread(producer.flush, GRACE_S)
         if left:
             self.failures.append(f"{left} records could not be written to the topic")
@@ -352,7 +354,7 @@ class BrokersCrashRun(CrashRun):
 
     async def _round(self) -> None:
         """Load until the kill of one of the five, and its next start."""
-        await asyncio.sleep(self._fate.uniform(*LOAD_S))
+        await pause(self._fate, *LOAD_S)
         if not self._victims:
             # Each as often as the others.
             self._victims = self._fate.sample((SERVER, *KINDS), 1 + len(KINDS))
@@ -366,7 +368,7 @@ class BrokersCrashRun(CrashRun):
                 await self._check()
             if self._fate.random() < 0.3:
                 await self._come_near_the_hour()
-        await asyncio.sleep(self._fate.uniform(*AWAY_S))
+        await pause(self._fate, *AWAY_S)
         starts = [self._start()] if is_server else []
         if victim != SERVER:
             starts.append(asyncio.to_thread(self._brokers[victim].start))
@@ -389,21 +391,18 @@ class BrokersCrashRun(CrashRun):
         await self._publish_no_more(publishers)
         await self._has_fed.wait()
         await self._kill()
-        await asyncio.sleep(RECEIVE_MS / 1000)
+        await self._receive_by_this_clock()
         self._let_all_fall_due()
         await self._start()
-        deadline_s = time.monotonic() + 2 * GRACE_S
-        while True:
+        async for _ in Looks(2 * GRACE_S, READ_S):
             await asyncio.to_thread(self._read_all)
             self._report(self)
-            if not self.ledger.open_count or time.monotonic() > deadline_s:
+            if not self.ledger.open_count:
                 break
-            await asyncio.sleep(READ_S)
         await self._check_source()
         await self._stop()
         await self._start()
-        await asyncio.sleep(QUIET_S)
-        await self._stop()
+        await self._stop_when_quiet()
         await self._check()
         await asyncio.to_thread(self._read_all)
         for order in self.ledger.orders:

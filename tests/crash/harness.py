@@ -38,8 +38,9 @@ from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
 from delayserver.client.transport import HttpTransport, Transport
 from tests.crash.backups import Facts
-from tests.load import CONSUMED, HOUR_MS, RETRY_S, Load
+from tests.load import CONSUMED, HOUR_MS, RETRY_S, Load, pause
 from tests.long_run import Outcome
+from tests.waiting import Looks
 
 CONSUMERS = 2
 GRACE_S = 30.0
@@ -187,7 +188,7 @@ class CrashRun(Load[DemoLedger]):
             self._launch()
             # Half of them before Python has read the program, half anywhere in the recovery.
             longest_s = self._fate.choice((0.3, self._start_s * 1.1))
-            await asyncio.sleep(self._fate.uniform(0, longest_s))
+            await pause(self._fate, 0, longest_s)
             await self._kill()
             self.counts["kills during start"] += 1
         await self._start()
@@ -293,9 +294,14 @@ class CrashRun(Load[DemoLedger]):
         for _ in range(RECEIVE_TURNS):
             await asyncio.sleep(0)
 
+    async def _receive_by_this_clock(self) -> None:
+        """The server is down, and its next start has another clock. A delivery that it has sent,
+        and that its receiver reads later than that, would be held against the new one."""
+        await asyncio.sleep(RECEIVE_MS / 1000)
+
     async def _come_near_the_hour(self) -> None:
         """Set the clock of the next start forward, to shortly before an hour begins."""
-        await asyncio.sleep(RECEIVE_MS / 1000)  # what was sent is received by the old clock
+        await self._receive_by_this_clock()
         to_hour_ms = HOUR_MS - self.ledger.now_ms() % HOUR_MS
         before_ms = round(1000 * (self._start_s + self._fate.uniform(-0.3, 1.5)))
         self.ledger.offset_ms += (to_hour_ms - before_ms) % HOUR_MS
@@ -334,19 +340,17 @@ class CrashRun(Load[DemoLedger]):
         """Everything falls due and is delivered; then nothing comes any more."""
         await self._publish_no_more(publishers)
         await self._kill()
-        await asyncio.sleep(RECEIVE_MS / 1000)
+        await self._receive_by_this_clock()
         self._let_all_fall_due()
         await self._start()
-        deadline_s = time.monotonic() + GRACE_S
-        while self.ledger.open_count and time.monotonic() < deadline_s:
-            await asyncio.sleep(RETRY_S)
+        async for _ in Looks(GRACE_S, RETRY_S):
+            if not self.ledger.open_count:
+                break
             self._report(self)
         self._was_waited_for = True
-        await asyncio.sleep(QUIET_S)
-        await self._stop()
+        await self._stop_when_quiet()
         await self._start()
-        await asyncio.sleep(QUIET_S)
-        await self._stop()
+        await self._stop_when_quiet()
         await self._check()
         await self._compare_backups()
 
@@ -365,6 +369,11 @@ class CrashRun(Load[DemoLedger]):
         self.counts["checks of the files"] += 1
         self.failures += await asyncio.to_thread(damage_in, self._server.data_dir)
 
+    async def _stop_when_quiet(self) -> None:
+        """Nothing is open any more: a message that comes within this time comes again."""
+        await asyncio.sleep(QUIET_S)
+        await self._stop()
+
     async def _stop(self) -> None:
         status = await asyncio.to_thread(self._server.stop)
         if status != 0:
@@ -374,12 +383,7 @@ class CrashRun(Load[DemoLedger]):
 def _changes(directory: Path, wait_s: float) -> bool:
     """Whether a file of a directory is written to within that time; returns as soon as one is."""
     before = _written_at(directory)
-    until_s = time.monotonic() + wait_s
-    while time.monotonic() < until_s:
-        if _written_at(directory) != before:
-            return True
-        time.sleep(LOOK_S)
-    return False
+    return any(_written_at(directory) != before for _ in Looks(wait_s, LOOK_S))
 
 
 def _written_at(directory: Path) -> set[tuple[str, int, int]]:

@@ -36,7 +36,7 @@ from tests.crash.harness import (
     CrashRun,
     RunOptions,
 )
-from tests.load import HOUR_MS, Spread
+from tests.load import HOUR_MS, Spread, pause
 
 CLIENTS = 8
 AGAIN_SHARE = 0.4
@@ -197,7 +197,7 @@ class ShardsCrashRun(CrashRun):
             self._launch_again()
         # Half of them before Python has read the program, half anywhere in the recovery.
         longest_s = self._fate.choice((0.3, self._start_s * 1.1))
-        await asyncio.sleep(self._fate.uniform(0, longest_s))
+        await pause(self._fate, 0, longest_s)
 
     async def _strike(self, blow: Blow) -> None:
         match blow:

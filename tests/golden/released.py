@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from delayserver.cli.demo.process import free_port
+from tests.waiting import wait_until
 
 OPTIONS = ("--segment-bytes=16384", "--checkpoint-ms=200", "--file-ms=100", "--retention-ms=30d")
 
@@ -41,12 +42,7 @@ def main(old: Path, target: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(old)},
     )
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-        for _ in range(200):
-            try:
-                client.get("/readyz").raise_for_status()
-                break
-            except httpx.HTTPError:
-                time.sleep(0.1)
+        wait_until(lambda: _is_ready(client), what="a server that accepts messages")
         expected = fill(client)
     process.kill()
     process.wait()
@@ -57,6 +53,13 @@ def main(old: Path, target: Path) -> None:
             name = path.relative_to(directory).as_posix()
             if path.is_file() and not path.name.startswith(("spare", "lock.mdb")):
                 tar.add(path, name, filter=_anonymous)
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").is_success
+    except httpx.TransportError:
+        return False
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -111,10 +114,8 @@ def fill(client: httpx.Client) -> dict[str, Any]:
     batch = [{"subject": "bulk", "body": n, "delay": f"{n + 1}h"} for n in range(50)]
     ids = ask("POST", "/v1/messages/batch", batch)["ids"]
     states.update({f"batch {n}": (one, "scheduled") for n, one in enumerate(ids)})
-    for _ in range(100):
-        if ask("GET", f"/v1/messages/{states['dead'][0]}")["state"] == "dead":
-            break
-        time.sleep(0.1)
+    dead = f"/v1/messages/{states['dead'][0]}"
+    wait_until(lambda: ask("GET", dead)["state"] == "dead", what="a dead letter")
     became("dead", "dead")
     time.sleep(1)
     # Behind the last checkpoint: what is accepted, and not filed when it is killed.

@@ -1,7 +1,5 @@
 """Schedules over real HTTP: alone and of two shards, and across SIGKILL."""
 
-import time
-
 import pytest
 
 from tests.integration.api_support import now_ms, time_ms, unique
@@ -228,7 +226,7 @@ def test_a_killed_server_skips_no_run_and_makes_none_twice(lasting_api, name, su
     put(api, f"{name}.paused", subject, every="1s", start_at=start_ms)
     api.ask("POST", f"/v1/schedules/{name}.paused/pause")
     found = api.pull_all(path, 1)
-    time.sleep(0.3)
+    wait_until(lambda: api.ask("GET", f"/v1/schedules/{name}")["runs"] == 1)
     api.restart(kill=True)
     while len(found) < 4:
         found += api.pull_all(path, 1)

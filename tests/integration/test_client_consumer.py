@@ -17,6 +17,7 @@ from delayserver.client import (
     Producer,
     Retry,
 )
+from delayserver.client.transport import HttpTransport
 from tests.integration.api_support import now_ms, unique
 from tests.integration.test_client_producer import asynchronous
 from tests.waiting import wait_until
@@ -118,15 +119,28 @@ async def test_a_handler_that_fails_gets_it_again_and_a_last_failure_makes_a_dea
     assert second[2] - first[2] >= 300
 
 
+class CountingTransport(HttpTransport):
+    """Counts how often leases were extended."""
+
+    extended = 0
+
+    async def request(self, method, path, *arguments, **options):
+        answer = await super().request(method, path, *arguments, **options)
+        self.extended += path.endswith("/extend") and answer.is_success
+        return answer
+
+
 @asynchronous
 async def test_a_long_handler_keeps_its_message(shared_api, subject):
-    consumer = AsyncConsumer(shared_api.process.url)
+    """It takes more than two leases: each third of one, the lease is extended."""
+    transport = CountingTransport(shared_api.process.url)
+    consumer = AsyncConsumer(shared_api.process.url, transport=transport)
     attempts = []
 
     @consumer.subscribe(subject, lease="1500ms")
     async def handle(message):
         attempts.append(message.attempt)
-        await asyncio.sleep(4)
+        await until(lambda: transport.extended > 6)
 
     async with AsyncProducer(shared_api.process.url) as producer, running(consumer):
         published = await producer.publish(subject)

@@ -1,6 +1,7 @@
 """The producers of the client library against a real server: batches, restarts, refusals."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -30,7 +31,7 @@ from delayserver.client import (
     UnreachableError,
 )
 from tests.integration.api_support import Receiver, time_ms, unique
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, Looks, until
 
 TOKEN = "a token of more than 16"
 
@@ -193,13 +194,16 @@ async def test_sigkill_in_the_middle_loses_nothing_and_doubles_nothing(make_api,
                 unknown.add(number)
             number += 64
 
+    async def until_more(count):
+        enough = len(published) + count
+        await until(lambda: len(published) >= enough)
+
     async with producer_for(api, generate_keys=generate_keys) as producer:
         tasks = [asyncio.create_task(publish(producer, first)) for first in range(64)]
         for _ in range(3):
-            await asyncio.sleep(0.4)
+            await until_more(500)
             await asyncio.to_thread(api.restart, kill=True)
-            before = len(published)
-            await asyncio.to_thread(wait_until, lambda more=before: len(published) > more)
+            await until_more(1)
         over = True
         await asyncio.gather(*tasks)
     assert all(len(numbers) == 1 for numbers in published.values())
@@ -319,13 +323,11 @@ async def test_scopes(make_api):
 
 async def until_valid(producer):
     """The server looks at its tokens once a second."""
-    for _ in range(100):
-        try:
+    async for _ in Looks(DEADLINE_S, 0.1):
+        with contextlib.suppress(NotAllowedError):
             await producer.publish("order.first", delay="1h")
             return
-        except NotAllowedError:
-            await asyncio.sleep(0.1)
-    raise AssertionError("the token was never accepted")
+    pytest.fail("the token was never accepted")
 
 
 @asynchronous

@@ -8,7 +8,6 @@ at their time is for test_alerts.py."""
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.observe.dashboards import queries
 from tests.observe.prometheus import Node, Prometheus
 from tests.observe.rules import OUT_OF_REACH, alerts
 from tests.soak import harness
-from tests.waiting import wait_until
+from tests.waiting import Looks, wait_until
 
 HOUR_MS = 3_600_000
 SMALL = 1_000_000
@@ -121,10 +120,8 @@ def test_a_server_that_is_well_fires_nothing(day: Day) -> None:
     # What has a level that a test can reach fires, which shows that the server is looked at.
     day.until_fires("DelayserverMemory", "DelayserverCoreFull", "DelayserverDescriptors")
     wait_until(lambda: day.look() <= {*OUT_OF_REACH})
-    until = time.monotonic() + AT_ONCE_S
-    while time.monotonic() < until:
+    for _ in Looks(AT_ONCE_S, 0.1):
         assert day.look() <= {*OUT_OF_REACH} - {"DelayserverRestarting"}
-        time.sleep(0.1)
 
 
 def test_no_room_for_the_log_behind_a_backup(day: Day) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.integration.api_support import ApiServer
 from tests.sinks.programs import ESCAPED, PASSWORD, Broker, Entry
-from tests.waiting import wait_until
+from tests.waiting import Looks, wait_until
 
 QUICKLY = {"max_attempts": 100, "backoff": ["500ms"] * 99}
 
@@ -157,8 +157,4 @@ class SinkContract:
 
 def fewest_connections(broker: Broker) -> int:
     """How many there are at least, for a second: those of others may come and go."""
-    counts = []
-    for _ in range(100):
-        counts.append(broker.connections())
-        time.sleep(0.01)
-    return min(counts)
+    return min(broker.connections() for _ in Looks(1))

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from delayserver.cli.demo.process import free_port
+from tests.waiting import Looks
 
 START_TIMEOUT_S = 120.0
 ESTABLISHED = "01"
@@ -84,12 +84,12 @@ class Program(ABC):
                 stderr=log,
                 start_new_session=True,
             )
-        give_up_s = time.monotonic() + START_TIMEOUT_S
-        while not self.is_ready():
-            log_text = (self.directory / "log").read_text(errors="replace")[-2000:]
-            assert self._process.poll() is None, log_text
-            assert time.monotonic() < give_up_s, log_text
-            time.sleep(0.02)
+        for _ in Looks(START_TIMEOUT_S):
+            if self.is_ready():
+                return
+            if self._process.poll() is not None:
+                break
+        raise AssertionError((self.directory / "log").read_text(errors="replace")[-2000:])
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

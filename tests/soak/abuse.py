@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from tests.load import pause
+
 PUBLISH, BATCH = "/v1/messages", "/v1/messages/batch"
 JSON, MSGPACK = "application/json", "application/msgpack"
 PATIENCE_S = 6.0
@@ -105,7 +107,7 @@ async def trickle(target: Target) -> None:
     async with target.connect() as wire:
         for byte in target.request(PUBLISH, target.publish()):
             await wire.send(bytes([byte]))
-            await asyncio.sleep(target.chance.uniform(0, 0.05))
+            await pause(target.chance, 0, 0.05)
         await wire.statuses()
 
 
@@ -139,7 +141,7 @@ async def crowd(target: Target) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(CROWD):
             await stack.enter_async_context(target.connect(plain=True))
-        await asyncio.sleep(target.chance.uniform(0, 1))
+        await pause(target.chance, 0, 1)
 
 
 async def flood(target: Target) -> None:
@@ -179,7 +181,7 @@ async def half_a_head(target: Target) -> None:
     data = target.request(PUBLISH, target.publish())
     async with target.connect() as wire:
         await wire.send(data[: target.chance.randint(1, len(data) - 1)])
-        await asyncio.sleep(target.chance.uniform(0, 0.5))
+        await pause(target.chance, 0, 0.5)
 
 
 async def reset(target: Target) -> None:
@@ -192,7 +194,7 @@ async def vanishing_consumer(target: Target) -> None:
     body = json.dumps({"max": 5, "wait": target.chance.choice((0, 500))}).encode()
     async with target.connect() as wire:
         await wire.send(target.request("/v1/subscriptions/pull/pull", body))
-        await asyncio.sleep(target.chance.uniform(0, 0.3))
+        await pause(target.chance, 0, 0.3)
 
 
 async def uninvited(target: Target) -> None:
@@ -219,4 +221,4 @@ async def misbehave(target: Target, pause_s: float) -> None:
                 async with asyncio.timeout(PATIENCE_S):
                     await kind(target)
             target.counts[f"bad: {kind.__name__.replace('_', ' ')}"] += 1
-            await asyncio.sleep(target.chance.uniform(0, pause_s))
+            await pause(target.chance, 0, pause_s)

@@ -54,15 +54,17 @@ from tests.load import (
     CONSUMED,
     HOOK,
     HOUR_MS,
-    RETRY_S,
     SUBSCRIBERS,
     Load,
     RefusedError,
+    before_retry,
     document_of,
+    pause,
 )
 from tests.long_run import Begun, Outcome, run_script, script_parser
 from tests.soak import abuse
 from tests.soak.ledger import LATE_MS, SoakLedger
+from tests.waiting import Looks
 
 CHILD = Path(__file__).with_name("child.py")
 TOKEN = "a token of the soak, with all rights"
@@ -364,11 +366,10 @@ class SoakRun(Load[SoakLedger]):
 
     async def _closed(self, begin: Sample) -> Sample:
         """What the process holds when nobody is there any more."""
-        deadline_s = time.monotonic() + CLOSED_S
-        while (end := sample_of(self._server.pid)).sockets > begin.sockets:
-            if time.monotonic() > deadline_s:
+        async for _ in Looks(CLOSED_S, 0.5):
+            end = sample_of(self._server.pid)
+            if end.sockets <= begin.sockets:
                 break
-            await asyncio.sleep(0.5)
         return end
 
     def _count_samples(self, begin: Sample, end: Sample) -> None:
@@ -406,7 +407,7 @@ class SoakRun(Load[SoakLedger]):
         chance = self._fate
         while True:
             for kind in chance.sample(self._kinds, len(self._kinds)):
-                await asyncio.sleep(chance.uniform(0, 2 * pause_s))
+                await pause(chance, 0, 2 * pause_s)
                 self.counts[f"weather: {kind}"] += 1
                 if kind == "step":
                     step_ms = round(chance.choice((-1, 1)) * STEP_MAX_MS * chance.random() ** 3)
@@ -473,7 +474,7 @@ class SoakRun(Load[SoakLedger]):
             base_url=self._server.url, verify=self._tls, headers=headers, trust_env=False
         ) as client:
             while True:
-                await asyncio.sleep(self._random.uniform(0, 2))
+                await pause(self._random, 0, 2)
                 batch = [self._new_order(with_key=True) for _ in range(self._random.randint(1, 30))]
                 for order, delay_ms in batch:
                     self.ledger.publish_asked(order, delay_ms)
@@ -496,7 +497,7 @@ class SoakRun(Load[SoakLedger]):
             order: Order | None = None
             for _ in range(chance.randint(2, 5)):
                 order = await self._push_back(order)
-                await asyncio.sleep(chance.uniform(0, 0.5))
+                await pause(chance, 0, 0.5)
 
     async def _push_back(self, before: Order | None) -> Order:
         order = self.ledger.order(HOOK, SUBSCRIBERS[HOOK])
@@ -513,7 +514,7 @@ class SoakRun(Load[SoakLedger]):
                 status, answer = await self._ask_once("PUT", where, document)
                 break
             except RefusedError:
-                await asyncio.sleep(RETRY_S)
+                await before_retry()
             except UnansweredError:
                 return order
         if before is not None:
@@ -528,7 +529,7 @@ class SoakRun(Load[SoakLedger]):
         """Single messages, lists and statistics."""
         chance = self._random
         while True:
-            await asyncio.sleep(chance.uniform(0, 0.2))
+            await pause(chance, 0, 0.2)
             where = chance.choice(("/v1/stats", "/v1/forecast", "/metrics", "list", "one", "one"))
             order = chance.choice(self.ledger.orders)
             if where == "list":

@@ -17,6 +17,7 @@ import uvloop
 from delayserver.api import acceptor as module
 from delayserver.api.acceptor import Acceptor
 from delayserver.config import Settings
+from tests.waiting import until
 
 CONNECTIONS_MAX = 3
 
@@ -80,8 +81,7 @@ class Port:
         return reader, writer
 
     async def comes_to(self, count: int) -> None:
-        while self.acceptor.count != count:  # noqa: ASYNC110 - the acceptor tells nobody
-            await asyncio.sleep(0.001)
+        await until(lambda: self.acceptor.count == count)
 
 
 @asynccontextmanager

@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = (
@@ -222,14 +223,9 @@ def test_its_end_is_that_of_all_programs(
         start_new_session=True,
     ) as script:
         pid_file = machine.bin / "pid"
-        give_up_s = time.monotonic() + TIMEOUT_S
-        while not (pid_file.exists() and pid_file.read_text().strip()):
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
-        apt = Path("/proc", pid_file.read_text().strip())
+        pid = wait_until(lambda: pid_file.exists() and pid_file.read_text().strip(), TIMEOUT_S)
+        apt = Path(f"/proc/{pid}")
         end(script)
         assert script.wait(TIMEOUT_S) != 0
     # A script that was killed has not waited for them.
-    while apt.exists() or machine.policy.exists():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    wait_until(lambda: not apt.exists() and not machine.policy.exists(), TIMEOUT_S)

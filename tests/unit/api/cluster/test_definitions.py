@@ -20,7 +20,7 @@ from delayserver.records.subscriptions import Registry, Subscription
 from tests.unit.api.cluster.network import Network, away
 from tests.unit.api.cluster.shards import RealShards
 from tests.unit.fakes import START_MS
-from tests.waiting import turns, until
+from tests.waiting import DEADLINE_S, Looks, turns, until
 
 COUNT = 3
 
@@ -100,13 +100,13 @@ class Cluster:
 
     async def put_when_there(self, name: str) -> None:
         """As a client does that is told to come again."""
-        while True:
+        async for _ in Looks(DEADLINE_S, 0.001):
             try:
                 await self.put(name)
                 return
             except ShardAwayError as error:
                 assert not error.is_unknown
-            await asyncio.sleep(0.001)
+        pytest.fail("the shard stays away")
 
     async def change(self, name: str, **changes: bool) -> None:
         await self.shards.servers[0].calls.change_subscription(name, **changes)
