@@ -103,6 +103,8 @@ class Times:
     fixtures: dict[str, FixtureTimes] = field(default_factory=lambda: defaultdict(FixtureTimes))
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By kind of process: how many there were, and their processor time."""
+    is_whole: bool = True
+    """All tests of these files have run to their end."""
 
     @property
     def processor_s(self) -> float:
@@ -209,13 +211,17 @@ class RunTimes:
 
     def __init__(self, tell: Callable[[Times], Iterable[str]]) -> None:
         self.times = Times()
+        self._failed: set[str] = set()
         self._tell = tell
         # The workers and all that they start inherit it.
         os.environ[RUN] = f"{os.getpid()}"
         self._reader = ProcessReader(os.environ[RUN])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        one = self.times.files[report.nodeid.partition("::")[0]]
+        file = report.nodeid.partition("::")[0]
+        if report.failed:
+            self._failed.add(file)
+        one = self.times.files[file]
         one.wall_s += report.duration
         if report.when != "teardown":
             return
@@ -230,8 +236,14 @@ class RunTimes:
                 found.wall_s += wall_s
                 found.worker_s += worker_s
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, exitstatus: int
+    ) -> None:
         self.times.add_processes(self._reader.close())
+        has_run = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        self.times.is_whole = has_run and not terminalreporter.stats.get("deselected")
+        for file in self._failed:
+            self.times.files.pop(file, None)
         lines = list(self._tell(self.times))
         if lines:
             terminalreporter.section("what the tests took")

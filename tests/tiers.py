@@ -11,20 +11,22 @@ scripts/test calls this before there is an environment, so it needs Python alone
 
     python tests/tiers.py [--all | --quick] [--since COMMIT]
 
-prints three lines for scripts/test: which programs and jars are needed, which tiers are whole, and
-which paths go to pytest. It tells on stderr which tiers it chose, and why.
+prints for scripts/test which programs and jars are needed, in a second line which tiers are whole,
+and then the paths for pytest, a line each. It tells on stderr which tiers it chose, and why.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 DAY_S = 24 * 60 * 60
 
@@ -187,8 +189,9 @@ _PIPELINE = ("load", "archive", "audits", "reading", "topics", "spark")
 _ALL = tuple(tier.name for tier in TIERS)
 
 FOLDERS: Mapping[str, tuple[str, ...]] = {
-    "storage": ("simulation", "audits"),
+    "storage": ("simulation", "audits", "crash"),
     "storage/replicated": ("brokers", "cluster"),
+    "storage/staging.py": ("simulation", "load"),
     "storage/testing": ("simulation",),
     "delayserver": ("simulation", "shards"),
     "delayserver/api": ("shards", "celery"),
@@ -196,6 +199,12 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "delayserver/api/hot": ("shards", "crash"),
     "delayserver/api/rest": ("shards", "console"),
     "delayserver/cli": ("shards",),
+    "delayserver/cli/pipeline.py": ("load", "archive"),
+    "delayserver/cli/pipeline_archive.py": ("archive",),
+    "delayserver/cli/pipeline_export.py": ("audits",),
+    "delayserver/cli/pipeline_lateness.py": ("reading",),
+    "delayserver/cli/pipeline_load.py": ("load",),
+    "delayserver/cli/pipeline_watch.py": ("topics",),
     "delayserver/cli/cluster": ("brokers", "cluster"),
     "delayserver/cli/demo": ("shards", "crash", "soak"),
     "delayserver/client": ("shards", "celery", "load"),
@@ -206,14 +215,15 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "delayserver/http": ("load", "celery"),
     "delayserver/integrations": ("celery",),
     "delayserver/integrations/celery": ("celery",),
-    "delayserver/pipeline": ("spark",),
+    "delayserver/pipeline": ("spark", "load", "audits"),
+    "delayserver/pipeline/session.py": _PIPELINE,
     "delayserver/pipeline/archive": ("archive",),
-    "delayserver/pipeline/audits": ("audits", "topics"),
+    "delayserver/pipeline/audits": ("audits", "topics", "reading"),
     "delayserver/pipeline/exports": ("audits",),
     "delayserver/pipeline/load": ("load",),
     "delayserver/pipeline/logs": ("reading", "audits"),
     "delayserver/pipeline/publish": ("load",),
-    "delayserver/pipeline/reports": ("reading", "audits"),
+    "delayserver/pipeline/reports": ("reading", "audits", "spark"),
     "delayserver/pipeline/states": ("audits", "reading"),
     "delayserver/pipeline/topics": ("topics",),
     "delayserver/queries": ("shards",),
@@ -236,18 +246,22 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "scripts/crash": ("crash",),
     "scripts/kafka": ("brokers", "cluster"),
     "scripts/kafka.pom.xml": ("brokers", "cluster", "sinks", "topics"),
+    "scripts/s3": ("archive", "audits"),
+    "scripts/s3.txt": ("archive", "audits"),
+    "scripts/soak": ("soak",),
     "scripts/spark-kafka.pom.xml": ("topics",),
-    # Tests belong to the tier of their folder; these are what tests of other folders share.
-    "tests": (),
-    "tests/cluster/brokers.py": ("brokers", "cluster", "sinks", "topics"),
-    "tests/engine_contract.py": ("brokers",),
-    "tests/every_option.py": ("cluster", "shards"),
-    "tests/load.py": ("crash", "chaos", "soak"),
-    "tests/long_run.py": ("crash", "chaos", "soak"),
-    "tests/peers.py": ("crash",),
+    # All tests use these; the default tier meets each thing that they do.
+    "tests/accounting.py": (),
+    "tests/budget.py": (),
+    "tests/conftest.py": (),
+    "tests/depth.py": ("simulation",),
+    "tests/tiers.py": (),
 }
 """The tiers that run whole when a file below the folder changes; the longest name that fits counts.
-A tier that always runs whole is not named: a change of `timers` is seen by its unit tests."""
+A tier that always runs whole is not named: a change of `timers` is seen by its unit tests.
+
+Tests have no rows. A test file runs the tier that it belongs to, and a module that tests share runs
+the tiers of the files that import it."""
 
 
 @dataclass(frozen=True)
@@ -287,11 +301,52 @@ def files_of(tier: Tier) -> list[str]:
 def tiers_for(changed: str) -> tuple[str, ...]:
     """Names of the tiers that run whole when this file changes."""
     path = PurePosixPath(changed)
-    fitting = [name for name in FOLDERS if path.is_relative_to(name)]
-    longest = max(fitting, key=len, default="")
-    if longest == "tests" and len(path.parts) > 2:
-        return (tier_of(changed).name,)
-    return FOLDERS.get(longest, ())
+    longest = max((name for name in FOLDERS if path.is_relative_to(name)), key=len, default="")
+    if longest or path.parts[0] != "tests":
+        return FOLDERS.get(longest, ())
+    if not (ROOT / path).is_file():
+        return ()  # The files that used it have changed, too.
+    users = [changed] if path.name.startswith("test_") else _test_files_that_use(changed)
+    if not users and path.suffix != ".md":
+        users = [f"{path.parent}/test_data"]  # Data belong to the tier of their folder.
+    try:
+        return tuple(dict.fromkeys(tier_of(file).name for file in users))
+    except LookupError:
+        if path.name.startswith("test_"):
+            raise
+        return ()
+
+
+_IMPORT = re.compile(
+    r"^\s*(?:from\s+(tests[\w.]*)\s+import\s+(\([^)]*\)|[^\n]+)|import\s+(tests[\w.]+))",
+    re.MULTILINE,
+)
+
+
+@cache
+def _imported() -> dict[str, set[str]]:
+    """The modules of tests/ that each file there imports, as paths; a conftest.py is one of all
+    files below it."""
+    files = {path.relative_to(ROOT).as_posix() for path in TESTS.rglob("*.py")}
+    found: dict[str, set[str]] = {}
+    for file in files:
+        named: set[str] = set()
+        for module, names, alone in _IMPORT.findall((ROOT / file).read_text("utf-8")):
+            named |= {alone or module, *(f"{module}.{one}" for one in re.findall(r"\w+", names))}
+        found[file] = files & {f"{one.replace('.', '/')}.py" for one in named}
+        if PurePosixPath(file).name.startswith("test_"):
+            parents = list(PurePosixPath(file).parents)[:-2]
+            found[file] |= files & {f"{parent}/conftest.py" for parent in parents}
+    return found
+
+
+def _test_files_that_use(helper: str) -> list[str]:
+    """The test files that import a module of tests/, themselves or through others."""
+    users, new = {helper}, {helper}
+    while new:
+        new = {file for file, imported in _imported().items() if imported & new} - users
+        users |= new
+    return sorted(file for file in users if PurePosixPath(file).name.startswith("test_"))
 
 
 def choose(whole: Mapping[str, str], *, is_quick: bool = False) -> Choice:
@@ -307,14 +362,21 @@ def choose(whole: Mapping[str, str], *, is_quick: bool = False) -> Choice:
         else:
             paths += [f"tests/{name}" for name in tier.always]
             needs += tier.always_needs
-    lines = [f"whole: {tier.name} ({whole[tier.name]})" for tier in TIERS if tier.name in whole]
+    some = [tier for tier in TIERS if tier.always is not None or tier.is_sampled]
+    lines = [f"whole: {tier.name} ({whole[tier.name]})" for tier in some if tier.name in whole]
     return Choice(frozenset(whole), tuple(paths), tuple(dict.fromkeys(needs)), tuple(lines))
 
 
 def of_pytest(arguments: Iterable[str]) -> Choice:
     """What tests need that are named as pytest takes them; all, where none of them is a path."""
-    named = [Path(one.partition("::")[0]) for one in arguments if not one.startswith("-")]
-    paths = [(ROOT / one).resolve() for one in named if (ROOT / one).exists()]
+    paths = []
+    for before, one in pairwise(["", *arguments]):
+        path = (ROOT / one.partition("::")[0]).resolve()
+        # The value of an option is no path, e.g. that of `-k docs`.
+        if (before[:1] != "-" or before in FLAGS) and path.is_relative_to(TESTS):
+            if not path.exists():
+                raise FileNotFoundError(f"{one} is not there")
+            paths.append(path)
     needs = [
         need
         for tier in TIERS
@@ -324,6 +386,24 @@ def of_pytest(arguments: Iterable[str]) -> Choice:
     ]
     everything = frozenset(tier.name for tier in TIERS)
     return Choice(everything, (), tuple(dict.fromkeys(needs)), ())
+
+
+FLAGS = {
+    "-x",
+    "-v",
+    "-vv",
+    "-q",
+    "-s",
+    "-l",
+    "-rs",
+    "-ra",
+    "--lf",
+    "--ff",
+    "--sw",
+    "--pdb",
+    "--quiet",
+}
+"""Options of pytest that take no value."""
 
 
 # ── what has changed ──────────────────────────────────────────────────────────────────────────
@@ -337,26 +417,37 @@ def base_of(since: str | None) -> str:
     """The commit that a change is compared with. Raises NoHistory."""
     if since is not None:
         return _git("rev-parse", "--verify", f"{since}^{{commit}}")
+    if Path(_git("rev-parse", "--show-toplevel")) != ROOT:
+        raise NoHistory("this is a part of another repository")
     if _git("rev-parse", "--is-shallow-repository") == "true":
         raise NoHistory("the clone is shallow")
-    head_s = int(_git("show", "--no-patch", "--format=%ct", "HEAD"))
-    # `--before` stops at the first commit that is too new on some line of a merge: look at all.
-    dated = (line.split() for line in _git("log", "--format=%ct %H").splitlines())
-    old = [(int(at_s), commit) for at_s, commit in dated if int(at_s) <= head_s - DAY_S]
-    if not old:
+    # First parents: a branch that is merged today counts as a change of today, however old its
+    # commits are. Clocks differ, so all commits above the last one that is too new count, too.
+    lines = _git("log", "--first-parent", "--format=%ct %H").splitlines()
+    dated = [(int(line.split()[0]), line.split()[1]) for line in lines]
+    too_new = [at for at, (at_s, _) in enumerate(dated) if at_s > dated[0][0] - DAY_S]
+    if too_new[-1] + 1 == len(dated):
         raise NoHistory("no commit is a day older than HEAD")
-    return max(old)[1]
+    return dated[too_new[-1] + 1][1]
 
 
 def changed_since(commit: str) -> list[str]:
     """Paths of the files that differ from a commit, and of those that git does not know yet."""
-    known = _git("diff", "--name-only", "--no-renames", commit)
-    return [*known.splitlines(), *_git("ls-files", "--others", "--exclude-standard").splitlines()]
+    known = _git("diff", "--name-only", "--no-renames", "-z", commit)
+    new = _git("ls-files", "--others", "--exclude-standard", "-z")
+    return [file for file in f"{known}\0{new}".split("\0") if file]
 
 
 def _git(*words: str) -> str:
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *words],
+            cwd=ROOT,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=True,
+        )
     except FileNotFoundError as error:
         raise NoHistory("git is not installed") from error
     except subprocess.CalledProcessError as error:
@@ -376,16 +467,20 @@ def whole_after(changed: Iterable[str]) -> dict[str, str]:
 def main(arguments: list[str]) -> None:
     """Print the choice: for scripts/test on stdout, for people on stderr."""
     parser = argparse.ArgumentParser(prog="scripts/test")
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--since", metavar="COMMIT")
+    one_of = parser.add_mutually_exclusive_group()
+    one_of.add_argument("--all", action="store_true")
+    one_of.add_argument("--quick", action="store_true")
+    one_of.add_argument("--since", metavar="COMMIT")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest: no tier is chosen")
     options = parser.parse_args(arguments)
     everything = {tier.name: "--all" for tier in TIERS}
     if options.quick:
         told, choice = "The quick tests: unit, property and golden.", choose({}, is_quick=True)
-    elif options.pytest and not options.all:
-        told, choice = "The tests that were named.", of_pytest(options.pytest)
+    elif options.pytest and options.since is None and not options.all:
+        try:
+            told, choice = "The tests that were named.", of_pytest(options.pytest)
+        except FileNotFoundError as error:
+            parser.error(str(error))
     elif options.all:
         told, choice = "All tests.", choose(everything)
     else:
@@ -397,12 +492,15 @@ def main(arguments: list[str]) -> None:
             told, choice = f"All tests, because {error}.", choose(everything)
         else:
             told = f"The default tier, and the tiers of what changed since {base[:10]}:"
-            choice = choose(whole_after(changed_since(base)))
+            try:
+                choice = choose(whole_after(changed_since(base)))
+            except LookupError as error:
+                parser.error(str(error))
     reasons = () if len(choice.whole) == len(TIERS) else choice.reasons
     print(told, *(f"  {line}" for line in reasons), sep="\n", file=sys.stderr)
     print(*choice.needs)
     print(*sorted(choice.whole), sep=",")
-    print(*choice.paths)
+    print(*choice.paths, sep="\n")
 
 
 if __name__ == "__main__":

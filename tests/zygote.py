@@ -13,6 +13,10 @@ directory and descriptors of its own, and runs `python -m …` to its end. `ps` 
 /proc its environment, not those of the zygote. It stays a zombie until the caller asks for its
 status, so its number is not given to another process meanwhile.
 
+Four things differ from a server that the command starts: hash(str) is the same in all of them, the
+umask and the limits are those of the zygote, and every module is there already. Tests that look at
+one of these start the command; so do the crash runs.
+
 Rejected: the forkserver of multiprocessing. It ignores SIGINT, keeps pipes open in each child, and
 does not tell which signal has ended one. Also rejected: importing pyarrow, which starts a thread,
 and OpenTelemetry, which reads the environment when it is imported.

@@ -6,16 +6,18 @@ import pytest
 
 from tests import budget
 from tests.accounting import FileTimes, FixtureTimes, Process, Times
-from tests.budget import Figures, grown, read, write
+from tests.budget import Figures, grown, read, tier_sums, write
+from tests.tiers import FOLDERS, TIERS
 
 WHEEL = "tests/unit/schedule/test_wheel.py"
 NODES = "tests/cluster/test_nodes.py"
 FAULTS = "tests/simulation/test_faults.py"
+REPAIR = "tests/simulation/test_repair.py"
 
 
 def run(**files: float) -> Times:
     """A run in which these files took so long."""
-    named = {"wheel": WHEEL, "nodes": NODES, "faults": FAULTS}
+    named = {"wheel": WHEEL, "nodes": NODES, "faults": FAULTS, "repair": REPAIR}
     times = Times(kinds={"server": (3, 4.5)}, fixtures={"api (tests)": FixtureTimes(2, 3.0, 1.0)})
     times.files.update({named[name]: FileTimes(1, took, took / 2) for name, took in files.items()})
     times.add_processes(
@@ -52,13 +54,33 @@ def test_a_file_that_is_gone_leaves_the_page(
     assert WHEEL not in read(write(run(), text, set()))
 
 
+def test_a_run_that_did_not_end_leaves_the_page_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(budget, "PAGE", tmp_path / "BUDGET.md")
+    times = run(wheel=1.0)
+    times.is_whole = False
+    assert "is not written" in "".join(budget.write_page(times))
+    assert not budget.PAGE.exists()
+
+
 def test_files_that_grew_are_named_the_worst_first() -> None:
     known = read(write(run(wheel=1.0, faults=20.0), "", set()))
-    lines = list(grown(run(wheel=2.9, faults=23.0, nodes=30.0), known, set()))
+    known[REPAIR] = Figures(None, 1.0)  # nobody has measured it as a sample
+    lines = list(grown(run(wheel=2.9, faults=23.0, nodes=30.0, repair=9.0), known, set()))
     assert lines == [
         f"{NODES}: 30.0 s of processor, 0.0 s in BUDGET.md",
         f"{FAULTS}: 23.0 s of processor, 20.0 s in BUDGET.md",
     ]
+
+
+def test_a_change_in_one_folder_keeps_the_budget() -> None:
+    """The default tier, and whole the tiers of the folder. A change of the packages runs all."""
+    sums = tier_sums(read(budget.PAGE.read_text("utf-8")))
+    default_s = sum(one[0] for one in sums.values())
+    for folder, whole in FOLDERS.items():
+        took_s = default_s + sum(sums[name][1] - sums[name][0] for name in whole)
+        assert took_s <= budget.FOLDER_MAX_S or len(whole) == len(TIERS), (folder, took_s)
 
 
 def test_the_page_is_there_and_keeps_the_budget() -> None:

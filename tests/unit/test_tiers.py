@@ -10,6 +10,7 @@ import pytest
 
 from tests import tiers
 from tests.tiers import FOLDERS, ROOT, TIERS, NoHistory, base_of, choose, tier_of, tiers_for
+from tests.unit.test_mirrors import ELSEWHERE
 
 DAY_S = 24 * 60 * 60
 NOW_S = 1_800_000_000
@@ -43,20 +44,31 @@ def test_no_folder_of_the_product_is_missing() -> None:
     folders = {path.parent.relative_to(ROOT).as_posix() for path in paths}
     assert len(folders) > 35
     assert folders - {*FOLDERS} == set(), "add its tiers to FOLDERS in tests/tiers.py"
-    known = subprocess.run(
-        ["git", "ls-files", "deploy", "scripts", "delayserver"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for file in known.stdout.splitlines():
-        assert any(Path(file).is_relative_to(name) for name in FOLDERS), file
+    for top in ("deploy", "scripts"):
+        for path in (ROOT / top).rglob("*"):
+            file = path.relative_to(ROOT)
+            assert any(file.is_relative_to(name) for name in FOLDERS), file
 
 
 def test_no_row_is_of_something_that_is_gone() -> None:
     assert [name for name in FOLDERS if not (ROOT / name).exists()] == []
     assert {one for names in FOLDERS.values() for one in names} <= {*BY_NAME}
+
+
+def test_a_module_runs_the_tests_that_are_its_own() -> None:
+    for file, modules in ELSEWHERE.items():
+        tier, name = tier_of(file), file.removeprefix("tests/")
+        for module in modules:
+            runs = tier.name in tiers_for(module) or tier.always is None
+            assert runs or name in (tier.always or ()), f"{module}: {tier.name}"
+
+
+def test_what_tests_share_runs_the_tiers_that_use_it() -> None:
+    assert tiers_for("tests/integration/celery_support.py") == ("celery",)
+    assert {"audits", "reading", "spark"} <= {*tiers_for("tests/pipeline/store.py")}
+    assert {"sinks", "console", "shards"} <= {*tiers_for("tests/forked_servers.py")}
+    assert tiers_for("tests/simulation/caught.json") == ("simulation",)
+    assert tiers_for("tests/observe/test_that_was_deleted.py") == ()
 
 
 def test_the_longest_name_counts() -> None:
@@ -147,9 +159,9 @@ def test_the_base_is_the_newest_commit_that_is_a_day_older_than_head(git: Git) -
     commit(git, "c", NOW_S - DAY_S + 1)
     commit(git, "d", NOW_S)
     (tiers.ROOT / "d").write_text("changed")
-    (tiers.ROOT / "e").write_text("not added")
+    (tiers.ROOT / "é e").write_text("not added")
     assert base_of(None) == base
-    assert tiers.changed_since(base) == ["c", "d", "e"]
+    assert tiers.changed_since(base) == ["c", "d", "é e"]
 
 
 def test_a_merge_of_something_newer_hides_no_older_commit(git: Git) -> None:
@@ -160,6 +172,37 @@ def test_a_merge_of_something_newer_hides_no_older_commit(git: Git) -> None:
     commit(git, "c", NOW_S - 5)
     git("merge", "--quiet", "--no-edit", "side", at_s=NOW_S)
     assert base_of(None) == base
+
+
+def test_a_branch_that_is_merged_today_counts_whole(git: Git) -> None:
+    base = commit(git, "a", NOW_S - 9 * DAY_S)
+    git("checkout", "--quiet", "-b", "side")
+    commit(git, "b", NOW_S - 3 * DAY_S)
+    git("checkout", "--quiet", "main")
+    git("merge", "--quiet", "--no-ff", "--no-edit", "side", at_s=NOW_S)
+    assert base_of(None) == base
+    assert tiers.changed_since(base) == ["b"]
+
+
+def test_a_clock_that_was_wrong_hides_no_commit(git: Git) -> None:
+    base = commit(git, "a", NOW_S - 2 * DAY_S)
+    commit(git, "b", NOW_S - 10)
+    commit(git, "c", NOW_S - 2 * DAY_S)
+    commit(git, "d", NOW_S)
+    assert base_of(None) == base
+
+
+def test_named_tests_need_their_programs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, needs in (
+        (["tests/console", "-x"], "chromium"),
+        (["-k", "docs", "tests/unit/test_docs.py::test_every_link_leads_somewhere"], "systemd"),
+        (["-x", "tests/sinks/test_nats.py"], "redis nats rabbitmq java kafka"),
+    ):
+        tiers.main(["--", *words])
+        assert capsys.readouterr().out.split("\n")[0] == needs, words
+    with pytest.raises(SystemExit):
+        tiers.main(["--", "tests/unit/typo.py"])
+    assert "tests/unit/typo.py is not there" in capsys.readouterr().err
 
 
 def test_without_a_day_of_history_everything_runs(git: Git) -> None:
@@ -203,9 +246,9 @@ def test_the_choice_is_three_lines(
 ) -> None:
     tiers.main(options)
     printed = capsys.readouterr()
-    needs, whole, paths = printed.out.rstrip("\n").split("\n")
+    needs, whole, *paths = printed.out.rstrip("\n").split("\n")
     assert printed.err.startswith(told)
-    assert "tests/unit/test_tiers.py" in paths.split()
+    assert "tests/unit/test_tiers.py" in paths
     if options == ["--all"]:
         assert {*whole.split(",")} == {*BY_NAME} and "prometheus" in needs.split()
 
