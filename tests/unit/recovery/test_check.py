@@ -216,7 +216,7 @@ PAYLOAD = encode_payload(Payload(b"{}", origin=Origin(1, 2, 1, 2)))
         (put(Table.SUBJECTS, number(2), b"orders"), "catalog", "two subjects have the same name"),
         (put(Table.SUBJECTS, number(2), b"\xff"), "catalog", "subjects: entry 00000002 cannot"),
         (put(Table.KEYS, bytes(16), b"short"), "catalog", "keys: entry 0000"),
-        (put(Table.KEYS, bytes(3), bytes(24)), "catalog", "a key of another length"),
+        (put(Table.KEYS, bytes(3), b"\1" * 24), "catalog", "a key of another length"),
         (put(Table.CHANGES, change_key(1, 0), b"short"), "catalog", "changes: entry 0000"),
         (
             put(Table.CHANGES, change_key(1, 0), pack_change(Change(9, 1, 1, 0, 1))),
