@@ -66,7 +66,7 @@ TIERS = (
         ("integration/test_bench.py", "pipeline/test_bench.py", "cluster/test_bench.py"),
         always=(
             "integration/test_bench.py::test_every_benchmark_of_the_script_is_run_here",
-            "integration/test_bench.py::test_purgatory",
+            "integration/test_bench.py::test_timers",
         ),
         needs=("wrk", "redis", "nats", "chromium", *KAFKA, *SPARKS),
     ),
