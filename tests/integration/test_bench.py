@@ -21,7 +21,7 @@ from tests.sinks.programs import need
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "scripts" / "benchmarks"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"}
+PYTHONPATH = f"{ROOT}:{BENCHMARKS}"
 
 OTHERS = ("pipeline", "cluster")
 """Folders with the tests of other benchmarks."""
@@ -38,7 +38,7 @@ def figures(
     path = directory / "figures.json"
     done = subprocess.run(
         [sys.executable, "-P", "-m", name, "--quick", "--json", str(path), *options],
-        env=ENVIRONMENT,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -327,7 +327,7 @@ def test_billion(tmp_path: Path) -> None:
 def test_billion_says_that_there_is_no_room(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "billion", "--messages", str(10**12), "--dir", str(tmp_path)],
-        env=ENVIRONMENT,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         timeout=30,
