@@ -216,7 +216,8 @@ def test_its_end_is_that_of_all_programs(
     machine.add("apt-get", 'echo $$ >"$BIN/pid"; sleep 300 & wait')
     words, environment = machine.command("ensure_all a")
     with subprocess.Popen(
-        words,
+        # Where tests run in the background of a shell, they ignore Ctrl-C, and so would the script.
+        ["env", "--default-signal=INT", *words],
         cwd=machine.tree,
         env=environment,
         stderr=subprocess.DEVNULL,
