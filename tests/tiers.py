@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -161,14 +161,12 @@ TIERS = (
         ("pipeline/logs/**", "pipeline/reports/**", "pipeline/test_all_options.py"),
         always=("pipeline/logs/test_logs.py", "pipeline/logs/test_selection.py"),
         needs=SPARKS,
-        always_needs=SPARK,
     ),
     Tier(
         "topics",
         ("pipeline/topics/**",),
         always=("pipeline/topics/test_folding.py",),
         needs=(*SPARKS, *KAFKA),
-        always_needs=SPARK,
     ),
     Tier("spark", ("pipeline/**",), always=(), needs=SPARKS),
     Tier(
@@ -478,26 +476,29 @@ def main(arguments: list[str]) -> None:
         told, choice = "The quick tests: unit, property and golden.", choose({}, is_quick=True)
     elif options.pytest and options.since is None and not options.all:
         try:
-            told, choice = "The tests that were named.", of_pytest(options.pytest)
+            choice = of_pytest(options.pytest)
+            told = "The tests that were named."
         except FileNotFoundError as error:
             parser.error(str(error))
     elif options.all:
-        told, choice = "All tests.", choose(everything)
+        told, choice = "All tests.", replace(choose(everything), reasons=())
     else:
         try:
             base = base_of(options.since)
         except NoHistory as error:
             if options.since is not None:
                 parser.error(f"--since {options.since}: {error}")
-            told, choice = f"All tests, because {error}.", choose(everything)
+            told = f"All tests, because {error}."
+            choice = replace(choose(everything), reasons=())
         else:
-            told = f"The default tier, and the tiers of what changed since {base[:10]}:"
+            told = f"The default tier, and all of the tiers of what changed since {base[:10]}:"
             try:
                 choice = choose(whole_after(changed_since(base)))
             except LookupError as error:
                 parser.error(str(error))
-    reasons = () if len(choice.whole) == len(TIERS) else choice.reasons
-    print(told, *(f"  {line}" for line in reasons), sep="\n", file=sys.stderr)
+    if told.endswith(":") and not choice.reasons:
+        told = f"{told[:-1]}, which adds none."
+    print(told, *(f"  {line}" for line in choice.reasons), sep="\n", file=sys.stderr)
     print(*choice.needs)
     print(*sorted(choice.whole), sep=",")
     print(*choice.paths, sep="\n")

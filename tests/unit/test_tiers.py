@@ -246,6 +246,7 @@ def test_the_choice_is_three_lines(
 ) -> None:
     tiers.main(options)
     printed = capsys.readouterr()
+    assert not printed.err.rstrip("\n").endswith(":"), "the heading of an empty list"
     needs, whole, *paths = printed.out.rstrip("\n").split("\n")
     assert printed.err.startswith(told)
     assert "tests/unit/test_tiers.py" in paths
