@@ -339,9 +339,10 @@ def test_nothing_is_restored_of_what_is_not_as_the_manifest_says(tmp_path: Path)
 
 
 async def moment(server: Server) -> int:
-    """Now; what is accepted from here on is later."""
+    """Now; what is accepted from here on is later, and so is the millisecond before it: that far
+    reaches a log that has it."""
     now_ms = server.clock()
-    await until(lambda: server.clock() > now_ms)
+    await until(lambda: server.clock() > now_ms + 1)
     return now_ms
 
 
