@@ -190,12 +190,13 @@ def test_an_owner_gives_away_what_its_disk_has_damaged(
 def test_nobody_else_gets_a_copy(brokers: Brokers, url: ClusterUrl, tmp_path: Path) -> None:
     node = NodeProcess("n1", url, tmp_path)
     with running(node):
+        # While it takes over, another process comes to listen there.
+        until(lambda: "/v1/messages" in node.text("/openapi.json"), "the owner serves")
         for path in ("/internal/shards/0/snapshot", "/internal/shards/0/snapshot/1/FORMAT"):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 node.call_once("GET", path)
             assert refused.value.code == HTTPStatus.NOT_FOUND
             refused.value.close()
-        until(lambda: "/v1/messages" in node.text("/openapi.json"), "the owner serves")
         assert "internal" not in node.text("/openapi.json")
 
 

@@ -53,12 +53,13 @@ def test_a_record_is_read_within_milliseconds(brokers: Brokers) -> None:
     writer, reader = engine.log(0), engine.log(0)
     writer.append([b"warm"])
     read_until(reader, 0, 1)
-    late_s = []
+    late_s: list[float] = []
 
     def read() -> None:
-        for offset in range(1, 31):
-            ((_, data),) = reader.read(offset, 10)
-            late_s.append(time.monotonic() - float(data))
+        while len(late_s) < 30:
+            # On a busy machine one read may bring several.
+            for _, data in reader.read(1 + len(late_s), 10):
+                late_s.append(time.monotonic() - float(data))
 
     thread = Thread(target=read)
     thread.start()
