@@ -46,7 +46,7 @@ KINDS = (
     ("java", "Java, other"),
     ("python", "Python, other"),
 )
-"""What stands in the command line, and the kind that it makes; the first one counts."""
+"""Words of a command line, and the kind of process that they stand for; the first row counts."""
 
 RUN = "PYTEST_RUN"
 """The variable that says to which run a process belongs."""
@@ -74,7 +74,7 @@ class Process:
 
 @dataclass
 class FileTimes:
-    """What the tests of one file took, in seconds."""
+    """Time that the tests of one file took, in seconds."""
 
     tests: int = 0
     wall_s: float = 0.0
@@ -88,7 +88,7 @@ class FileTimes:
 
 @dataclass
 class FixtureTimes:
-    """What the setups of one fixture took, in seconds."""
+    """Time that the setups of one fixture took, in seconds."""
 
     setups: int = 0
     wall_s: float = 0.0
@@ -97,7 +97,7 @@ class FixtureTimes:
 
 @dataclass
 class Times:
-    """What a whole run took."""
+    """Time that a whole run took."""
 
     files: dict[str, FileTimes] = field(default_factory=lambda: defaultdict(FileTimes))
     fixtures: dict[str, FixtureTimes] = field(default_factory=lambda: defaultdict(FixtureTimes))
@@ -252,6 +252,6 @@ class RunTimes:
 
 
 def _used_s() -> float:
-    """Of this process, and of its children that have ended."""
+    """Processor time of this process, and of its children that have ended."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system

@@ -88,7 +88,7 @@ def _whole() -> set[str]:
 
 
 def compare(times: Times) -> Iterator[str]:
-    """What the end of a run tells."""
+    """Lines for the end of a run."""
     whole = _whole()
     took_s = times.processor_s
     yield f"{took_s:.0f} s of processor; tests/{PAGE.name} says what each file took before."
@@ -106,7 +106,7 @@ def write_page(times: Times) -> Iterator[str]:
 
 
 def tier_sums(known: Mapping[str, Figures]) -> dict[str, list[float]]:
-    """What each tier takes in seconds: of the default tier, and whole."""
+    """Seconds that each tier takes: in the default tier, and whole."""
     sums = {tier.name: [0.0, 0.0] for tier in TIERS}
     for file, one in known.items():
         for at, took_s in enumerate((one.default_s, one.whole_s)):
@@ -118,7 +118,7 @@ def _head(known: Mapping[str, Figures]) -> Iterator[str]:
     sums = tier_sums(known)
     default_s, whole_s = (sum(one[at] for one in sums.values()) for at in (0, 1))
     yield from (
-        "# What the tests take",
+        "# Processor time of the tests",
         "",
         "`scripts/test --report` writes this page after a run; do not edit it. The figures are",
         "seconds of processor time: of the workers of pytest, and of the servers, brokers, Sparks",

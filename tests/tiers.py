@@ -366,7 +366,7 @@ def choose(whole: Mapping[str, str], *, is_quick: bool = False) -> Choice:
 
 
 def of_pytest(arguments: Iterable[str]) -> Choice:
-    """What tests need that are named as pytest takes them; all, where none of them is a path."""
+    """The needs of tests that are named as pytest takes them; all needs where none is a path."""
     paths = []
     for before, one in pairwise(["", *arguments]):
         path = (ROOT / one.partition("::")[0]).resolve()

@@ -59,7 +59,7 @@ class Looks:
 def wait_until(
     probe: Callable[[], T], timeout_s: float = DEADLINE_S, what: str = "what is awaited"
 ) -> T:
-    """What `probe` returns as soon as that is true."""
+    """Return the first true value of `probe`."""
     for _ in Looks(timeout_s):
         if result := probe():
             return result
@@ -69,7 +69,7 @@ def wait_until(
 async def until(
     probe: Callable[[], T], timeout_s: float = DEADLINE_S, what: str = "what is awaited"
 ) -> T:
-    """What `probe` returns as soon as that is true."""
+    """Return the first true value of `probe`."""
     async for _ in Looks(timeout_s, 0.001):
         if result := probe():
             return result

@@ -65,7 +65,7 @@ _ARG_START, _ENV_START = 48, 50
 
 
 class Zygote:
-    """What this process does between its imports and a fork."""
+    """This process between its imports and a fork."""
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
