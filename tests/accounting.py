@@ -76,8 +76,6 @@ class Process:
 class FileTimes:
     """Time that the tests of one file took, in seconds."""
 
-    tests: int = 0
-    wall_s: float = 0.0
     worker_s: float = 0.0
     process_s: float = 0.0
 
@@ -221,11 +219,9 @@ class RunTimes:
         file = report.nodeid.partition("::")[0]
         if report.failed:
             self._failed.add(file)
-        one = self.times.files[file]
-        one.wall_s += report.duration
         if report.when != "teardown":
             return
-        one.tests += 1
+        one = self.times.files[file]
         for name, value in report.user_properties:
             if name == WORKER_S and isinstance(value, float):
                 one.worker_s += value

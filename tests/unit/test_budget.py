@@ -19,7 +19,7 @@ def run(**files: float) -> Times:
     """A run in which these files took so long."""
     named = {"wheel": WHEEL, "nodes": NODES, "faults": FAULTS, "repair": REPAIR}
     times = Times(kinds={"server": (3, 4.5)}, fixtures={"api (tests)": FixtureTimes(2, 3.0, 1.0)})
-    times.files.update({named[name]: FileTimes(1, took, took / 2) for name, took in files.items()})
+    times.files.update({named[name]: FileTimes(took / 2) for name, took in files.items()})
     times.add_processes(
         Process(
             command="python -m delayserver serve", test=f"{named[name]}::test", processor_s=took / 2
