@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,10 @@ def status(server: ServerProcess) -> dict[str, str]:
 
 def descriptors(server: ServerProcess) -> list[str]:
     """The files that it has open, without those numbers and names that are its own."""
-    directory = Path(f"/proc/{server.pid}/fd")
-    found = (os.readlink(path) for path in directory.iterdir())
+    found = []
+    for path in Path(f"/proc/{server.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the server has closed it since it was listed
+            found.append(os.readlink(path))
     place = str(server.data_dir.parent)
     return sorted(re.sub(rf"{place}/\d+|\d+", "", target) for target in found)
 
