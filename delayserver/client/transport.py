@@ -17,6 +17,7 @@ and httpx 750 µs, which is why there is no library here. Threads: belongs to th
 
 import asyncio
 import os
+import socket
 import ssl
 from collections import deque
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ from delayserver.client.errors import (
     UnreachableError,
     refusal,
 )
+from delayserver.http.connecting import connect_to_any, until
 from delayserver.http.connection import HttpConnection
 
 JSON = "application/json"
@@ -303,18 +305,29 @@ class HttpTransport:
         if self._wants_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
-            async with asyncio.timeout(connect_s):
-                _, connection = await loop.create_connection(
-                    partial(HttpConnection, loop),
-                    self._host,
-                    self._port,
-                    ssl=self._tls if self._wants_tls else None,
+            async with until(loop.time() + connect_s):
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+                _, connection = await connect_to_any(
+                    addresses, self._connect_to, HttpConnection.abort
                 )
         except TimeoutError as error:
             raise UnreachableError(f"{self.url} took no connection in {connect_s:g} s") from error
         except OSError as error:
             raise UnreachableError(f"no server can be reached at {self.url}: {error}") from error
         self._open.add(connection)
+        return connection
+
+    async def _connect_to(self, address: str) -> HttpConnection:
+        loop = asyncio.get_running_loop()
+        tls = self._tls if self._wants_tls else None
+        _, connection = await loop.create_connection(
+            partial(HttpConnection, loop),
+            address,
+            self._port,
+            ssl=tls,
+            server_hostname=self._host if tls else None,
+        )
         return connection
 
     def _release(self, connection: HttpConnection) -> None:

@@ -4,7 +4,8 @@
                   ├──▶ nack, expired ──▶ first in its queue again, a RETRY later, or DEAD
     sink ──▶ confirmed ─────────────────▶ settled
         ├──▶ gone ──────────────────────▶ subscription paused, first in its queue again
-        ├──▶ untried ───────────────────▶ first in its queue again
+        ├──▶ later ─────────────────────▶ its queue waits, first in its queue again
+        ├──▶ untried ───────────────────▶ at its place in its queue again
         └──▶ failed ────────────────────▶ a RETRY later, or DEAD after the last attempt
                                           (subscription paused, if it says: after so long of that)
     too old, expired ──▶ DEAD           DEAD ──▶ redriven (REDRIVE) or discarded (DISCARD)
@@ -56,6 +57,8 @@ from delayserver.delivery.sink import (
     Failed,
     GiveUp,
     Gone,
+    Hold,
+    Later,
     PauseSubscription,
     Recorded,
     Result,
@@ -440,9 +443,16 @@ class Outcomes:
                 case PauseSubscription():
                     returned.append(delivery)
                     is_gone = True
+                case Hold(hold_ms=hold_ms):
+                    if is_direct(delivery.subscription_id):
+                        # Its queue has the messages of other hosts, too.
+                        self._schedule_again(delivery, delivery.attempt, hold_ms, now_ms)
+                    else:
+                        returned.append(delivery)
+                        self._dispatcher.hold(delivery.subscription_id, hold_ms)
                 case ReturnToQueue():
                     returned.append(delivery)
-        for delivery in reversed(returned):
+        for delivery in returned:
             self._dispatcher.return_delivery(delivery, delivery.attempt)
         if subscription is not None:
             if is_gone:
@@ -490,7 +500,9 @@ class Outcomes:
         """A subscription wants to be paused when it has had nothing but failures for long."""
         if isinstance(result, Confirmed):
             self._subscribing.on_arrived(subscription, now_ms)
-        elif isinstance(result, Failed) and self._subscribing.fails_for_long(subscription, now_ms):
+        elif isinstance(result, Failed | Later) and self._subscribing.fails_for_long(
+            subscription, now_ms
+        ):
             self._pause(subscription.id, FAILURES)
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:

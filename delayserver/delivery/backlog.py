@@ -1,24 +1,32 @@
 """Backlog: the rows that wait for one subscription, and when each may leave.
 
-    push ─▶ late    fell due while nobody could have it: downtime, a pause      ┐
-       └──▶ fresh   fell due while the subscription could be delivered to       ├─▶ pop
-                                                                                ┘
-What may leave is limited by the definition of the subscription, in this order:
+    push ─▶ late     fell due while nobody could have it: downtime, a pause      ┐
+       └──▶ fresh    fell due while the subscription could be delivered to       ├─▶ pop
+    come_back ─▶ returned   was handed out, and came back                        ┘
+
+There is one order: a higher priority first (`Ranks`), then the lane (returned, late, fresh), then
+due time, then seq. A row enters by `push`. A row that left and was handed out enters again by
+`come_back`: it is the next to leave, however many others wait. A row that left and was never handed
+out goes back to its place in its lane by `put_back`.
+
+The definition of the subscription limits what may leave, in this order:
 
     catch_up   spread: late rows leave evenly over a while, fresh ones on time beside them
-               drop_older_than: rows that are older leave by `pop_outdated`, to be given up
+               drop_older_than: rows that are older leave by `pop_outdated`, to be given up; a row
+               that was handed out in time, and came back, stays
                all: everything at once
     batch      fewer than a batch wait until the oldest of them has lingered
     ttl        rows that are known to have expired leave by `pop_expired`, to be given up
-    rate       a token bucket, one token for each row that leaves; or a permit, where several shards
-               have one rate together
+    rate       a token bucket, one token for each row: reserved when the row leaves, spent when it
+               is sent (`begin`); or a permit, where several shards have one rate together
 
-Rows of a group come to that one by one, each when the one before is settled (`SingleFile`).
+Rows of a group come one by one, each when the one before is settled (`SingleFile`). To `spread`,
+those that still wait for their turn count from the beginning: twenty rows of one group leave as
+evenly as twenty others.
 
-With `all` nothing is late. Of what may leave, rows of a higher priority are first (`Ranks`); of one
-priority the late ones. With `spread` that holds among the late rows, and among the fresh ones. Rows
-are slices of arrays, never objects. How much leaves at once is also limited in bytes, by the
-caller; what does not fit stays, and is next.
+With `all` only a pause makes rows late. With `spread` fresh rows leave before late ones, which wait
+for their moment. Rows are slices of arrays, never objects. The caller limits how much leaves at
+once, also in bytes; a row that does not fit stays, and is next.
 
 How old a row is follows from its due time, and so from the clock. To spread, to linger and a rate
 are lengths of time: they are counted on the stopwatch, and last as long as they were meant to when
@@ -64,6 +72,7 @@ class Backlog:
         says instead of the rate of the subscription how many rows may leave."""
         self._fresh = Ranks()
         self._late = Ranks()
+        self._returned = Ranks()
         self.deadlines: Deadlines | None = None
         """Where rows have come that may expire."""
         self.single_file: SingleFile | None = None
@@ -84,10 +93,19 @@ class Backlog:
         if self._permit is None:
             limit = subscription.rate_per_s, subscription.rate_burst
             self._rate = TokenBucket(*limit) if subscription.rate_per_s else None
+        self._spread()
+
+    def _spread(self) -> None:
+        """Begin to spread the late rows."""
         self._pace = None
         if self._spread_ms:
             self._pace = Pace(self._spread_ms)
             self._pace.add(self._late.count)
+            if self.single_file is not None:
+                self._pace.add(sum(map(self._count_late, self.single_file.slices())))
+
+    def _count_late(self, fired: FiredRows) -> int:
+        return int((fired.due_ms() < self._behind_ms).sum())
 
     def change(self, before: Subscription, after: Subscription, now_ms: int) -> None:
         """Follow another definition of the subscription."""
@@ -101,25 +119,24 @@ class Backlog:
         self._behind_ms = now_ms
         fresh, self._fresh = self._fresh, Ranks()
         self._late.extend(fresh)
-        if self._spread_ms:
-            self._pace = Pace(self._spread_ms)
-            self._pace.add(self._late.count)
+        self._spread()
 
     @property
     def count(self) -> int:
         """How many rows wait."""
-        count = self._fresh.count + self._late.count
+        count = self._fresh.count + self._late.count + self._returned.count
         return count if self.single_file is None else count + self.single_file.count
 
     def first_ms(self) -> int | None:
-        """When the oldest of them fell due; what came back stands in front."""
-        firsts = [self._late.first_ms(), self._fresh.first_ms()]
+        """When the oldest of them fell due."""
+        firsts = [self._returned.first_ms(), self._late.first_ms(), self._fresh.first_ms()]
         if self.single_file is not None:
             firsts.append(self.single_file.first_ms())
         return min((first for first in firsts if first is not None), default=None)
 
     def slices(self) -> Iterator[FiredRows]:
-        """All rows that wait, the late ones first."""
+        """All rows that wait, in the order of the lanes."""
+        yield from self._returned.slices()
         yield from self._late.slices()
         yield from self._fresh.slices()
         if self.single_file is not None:
@@ -128,7 +145,8 @@ class Backlog:
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here."""
         return (
-            self._late.holds(entry)
+            self._returned.holds(entry)
+            or self._late.holds(entry)
             or self._fresh.holds(entry)
             or (self.single_file is not None and self.single_file.holds(entry))
         )
@@ -141,11 +159,14 @@ class Backlog:
         marks = self._note(fired, route)
         if marks & ROUTE_GROUP:
             mask = fired.rows["route"] & ROUTE_GROUP != 0
-            self.in_single_file().note(FiredRows(fired.hour, select(fired.rows, mask)))
+            of_groups = FiredRows(fired.hour, select(fired.rows, mask))
+            if self._pace is not None:
+                self._pace.add(self._count_late(of_groups))
+            self.in_single_file().note(of_groups)
             if mask.all():
                 return
             fired = FiredRows(fired.hour, select(fired.rows, ~mask))
-        self.admit(fired, marks)
+        self._enter(fired, marks)
 
     def in_single_file(self) -> SingleFile:
         """Where the rows of groups wait for their turn; made at first use."""
@@ -153,29 +174,52 @@ class Backlog:
             self.single_file = SingleFile()
         return self.single_file
 
-    def admit(self, fired: FiredRows, marks: int | None = None) -> None:
-        """Add rows whose turn it is, as `push`. `marks`: what is in the route of any of them."""
-        if marks is None:
-            marks = fired.marks()
+    def admit(self, fired: FiredRows) -> None:
+        """Rows of groups that were pushed may leave now: it is their turn."""
+        self._enter(fired, fired.marks(), is_counted=True)
+
+    def _enter(self, fired: FiredRows, marks: int, *, is_counted: bool = False) -> None:
+        """Add rows to the end of their lanes. `marks`: what is in the route of any of them;
+        `is_counted`: the pace counts them already."""
         if not (self._spread_ms or self._drop_older_than_ms):
             self._fresh.push(fired, marks)
             return
-        late = fired.due_ms() < self._behind_ms
-        if late.any():
-            self._late.push(
-                fired if late.all() else FiredRows(fired.hour, select(fired.rows, late))
-            )
-            if self._pace is not None:
-                self._pace.add(int(late.sum()))
-        if not late.all():
-            self._fresh.push(
-                FiredRows(fired.hour, select(fired.rows, ~late)) if late.any() else fired
-            )
+        late, fresh = self._divide(fired)
+        if late is not None:
+            self._late.push(late)
+            if self._pace is not None and not is_counted:
+                self._pace.add(len(late.rows))
+        if fresh is not None:
+            self._fresh.push(fresh)
 
-    def push_front(self, fired: FiredRows) -> None:
-        """Add rows that left and came back: they leave before all others."""
+    def _divide(self, fired: FiredRows) -> tuple[FiredRows | None, FiredRows | None]:
+        """Those that are late, and the others."""
+        late = fired.due_ms() < self._behind_ms
+        if late.all():
+            return fired, None
+        if not late.any():
+            return None, fired
+        parts = (FiredRows(fired.hour, select(fired.rows, one)) for one in (late, ~late))
+        return next(parts), next(parts)
+
+    def come_back(self, fired: FiredRows) -> None:
+        """Add rows that were handed out and were not taken: they leave before all others."""
         self._note(fired)
-        self._fresh.push_front(fired)
+        self._returned.insert(fired)
+
+    def put_back(self, fired: FiredRows) -> None:
+        """Add rows that left and were not handed out, at the place where they were."""
+        self._note(fired)
+        if not (self._spread_ms or self._drop_older_than_ms):
+            self._fresh.insert(fired)
+            return
+        late, fresh = self._divide(fired)
+        if late is not None:
+            self._late.insert(late)
+            if self._pace is not None:
+                self._pace.put_back(len(late.rows))
+        if fresh is not None:
+            self._fresh.insert(fresh)
 
     def _note(self, fired: FiredRows, route: int | None = None) -> int:
         """Rows come: note those that may expire; returns what is in the route of any of them."""
@@ -201,28 +245,29 @@ class Backlog:
 
     def ready_but_for_rate(self, instant: Instant) -> int:
         """How many rows might leave now if there were no rate."""
-        late, fresh = self._allowed(instant)
-        count = late + fresh
-        return 0 if not count or self._lingers_for_ms(late, fresh, instant) else count
+        late, others = self._allowed(instant)
+        count = late + others
+        return 0 if not count or self._lingers_for_ms(late, others, instant) else count
 
     def _allowed(self, instant: Instant) -> tuple[int, int]:
-        """Of each lane, what the way to catch up lets leave."""
-        late, fresh = self._late.count, self._fresh.count
+        """How many late rows the way to catch up lets leave, and how many others."""
+        late, others = self._late.count, self._fresh.count
         if self._pace is not None:
             late = min(late, self._pace.allowance(instant.present_ms))
         elif self._drop_older_than_ms:
             since_ms = instant.now_ms - self._drop_older_than_ms
             late = 0 if self._late.is_before(since_ms) else late
-            fresh = 0 if self._fresh.is_before(since_ms) else fresh
-        return late, fresh
+            others = 0 if self._fresh.is_before(since_ms) else others
+        return late, others + self._returned.count
 
-    def _lingers_for_ms(self, late: int, fresh: int, instant: Instant) -> int:
-        """How long so many rows of both lanes wait for others still; 0: they leave."""
-        if not self._batch_max or late + fresh >= self._batch_max:
+    def _lingers_for_ms(self, late: int, others: int, instant: Instant) -> int:
+        """How long so many rows wait for others still; 0: they leave."""
+        if not self._batch_max or late + others >= self._batch_max:
             return 0
         firsts = (
             self._late.first_ms() if late else None,
-            self._fresh.first_ms() if fresh else None,
+            self._fresh.first_ms() if others else None,
+            self._returned.first_ms(),
         )
         first_ms = min(first for first in firsts if first is not None)
         now_ms, present_ms = instant
@@ -238,27 +283,43 @@ class Backlog:
         now_ms, present_ms = instant
         room = Room(min(rows_max, self.ready(instant)), bytes_max)
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
+        returned, late, fresh = self._returned, self._late, self._fresh
         if self._pace is not None:
-            taken = self._fresh.pop(room, since_ms)
+            taken = returned.pop(room) if returned.count else []
+            taken += fresh.pop(room, since_ms)
             room.rows = min(room.rows, self._pace.allowance(present_ms))
-            late = self._late.pop(room, since_ms)
-            self._pace.spend(_count(late))
-            taken += late
-        elif self._late.is_plain and self._fresh.is_plain:
-            taken = self._late.pop(room, since_ms) if self._late.count else []
-            taken += self._fresh.pop(room, since_ms)
+            paced = late.pop(room, since_ms)
+            self._pace.spend(_count(paced))
+            taken += paced
+        elif late.is_plain and fresh.is_plain and returned.is_plain:
+            taken = returned.pop(room) if returned.count else []
+            if late.count:
+                taken += late.pop(room, since_ms)
+            taken += fresh.pop(room, since_ms)
         else:
             taken = []
             for priority in self._priorities():
-                taken += self._late.pop(room, since_ms, priority=priority)
-                taken += self._fresh.pop(room, since_ms, priority=priority)
+                taken += returned.pop(room, priority=priority)
+                taken += late.pop(room, since_ms, priority=priority)
+                taken += fresh.pop(room, since_ms, priority=priority)
         if self._rate is not None:
-            self._rate.take(_count(taken), present_ms / 1000)
+            self._rate.reserve(_count(taken), present_ms / 1000)
         return taken
+
+    def begin(self, count: int, present_ms: int) -> None:
+        """So many rows that left are sent now."""
+        if self._rate is not None:
+            self._rate.spend(count, present_ms / 1000)
+
+    def withhold(self, count: int, present_ms: int) -> None:
+        """So many rows that left are not sent."""
+        if self._rate is not None:
+            self._rate.release(count, present_ms / 1000)
 
     def _priorities(self) -> list[int]:
         """Those that may have rows, from the highest on."""
-        return sorted({*self._late.priorities, *self._fresh.priorities}, reverse=True)
+        lanes = self._returned, self._late, self._fresh
+        return sorted({one for lane in lanes for one in lane.priorities}, reverse=True)
 
     def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
         """Rows that are next, and too old to be delivered; as many as with `pop`."""
@@ -276,15 +337,16 @@ class Backlog:
             return []
         while len(seqs := self.deadlines.pop(now_ms, rows_max)):
             found = Lane()
-            taken = [*self._late.take(seqs), *self._fresh.take(seqs)]
+            lanes = self._returned, self._late, self._fresh
+            taken = [fired for lane in lanes for fired in lane.take(seqs)]
             if self.single_file is not None:
                 taken += self.single_file.take(seqs)
             for fired in taken:
                 found.push(fired)
             if found.count:
                 taken = found.pop(Room(rows_max, bytes_max))
-                for fired in reversed(found.slices):
-                    self.push_front(fired)
+                for fired in found.slices:  # No place is better: they are dead anyway.
+                    self.come_back(fired)
                 return taken
         return []
 
@@ -293,11 +355,11 @@ class Backlog:
         at the same instant."""
         waits: list[int] = []
         present_ms = instant.present_ms
-        late, fresh = self._allowed(instant)
+        late, others = self._allowed(instant)
         if self._pace is not None and late < self._late.count:
             waits.append(max(1, self._pace.next_ms(present_ms) - present_ms))
-        if late + fresh:
-            if lingers_for_ms := self._lingers_for_ms(late, fresh, instant):
+        if late + others:
+            if lingers_for_ms := self._lingers_for_ms(late, others, instant):
                 waits.append(lingers_for_ms)
             elif self._rate is not None and (wait_s := self._rate.wait_s(present_ms / 1000)):
                 waits.append(int(wait_s * 1000) + 1)

@@ -46,6 +46,13 @@ class Pace:
         self._left += count
         assert self._left <= self._total, (self._left, self._total)
 
+    def put_back(self, count: int) -> None:
+        """Rows that left are behind again: as many of them as this pace has seen leaving may leave
+        at once."""
+        back = min(count, self._left)
+        self._left -= back
+        self._total += count - back
+
     def next_ms(self, now_ms: int) -> int:
         """When the allowance grows, if there is more to come."""
         known = self._left + self.allowance(now_ms)

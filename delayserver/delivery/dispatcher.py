@@ -8,6 +8,10 @@ Every subscription has its own queue, of row arrays, so a slow one delays nobody
 leaves a queue stays together, as columns (`Deliveries`): as many as a consumer asked for with pull;
 for a sink up to `max_in_flight`, which become objects. When they may leave is decided by `Backlog`.
 
+A row that is pushed is checked twice: when it leaves its queue, and when the first byte of its
+request is about to leave (`may_begin`), since it may have waited for a connection in between. What
+may not begin goes back to its place in the queue, and there the queue decides about it.
+
 Every delivery of a row counts in the hour the row belongs to, from the moment it fires until it is
 settled; an hour whose count is zero is done (`Hours`).
 
@@ -17,13 +21,15 @@ Threads: belongs to the event loop.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.backlog import Backlog, Instant
+from delayserver.delivery.connections import Connections
 from delayserver.delivery.deadlines import EXPIRED, Deadlines
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
@@ -57,6 +63,9 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads that leave a queue together, unless one alone has more."""
 
+WEBHOOKS_MAX = 1024
+"""Requests to receivers that are out at once."""
+HOSTS_REMEMBERED = 4096
 HELD_LOOK_MS = 50
 """After which a queue is looked at again that nothing may leave now."""
 
@@ -125,6 +134,7 @@ class Dispatcher:
         *,
         started_ms: int = 0,
         answer_max_bytes: int = ANSWER_BYTES_MAX,
+        webhooks_max: int = WEBHOOKS_MAX,
         changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
         has_not_fired: Callable[[ScheduleEntry], bool] = lambda entry: False,
     ) -> None:
@@ -146,6 +156,8 @@ class Dispatcher:
         where that has no queue yet."""
         self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
+        self.connections = Connections(webhooks_max, ports.call_soon, self._pump_again)
+        """Of webhooks."""
         self._wakes: dict[int, tuple[int, int]] = {}
         """Subscriptions whose rows may leave, or will be too old, though nothing else happens: when
         on the stopwatch, and when by the clock."""
@@ -342,6 +354,8 @@ class Dispatcher:
             return
         if queue is not None:
             queue.rows.change(queue.subscription, subscription, now_ms)
+            if host_of(queue.subscription) != host_of(subscription):
+                queue.held_until_ms = 0  # It was another receiver that wanted to wait.
             queue.subscription = subscription
         for fired in self.parked.remove_matching(subscription, self._subject_names):
             self.queue(subscription).rows.push(fired)
@@ -367,8 +381,13 @@ class Dispatcher:
         subscription = queue.subscription
         self._wakes.pop(subscription.id, None)
         deadlines, single_file = queue.rows.deadlines, queue.rows.single_file
-        if self.draining or (subscription.paused and deadlines is None):
+        is_held = queue.held_until_ms > instant.present_ms
+        is_still = subscription.paused or is_held
+        goes_on_ms = queue.held_until_ms if is_held and not subscription.paused else NEVER_MS
+        if self.draining or (is_still and deadlines is None):
             queue.keep()
+            if goes_on_ms != NEVER_MS and not self.draining:
+                self._wake_at(subscription.id, instant, goes_on_ms, NEVER_MS)
             return
         if not self.may_deliver():
             queue.keep()
@@ -376,12 +395,13 @@ class Dispatcher:
             return
         if deadlines is not None:
             self._drop_expired(queue, now_ms)
-        if deadlines is not None and subscription.paused:
+        if deadlines is not None and is_still:
             self._look_soon(queue, deadlines)
             queue.keep()
             expires_ms = deadlines.next_ms(now_ms)
-            if expires_ms is not None:
-                self._wake_at(subscription.id, instant, NEVER_MS, expires_ms)
+            if expires_ms is not None or goes_on_ms != NEVER_MS:
+                expires_ms = NEVER_MS if expires_ms is None else expires_ms
+                self._wake_at(subscription.id, instant, goes_on_ms, expires_ms)
             return
         if single_file is not None:
             self._find_groups_soon(queue, single_file)
@@ -422,9 +442,8 @@ class Dispatcher:
         subscription, before = queue.subscription, queue.count
         if subscription.is_pushed:
             queue.want(instant)
-            while (free := queue.free_places()) > 0:
-                if not self._start(queue, min(free, READ_ROWS_MAX), None, instant):
-                    break
+            while self._push_out(queue, instant):
+                pass
         else:
             while (ready := queue.rows.ready(instant)) and (
                 fetch := self.fetches.oldest(subscription.id, ready)
@@ -433,6 +452,28 @@ class Dispatcher:
             if self.on_ready is not None:
                 self.on_ready(subscription.id)
         return queue.count != before
+
+    def _push_out(self, queue: Queue, instant: Instant) -> bool:
+        """Have rows sent as far as there are connections for them. False: none may leave."""
+        subscription = queue.subscription
+        rows_max = min(queue.free_places(), READ_ROWS_MAX)
+        if rows_max <= 0:
+            return False
+        if subscription.takes_many:
+            return self._start(queue, rows_max, None, instant) > 0
+        ready = queue.rows.ready(instant)
+        if not ready:
+            return False
+        wanted = 1 if subscription.batch_max else min(rows_max, ready)
+        taken = self.connections.take(subscription.id, host_of(subscription), wanted)
+        if not taken:
+            return False
+        if not subscription.batch_max:
+            rows_max = taken
+        count = self._start(queue, rows_max, None, instant, taken)
+        used = min(count, taken)
+        self.connections.give_back(subscription.id, taken - used)
+        return count > 0
 
     def wake(self, now_ms: int) -> int | None:
         """Let rows leave whose time has come; returns how long until the next may, in ms."""
@@ -447,9 +488,15 @@ class Dispatcher:
         return wait_ms
 
     def _start(
-        self, queue: Queue, rows_max: int, request: PullRequest | None, instant: Instant
-    ) -> bool:
-        """Start a handout: rows leave the queue, and are read. False: none may leave."""
+        self,
+        queue: Queue,
+        rows_max: int,
+        request: PullRequest | None,
+        instant: Instant,
+        connections: int = 0,
+    ) -> int:
+        """Start a handout: rows leave the queue, and are read; returns how many.
+        `connections`: those that were taken for it; it keeps one for each request."""
         bytes_max = self._answer_max_bytes
         if queue.subscription.batch_max:
             bytes_max = min(bytes_max, BATCH_BYTES_MAX)
@@ -457,8 +504,10 @@ class Dispatcher:
             bytes_max = min(bytes_max, request.max_bytes)
         slices = queue.pop(rows_max, bytes_max, instant)
         if not slices:
-            return False
+            return 0
         handout = Handout(queue.subscription, slices, queue.attempts, request)
+        count = handout.count
+        handout.connections = min(connections, count)
         if queue.subscription.is_pushed:
             if queue.subscription.batch_max:
                 handout.as_batch = True
@@ -466,7 +515,7 @@ class Dispatcher:
             else:
                 queue.is_reading = True
         self._ports.read(handout)
-        return True
+        return count
 
     def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
         """Give up what is too old, a slice at a time: the next follows when this is recorded."""
@@ -603,6 +652,7 @@ class Dispatcher:
 
     def _pump_again(self, subscription_id: int) -> None:
         if (queue := self._queues.get(subscription_id)) is not None:
+            queue.is_pump_asked = False
             self.pump(queue, self.now_ms)
 
     def on_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
@@ -620,52 +670,90 @@ class Dispatcher:
                 self._on_groups_found(queue, handout, deliveries, now_ms)
             else:
                 self._on_looked(queue, deliveries, now_ms)
-            return
-        if queue is None:
+        elif queue is None:
             # Deleted meanwhile: the rows go where those in its queue went.
             if handout.request is not None and not handout.request.is_gone:
                 handout.request.finish(Pulled())
             for fired in handout.slices:
                 self.orphans.remove(fired.rows["seq"].tolist())
                 self._adopt(fired, handout.subscription.id)
-            return
+            self.connections.give_back(handout.subscription.id, handout.connections)
+        else:
+            requests = self._on_handout(queue, handout, deliveries, now_ms)
+            if handout.connections:
+                self.connections.give_back(handout.subscription.id, handout.connections - requests)
+            if handout.request is None and not (requests and handout.as_batch):
+                self.pump(queue, now_ms)  # There is no answer that will do it.
+
+    def _on_handout(
+        self, queue: Queue, handout: Handout, deliveries: Deliveries, now_ms: int
+    ) -> int:
+        """As `on_read`; returns how many requests are sent."""
         if lost := handout.unread(deliveries):
             for seq in lost:
-                queue.release(seq)
+                queue.release(seq, self._stopwatch())
             self._lose(queue, lost)
-        if not handout.give_up_reason and not self.may_deliver():
-            self._take_back(queue, handout, deliveries, now_ms)
-            return
-        if not handout.give_up_reason and len(expired := deliveries.expired(now_ms)):
+        if handout.give_up_reason:
+            for delivery in deliveries:
+                self.outcomes.on_outdated(delivery, handout.give_up_reason, now_ms)
+            return 0
+        if not self._may_leave(queue, handout.subscription):
+            self._take_back(queue, handout, deliveries)
+            return 0
+        if len(expired := deliveries.expired(now_ms)):
             self.outcomes.on_expired(deliveries, expired, now_ms)
             left = np.delete(np.arange(len(deliveries)), expired)
             deliveries = deliveries.select(left)
         if handout.request is not None:
             is_in_vain = handout.count > 0 and not len(deliveries)
-            if is_in_vain and self._start_anew(queue, handout.request):
-                return
-            self._ports.hand_out(handout, deliveries)
-        elif handout.give_up_reason:
-            for delivery in deliveries:
-                self.outcomes.on_outdated(delivery, handout.give_up_reason, now_ms)
-        elif handout.as_batch and queue.subscription.batch_max:
-            queue.posts.discard(handout.first_seq)
+            if not (is_in_vain and self._start_anew(queue, handout.request)):
+                self._ports.hand_out(handout, deliveries)
+            return 0
+        queue.posts.discard(handout.first_seq)
+        if handout.as_batch:
             if deliveries:
                 batch = list(deliveries)
                 queue.posts.add(batch[0].entry.seq)
                 self._ports.send(queue.subscription, batch)
-            else:
-                self.pump(queue, now_ms)  # Nobody is asked, so no answer will do it.
-        else:
-            queue.posts.discard(handout.first_seq)
-            queue.is_reading = False
-            if queue.subscription.takes_many:
-                if deliveries:
-                    self._ports.send(queue.subscription, list(deliveries))
-            else:
-                for delivery in deliveries:
-                    self._ports.send(queue.subscription, [delivery])
-            self.pump(queue, now_ms)
+            return min(1, len(deliveries))
+        queue.is_reading = False
+        if queue.subscription.takes_many:
+            if deliveries:
+                self._ports.send(queue.subscription, list(deliveries))
+            return 0
+        for delivery in deliveries:
+            self._ports.send(queue.subscription, [delivery])
+        return len(deliveries)
+
+    def _may_leave(self, queue: Queue, subscription: Subscription) -> bool:
+        """Whether anything may be delivered now, as far as the subscription decides: what was read
+        or waits for a connection was taken for `subscription`, which may have changed since."""
+        is_changed = queue.subscription is not subscription and subscription.is_pushed
+        is_held = queue.held_until_ms > self._stopwatch()
+        is_still = self.draining or queue.subscription.paused or is_held or is_changed
+        return not is_still and self.may_deliver()
+
+    def may_begin(
+        self, subscription: Subscription, deliveries: Sequence[DueDelivery], now_ms: int
+    ) -> bool:
+        """Whether deliveries that were sent (`DispatcherPorts.send`) may begin: asked when the
+        first byte is about to leave. If so they have begun, and count against the rate.
+
+        Otherwise the sink answers `Untried`: they go back to their queue, and leave again as the
+        subscription says now, or are dead letters. A pause, a deletion, another URL, a time to live
+        and a lost lease hold from then on, however long a request waits for a connection."""
+        queue = self._queues.get(subscription.id)
+        if queue is None or not self._may_leave(queue, subscription):
+            return False
+        for delivery in deliveries:
+            expires_ms = delivery.payload.expires_ms(delivery.origin.due_ms)
+            if expires_ms is not None and expires_ms <= now_ms:
+                return False
+        queue.begin([delivery.entry.seq for delivery in deliveries], self._stopwatch())
+        if subscription.rate_per_s and queue.count and not queue.is_pump_asked:
+            queue.is_pump_asked = True  # Others may leave, as soon as the rate allows it.
+            self._ports.call_soon(partial(self._pump_again, subscription.id))
+        return True
 
     def _start_anew(self, queue: Queue, request: PullRequest) -> bool:
         """Nothing of what was read for a consumer can be given to it: read what comes behind.
@@ -673,12 +761,10 @@ class Dispatcher:
         return (
             not request.is_gone
             and self._ready(queue) > 0
-            and self._start(queue, request.max_messages, request, self._instant())
+            and self._start(queue, request.max_messages, request, self._instant()) > 0
         )
 
-    def _take_back(
-        self, queue: Queue, handout: Handout, deliveries: Deliveries, now_ms: int
-    ) -> None:
+    def _take_back(self, queue: Queue, handout: Handout, deliveries: Deliveries) -> None:
         """Nothing may leave any more that was read: it goes back to its place, and was no
         attempt."""
         if handout.request is None:
@@ -687,15 +773,28 @@ class Dispatcher:
         elif not handout.request.is_gone:
             handout.request.finish(Pulled())
         if len(deliveries):
-            self.return_leased(deliveries, np.arange(len(deliveries)), 0)
-        self.pump(queue, now_ms)
+            present_ms = self._stopwatch()
+            for seq in deliveries.settled["seq"].tolist():
+                queue.release(seq, present_ms)
+            for fired in deliveries.slices(np.arange(len(deliveries))):
+                queue.rows.put_back(fired)
 
     def end_request(self, deliveries: list[DueDelivery]) -> None:
         """A request is over, and another may be sent. The caller settles, releases or returns each
         of the deliveries that it carried."""
-        queue = self._queues.get(deliveries[0].subscription_id)
+        subscription_id = deliveries[0].subscription_id
+        if self.connections.taken(subscription_id):
+            self.connections.give_back(subscription_id)
+        queue = self._queues.get(subscription_id)
         if queue is not None:
             queue.posts.discard(deliveries[0].entry.seq)
+
+    def hold(self, subscription_id: int, hold_ms: int) -> None:
+        """The receiver of a subscription wants nothing for so long."""
+        queue = self._queues.get(subscription_id)
+        if queue is not None:
+            until_ms = self._stopwatch() + hold_ms
+            queue.held_until_ms = max(queue.held_until_ms, until_ms)
 
     def request(self, queue: Queue, request: PullRequest) -> DelayedFetch:
         """Let a consumer wait: it is answered when enough messages are due, or its time is up."""
@@ -797,30 +896,35 @@ class Dispatcher:
         if queue is None:
             self.orphans.remove((seq,))
             self._adopt_more()
-        elif queue.release(seq):
+        elif queue.release(seq, self._stopwatch()):
             queue.attempts.pop(seq, None)
 
     def return_delivery(self, delivery: DueDelivery, next_attempt: int) -> None:
-        """Put a delivery that nobody took first in its queue again.
+        """Put a delivery that was not taken into its queue again: as the next one if it was handed
+        out, else at its place.
 
         `next_attempt`: the number of its next attempt; that of this one, if it does not count."""
-        fired = FiredRows(delivery.entry.hour, delivery.row)
-        self.release_delivery(delivery)
+        seq, fired = delivery.entry.seq, FiredRows(delivery.entry.hour, delivery.row)
         queue = self._queues.get(delivery.subscription_id)
+        was_handed_out = queue is None or not queue.subscription.is_pushed or seq in queue.begun
+        self.release_delivery(delivery)
         if queue is None:
             self._adopt(fired, delivery.subscription_id)
             return
         if next_attempt != delivery.origin.attempt:
-            queue.attempts[delivery.entry.seq] = next_attempt
-        queue.rows.push_front(fired)
+            queue.attempts[seq] = next_attempt
+        if was_handed_out:
+            queue.rows.come_back(fired)
+        else:
+            queue.rows.put_back(fired)
 
     def return_leased(
         self, deliveries: Deliveries, which: NDArray[np.intp], attempts_used: int = 1
     ) -> None:
-        """Put deliveries of a pull first in their queue again, for one attempt more.
+        """Put deliveries of a pull into their queue again, for one attempt more, as the next ones.
 
-        `which`: their indexes (shape n), in the order in which they are to leave; `attempts_used`:
-        0 where they were not sent to anybody."""
+        `which`: their indexes (shape n); `attempts_used`: 0 where no consumer was sent them: they
+        go to their places."""
         settled = select(deliveries.settled, which)
         seqs = settled["seq"].tolist()
         queue = self._release_leased(deliveries.subscription_id, seqs)
@@ -828,12 +932,13 @@ class Dispatcher:
             queue.attempts.update(
                 zip(seqs, (settled["attempt"] + attempts_used).tolist(), strict=True)
             )
-        # Each slice goes to its place in front, so from the last one on.
-        for fired in reversed(deliveries.slices(which)):
+        for fired in deliveries.slices(which):
             if queue is None:
                 self._adopt(fired, deliveries.subscription_id)
+            elif attempts_used:
+                queue.rows.come_back(fired)
             else:
-                queue.rows.push_front(fired)
+                queue.rows.put_back(fired)
 
     def _settle(
         self, delivery: DueDelivery, outcome: Outcome, now_ms: int, tried: Tried | None = None
@@ -841,6 +946,19 @@ class Dispatcher:
         note = None if tried is None else _note(delivery, tried)
         self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms), note)
         self._hours.add(delivery.entry.hour, -1)
+
+
+@lru_cache(maxsize=HOSTS_REMEMBERED)
+def _host_of_url(url: str) -> str:
+    return urlsplit(url).netloc.lower()
+
+
+def host_of(subscription: Subscription) -> str:
+    """Where the requests of a webhook go. Those of messages with `to` go to the hosts that share
+    their number."""
+    if is_direct(subscription.id):
+        return str(subscription.id)
+    return _host_of_url(subscription.url)
 
 
 def _note(delivery: DueDelivery, tried: Tried) -> NoteBytes:

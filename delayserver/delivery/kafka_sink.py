@@ -39,7 +39,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from delayserver.delivery.carried import filled, headers
 from delayserver.delivery.outlets import OutletError, OutletSink, Report, target_of
-from delayserver.delivery.sink import Failed, Sink, Told
+from delayserver.delivery.sink import Failed, MayBegin, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import KafkaTarget, Subscription
@@ -312,13 +312,17 @@ class KafkaSink(OutletSink):
         self._in_transactions = in_transactions
 
     async def deliver(
-        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+        self,
+        subscription: Subscription,
+        deliveries: list[DueDelivery],
+        may_begin: MayBegin,
+        told: Told,
     ) -> None:
         """See `Sink`."""
         if not subscription.is_exactly_once:
-            await super().deliver(subscription, deliveries, told)
+            await super().deliver(subscription, deliveries, may_begin, told)
         elif self._in_transactions is not None:
-            await self._in_transactions.deliver(subscription, deliveries, told)
+            await self._in_transactions.deliver(subscription, deliveries, may_begin, told)
         else:
             told(deliveries, Failed("exactly_once: this is no node of a cluster"))
 

@@ -5,7 +5,7 @@ other in a lane is joined as long as it is short, so that what is done for each 
 looking for one) does not grow with how slowly they came.
 
     push ──▶ … 8,192 │ 700 │ 40 │ 3       each at least twice as long as the one that came later
-    push_front ──▶ 5 │ 60 │ 16,000 │ …    likewise
+    insert ──▶ 5 │ 60 │ 16,000 │ …        rows that come back, by due time and seq
 
 Cost: O(1) per slice that is taken; a row is copied some ten times, at a few ns each, while others
 wait beside it. To look for a row is a comparison for each SLICE_ROWS_MAX / 2 rows or more, and a
@@ -14,13 +14,14 @@ search in those few slices that may hold it. Threads: belongs to the event loop.
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.message import ScheduleEntry
-from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES, FiredRows
-from storage.rows import is_among, select
+from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES, WHEEL_DTYPE, FiredRows
+from storage.rows import concatenate, is_among, select
 
 SLICE_ROWS_MAX = 1 << 14
 """Longer slices are not made by joining: each search goes through one."""
@@ -77,13 +78,41 @@ class Lane:
             slices[-1].bounds()
         slices.append(fired)
 
-    def push_front(self, fired: FiredRows) -> None:
-        """Add rows that leave before all others."""
+    def insert(self, fired: FiredRows) -> None:
+        """Add rows that left and come back, before all rows that are due later, or at the same time
+        with a higher seq. Those that left last usually come back to the front."""
         self.count += len(fired.rows)
         slices = self.slices
-        while slices and are_short(slices[0], fired):
-            fired = fired.join(slices.popleft())
-        slices.appendleft(fired)
+        first, before = _turn(fired, 0), list[FiredRows]()
+        while slices and _turn(slices[0], 0) < first:
+            earlier = slices.popleft()
+            if _turn(earlier, -1) > first:
+                # It goes in between: what is due later follows again.
+                cut = _place(earlier, fired.rows["due_offset_ms"][0], "left")
+                if cut < len(earlier.rows):
+                    slices.appendleft(FiredRows(earlier.hour, earlier.rows[cut:]))
+                if not cut:
+                    break
+                earlier = FiredRows(earlier.hour, earlier.rows[:cut])
+            before.append(earlier)
+        while slices and _turn(slices[0], 0) < _turn(fired, -1) and slices[0].hour == fired.hour:
+            other = slices.popleft()
+            cut = _place(other, fired.rows["due_offset_ms"][-1], "right")
+            if cut < len(other.rows):
+                slices.appendleft(FiredRows(other.hour, other.rows[cut:]))
+            if not cut:
+                break
+            rows = concatenate([fired.rows, other.rows[:cut]], WHEEL_DTYPE)
+            order = np.lexsort((rows["seq"], rows["due_offset_ms"]))
+            fired = FiredRows(fired.hour, select(rows, order))
+        self._push_front(fired)
+        for earlier in reversed(before):
+            self._push_front(earlier)
+
+    def _push_front(self, fired: FiredRows) -> None:
+        while self.slices and are_short(self.slices[0], fired):
+            fired = fired.join(self.slices.popleft())
+        self.slices.appendleft(fired)
 
     def extend(self, other: "Lane") -> None:
         """Add the rows of another lane, which leave after all others."""
@@ -152,6 +181,17 @@ class Lane:
         self.slices = kept
         self.count -= sum(len(fired.rows) for fired in taken)
         return taken
+
+
+def _turn(fired: FiredRows, index: int) -> tuple[int, int, int]:
+    """By which the rows of a lane are compared: that of one of them."""
+    row = fired.rows[index]
+    return fired.hour, int(row["due_offset_ms"]), int(row["seq"])
+
+
+def _place(fired: FiredRows, due_offset_ms: np.uint32, side: Literal["left", "right"]) -> int:
+    """Where rows with a due time stand, or would stand."""
+    return int(np.searchsorted(fired.rows["due_offset_ms"], due_offset_ms, side))
 
 
 def holds(slices: Iterable[FiredRows], entry: ScheduleEntry) -> bool:

@@ -27,7 +27,7 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from delayserver.delivery.sink import Confirmed, Failed, Result, Told
+from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Result, Told, Untried
 from delayserver.errors import DelayServerError, InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription, Target
@@ -173,7 +173,11 @@ class OutletSink:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def deliver(
-        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+        self,
+        subscription: Subscription,
+        deliveries: list[DueDelivery],
+        may_begin: MayBegin,
+        told: Told,
     ) -> None:
         """See `Sink`."""
         handed = Handed(len(deliveries), told)
@@ -186,6 +190,9 @@ class OutletSink:
         try:
             # Shared by all who wait: that one of them is cancelled does not end it.
             outlet = await asyncio.shield(opened.opening)
+            if not may_begin(deliveries):
+                handed.tell(deliveries, Untried())
+                return
             await outlet.send(subscription, deliveries, handed.report)
             await handed.done
         except InputError as error:

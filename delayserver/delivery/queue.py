@@ -1,10 +1,12 @@
 """The queue of one subscription: what is due for it, and who asks for it.
 
-    rows ── pop ──▶ reserved, in flight ── release ──▶ gone, or in front of `rows` again
+    rows ── pop ──▶ reserved, in flight ── begin ──▶ begun ── release ──▶ gone, or in `rows` again
+                                      └── it may not begin ── release ──▶ at its place in `rows`
 
 What may leave, and when, is decided by `Backlog`; how much at once, by what is in flight, or where
-several shards count together, by a `Permit`. Rows that are too old leave too, but do not count as
-in flight: nobody is asked to take them.
+several shards count together, by a `Permit`. A row that is pushed begins when the first byte of its
+request is about to leave. Rows that are too old leave too, but do not count as in flight: no
+receiver is asked to take them.
 
 Cost: O(1) per call, and per row that leaves an entry in a set. Threads: belongs to the event loop.
 """
@@ -44,6 +46,8 @@ class Handout:
     """Of which group they are."""
     are_expected: bool = False
     """Which groups they hold up, since they are retries; perhaps they wait in the wheel."""
+    connections: int = 0
+    """Of `Connections`, for the requests that will carry them."""
     left_by: int = 0
     """Not 0: the subscription that they were for is gone; they are read to find out whose they are
     now."""
@@ -83,6 +87,12 @@ class Queue:
     """Rows that came back from a consumer: the attempt that comes next."""
     reserved: set[int] = field(default_factory=set)
     """Rows that left the queue."""
+    begun: set[int] = field(default_factory=set)
+    """Of these, if they are pushed, those whose first byte left, or was about to."""
+    held_until_ms: int = 0
+    """The receiver wants nothing before, on the stopwatch."""
+    is_pump_asked: bool = False
+    """It is pumped in the next turn of the event loop."""
     is_reading: bool = False
     """Rows are being read that go out as webhooks one by one."""
     permit: Permit | None = None
@@ -123,15 +133,24 @@ class Queue:
             self.dropping.update(seqs)
         return slices
 
-    def release(self, seq: int) -> bool:
+    def begin(self, seqs: list[int], present_ms: int) -> None:
+        """Rows that left are sent now."""
+        self.begun.update(seqs)
+        self.rows.begin(len(seqs), present_ms)
+
+    def release(self, seq: int, present_ms: int) -> bool:
         """A row that left is not on its way any more; False: it was not."""
         if seq not in self.reserved:
             return False
         self.reserved.remove(seq)
         if seq in self.dropping:
             self.dropping.remove(seq)
-        else:
-            self.in_flight -= 1
+            return True
+        self.in_flight -= 1
+        if seq in self.begun:
+            self.begun.remove(seq)
+        elif self.subscription.is_pushed:
+            self.rows.withhold(1, present_ms)
         return True
 
     def release_leased(self, seqs: list[int]) -> None:
@@ -161,6 +180,10 @@ class Queue:
         most = self.subscription.max_in_flight
         return most * self.subscription.batch_max - self.in_flight
 
+    def _not_begun(self) -> int:
+        """How many rows left and are not sent yet."""
+        return self.in_flight - len(self.begun)
+
     def used_places(self) -> int:
         """How many requests are out, or about to be."""
         return len(self.posts) if self.subscription.batch_max else self.in_flight
@@ -172,6 +195,9 @@ class Queue:
         rows, size = self.rows.ready_but_for_rate(instant), self.subscription.batch_max or 1
         if self.subscription.batch_max:
             rows = max(0, min(rows, self._rows_free()))
+        if burst := self.subscription.rate_burst:
+            # Rows that were permitted and have not begun may all begin at the same moment.
+            rows = min(rows, max(0, burst - self._not_begun()))
         free = max(0, self.subscription.max_in_flight - self.used_places())
         places = min(-(-rows // size), free)
         self.permit.want(places, min(rows, places * size))

@@ -60,11 +60,11 @@ class Ranks:
         for priority, rows in _by_priority(fired):
             self._lane(priority).push(rows)
 
-    def push_front(self, fired: FiredRows) -> None:
-        """Add rows that leave before all others of their priorities."""
+    def insert(self, fired: FiredRows) -> None:
+        """Add rows that left and come back, each to its place among those of its priority."""
         self.count += len(fired.rows)
         for priority, rows in _by_priority(fired):
-            self._lane(priority).push_front(rows)
+            self._lane(priority).insert(rows)
 
     def extend(self, other: "Ranks") -> None:
         """Add the rows of others, which leave after all others of their priorities."""

@@ -15,7 +15,8 @@ all of them make us hold together: to open a connection, an idle one of any targ
 there are `connections_max`. If the machine lacks descriptors nevertheless, that is no failure of
 the receiver: the same is tried until there is one.
 
-    name ──► addresses, for ADDRESS_TTL_S; later looked up again while the old ones serve
+    name ──► addresses, for ADDRESS_TTL_S; later looked up again while the old ones serve; after
+         │   an attempt that failed, looked up again before the next one
          └─► idle connections, newest first, each for IDLE_S (below the 5 s after which common
              servers close theirs, so that a request rarely meets a closing connection)
 
@@ -47,6 +48,7 @@ from delayserver.delivery.webhook import (
     request_headers,
 )
 from delayserver.errors import InputError
+from delayserver.http.connecting import connect_to_any, until
 from delayserver.http.connection import HttpConnection
 from delayserver.records.message import MADE_HEADERS, check_headers
 from delayserver.security.targets import Target, TargetPolicy, split_url
@@ -59,8 +61,9 @@ ADDRESSES_MAX = 8
 IDLE_S = 4.0
 IDLE_CONNECTIONS_MAX = 256
 """For each target."""
-CONNECT_S = 3.0
-"""After which another address of the same name is tried, when there is one."""
+DOUBT_S = 1.0
+"""After a failed attempt a name is looked up again before the next one, at most once in this time;
+and so long the next attempt waits for the name server."""
 EXHAUSTED_WAIT_S = 1.0
 RESOLVER_THREADS = 4
 URLS_REMEMBERED = 4096
@@ -101,8 +104,11 @@ class HttpWebhookSender:
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(self, request: WebhookRequest) -> WebhookResponse:
-        """One attempt, over a connection that is kept for the target's next one."""
+    async def send(self, request: WebhookRequest, may_begin: Callable[[], bool]) -> WebhookResponse:
+        """One attempt, over a connection that is kept for the target's next one.
+
+        A kept connection that the receiver closes before it has answered a byte is no failure: the
+        request is sent once more, over a new one."""
         assert not self._closed
         try:
             target, path = self._target(request.url)
@@ -110,17 +116,32 @@ class HttpWebhookSender:
         except InputError as error:
             return WebhookResponse(None, error=error.detail)
         route = self._route(target)
-        failure = None
-        now_s = asyncio.get_running_loop().time()
-        deadline_s = now_s + request.timeout_ms / 1000
+        failure, is_withheld = None, False
+        deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
         route.users += 1
         self._in_flight += 1
-        connection = self._idle(target, route, now_s)
+        connection: HttpConnection | None = None
         try:
-            if connection is None:
-                connection, deadline_s = await self._open(target, route, request.timeout_ms)
-            # As one buffer: the copy costs less than a second system call, or uvloop's writelines.
-            await connection.exchange(head + request.body, deadline_s)
+            if route.is_doubted:
+                await self._look_up_doubted(target, route, deadline_s)
+            connection = self._idle(target, route)
+            while True:
+                is_new = connection is None
+                if connection is None:
+                    connection, deadline_s = await self._open(target, route, request.timeout_ms)
+                is_withheld = not may_begin()
+                if is_withheld:
+                    break
+                try:
+                    # As one buffer: the copy costs less than a second system call, or uvloop's
+                    # writelines.
+                    await connection.exchange(head + request.body, deadline_s)
+                    break
+                except ConnectionError:
+                    if is_new or not connection.is_silent:
+                        raise
+                    connection.abort()
+                    connection = None
         except TimeoutError:
             failure = f"no answer within {request.timeout_ms} ms"
         except OSError as error:
@@ -130,6 +151,12 @@ class HttpWebhookSender:
             self._in_flight -= 1
             if connection is not None:
                 self._release(route, connection)
+        if is_withheld:
+            return WebhookResponse(None, is_withheld=True)
+        if connection is None or connection.status is None or connection.status >= 500:
+            # It may have moved, or only one of its addresses fails.
+            route.is_doubted = not target.is_address
+            route.doubted_address = "" if connection is None else connection.address
         if connection is None or connection.status is None:
             return WebhookResponse(None, error=failure)
         retry_after_ms = None
@@ -175,9 +202,23 @@ class HttpWebhookSender:
 
     def _look_up_in_time(self, target: Target, route: "_Route", now_s: float) -> None:
         """Have a name looked up again; the old addresses serve until then."""
-        if not target.is_address and now_s >= route.fresh_until_s and route.lookup is None:
+        if not target.is_address and now_s >= route.fresh_until_s:
+            self._begin_look_up(target, route)
+
+    def _begin_look_up(self, target: Target, route: "_Route") -> "asyncio.Task[None]":
+        if route.lookup is None:
             loop = asyncio.get_running_loop()
             route.lookup = loop.create_task(self._look_up(target, route))
+        return route.lookup
+
+    async def _look_up_doubted(self, target: Target, route: "_Route", deadline_s: float) -> None:
+        """An attempt has failed: look up again where the target is, before it is asked again. A
+        name server that takes its time is not waited for: the old addresses serve."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < route.looked_up_s + DOUBT_S:
+            return  # Receivers that always fail cost no more than a look-up in that time.
+        lookup = self._begin_look_up(target, route)
+        await asyncio.wait((lookup,), timeout=min(DOUBT_S, deadline_s - now_s))
 
     async def _addresses(self, route: "_Route") -> tuple[str, ...]:
         """The checked addresses of a target, the one that worked last first. Raises OSError."""
@@ -203,13 +244,16 @@ class HttpWebhookSender:
             route.failure = f"cannot resolve {target.host}: {error}"
         else:
             # An address that is still in use stays the first: connections to it are open.
-            allowed.sort(key=lambda address: address not in route.addresses[:1])
+            known = route.addresses[:1]
+            allowed.sort(key=lambda one: (one == route.doubted_address, one not in known))
             route.addresses = tuple(allowed[:ADDRESSES_MAX])
             route.failure = refusal
+            route.is_doubted, route.doubted_address = False, ""
         finally:
             route.lookup = None
+        now_s = route.looked_up_s = asyncio.get_running_loop().time()
         if route.addresses:
-            route.fresh_until_s = asyncio.get_running_loop().time() + ADDRESS_TTL_S
+            route.fresh_until_s = now_s + ADDRESS_TTL_S
 
     async def _resolve_by_system(self, host: str, port: int) -> Sequence[str]:
         lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -227,8 +271,9 @@ class HttpWebhookSender:
 
     # Connections
 
-    def _idle(self, target: Target, route: "_Route", now_s: float) -> HttpConnection | None:
-        """An open connection to a checked address that nobody uses."""
+    def _idle(self, target: Target, route: "_Route") -> HttpConnection | None:
+        """An open connection to a checked address that no request uses."""
+        now_s = asyncio.get_running_loop().time()
         self._look_up_in_time(target, route, now_s)
         while route.idle and route.addresses:
             connection = route.idle.pop()
@@ -252,7 +297,7 @@ class HttpWebhookSender:
         while True:
             deadline_s = loop.time() + timeout_ms / 1000
             try:
-                async with asyncio.timeout_at(deadline_s):
+                async with until(deadline_s):
                     connection = await self._connect(target, route)
                 self._is_exhausted = False
                 return connection, deadline_s
@@ -266,37 +311,34 @@ class HttpWebhookSender:
 
     async def _connect(self, target: Target, route: "_Route") -> HttpConnection:
         """A new connection to a checked address. Raises OSError."""
-        loop = asyncio.get_running_loop()
         addresses = await self._addresses(route)
+        # Nothing was sent yet, so to try another address repeats nothing.
+        address, connection = await connect_to_any(
+            addresses, partial(self._connect_to, target), HttpConnection.abort
+        )
+        connection.address = address
+        index = addresses.index(address)
+        if index and route.addresses == addresses:
+            route.addresses = (*addresses[index:], *addresses[:index])
+        return connection
+
+    async def _connect_to(self, target: Target, address: str) -> HttpConnection:
+        loop = asyncio.get_running_loop()
         tls = self._tls if target.scheme == "https" else None
-        server_name = target.host if tls else None
         new_connection = partial(
             HttpConnection,
             loop,
             answer_bytes_max=RESPONSE_BYTES_MAX,
             body_bytes_max=self._answer_kept_max_bytes,
         )
-        for index, address in enumerate(addresses):
-            is_last = index == len(addresses) - 1
-            try:
-                # Nothing was sent yet, so to try the next address repeats nothing.
-                async with asyncio.timeout(None if is_last else CONNECT_S):
-                    _, connection = await loop.create_connection(
-                        new_connection,
-                        address,
-                        target.port,
-                        ssl=tls,
-                        server_hostname=server_name,
-                    )
-            except OSError:
-                if is_last:
-                    raise
-            else:
-                connection.address = address
-                if index and route.addresses == addresses:
-                    route.addresses = (*addresses[index:], *addresses[:index])
-                return connection
-        raise AssertionError("there is at least one address")
+        _, connection = await loop.create_connection(
+            new_connection,
+            address,
+            target.port,
+            ssl=tls,
+            server_hostname=target.host if tls else None,
+        )
+        return connection
 
     def _release(self, route: "_Route", connection: HttpConnection) -> None:
         if connection.is_reusable and len(route.idle) < IDLE_CONNECTIONS_MAX and not self._closed:
@@ -330,6 +372,11 @@ class _Route:
     """Why there are none."""
     fresh_until_s: float = 0.0
     lookup: asyncio.Task[None] | None = None
+    looked_up_s: float = 0.0
+    is_doubted: bool = False
+    """An attempt has failed since it was looked up where the target is."""
+    doubted_address: str = ""
+    """Where that attempt went."""
     users: int = 0
     """Sends under way."""
     idle: deque[HttpConnection] = field(default_factory=deque)

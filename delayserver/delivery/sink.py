@@ -1,8 +1,10 @@
 """Sinks: who brings deliveries to receivers of one kind, and what comes of each attempt.
 
     queue ──▶ Sink.deliver(subscription, deliveries) ──▶ told(some of them, a result)
-                                                              │ outcome (pure)
-       Delivered │ RetryLater │ GiveUp │ PauseSubscription │ ReturnToQueue
+                    │ ▲                                       │ outcome (pure)
+                may_begin     Delivered │ RetryLater │ GiveUp │ PauseSubscription │
+              (its first byte            Hold │ ReturnToQueue
+                may leave)
 
 A kind of receiver is a module with a `Sink`: webhooks (`delayserver.server.webhook_sink`), and
 brokers, which share one (`delayserver.delivery.outlets`) and differ in their clients. Everything
@@ -17,7 +19,7 @@ Cost: none. Threads: values and pure functions; a `Sink` belongs to the event lo
 besides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +29,8 @@ from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RETRY_DELAY_MS_MAX, RetrySchedule, Subscription
 
 RETRY_JITTER = 0.2
+HOLD_MS_MIN = 1_000
+"""A receiver that asks for less is not asked again sooner."""
 
 
 # ---- what came of an attempt -----------------------------------------------------------------
@@ -66,9 +70,15 @@ class Failed:
     last one."""
 
     reason: str
-    retry_after_ms: int | None = None
-    """What the receiver asks for."""
     tried: Tried | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The receiver asks to be sent nothing for a while: it was no attempt."""
+
+    reason: str
+    retry_after_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +93,27 @@ class Untried:
     """Nothing has reached the receiver, and nothing will: it was no attempt."""
 
 
-Result = Confirmed | Failed | Gone | Untried
+Result = Confirmed | Failed | Later | Gone | Untried
 Answer = tuple[list[DueDelivery], Result]
 """What came of all that went together."""
 Told = Callable[[list[DueDelivery], Result], None]
+MayBegin = Callable[[Sequence[DueDelivery]], bool]
+"""Asked when the first byte of deliveries may leave; False: they are `Untried`."""
 
 
 class Sink(Protocol):
     """Brings deliveries to receivers of one kind. A test may have one that answers by itself."""
 
     async def deliver(
-        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+        self,
+        subscription: Subscription,
+        deliveries: list[DueDelivery],
+        may_begin: MayBegin,
+        told: Told,
     ) -> None:
-        """One attempt of each. `told` is called on the event loop with what came of them, in any
-        order and in any parts; all have been told of on return.
+        """One attempt of each, if it `may_begin` when nothing is left to wait for. `told` is called
+        on the event loop with what came of them, in any order and in any parts; all have been told
+        of on return.
 
         Whatever the receiver or the network does is a result, never an exception. Whoever is
         cancelled tells no more."""
@@ -138,6 +155,13 @@ class PauseSubscription:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """The receiver wants nothing for `hold_ms`. The attempt does not count."""
+
+    hold_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """No attempt is left: the message becomes a dead letter."""
 
@@ -149,7 +173,7 @@ class ReturnToQueue:
     """It is the next to leave again; the attempt does not count."""
 
 
-Outcome = Delivered | RetryLater | PauseSubscription | GiveUp | ReturnToQueue
+Outcome = Delivered | RetryLater | PauseSubscription | Hold | GiveUp | ReturnToQueue
 
 
 def outcome(
@@ -158,20 +182,21 @@ def outcome(
     """What follows from what came of attempt number `attempt` (from 1). Pure: `random` returns
     [0, 1).
 
-    A retry waits for the backoff, or for what the receiver asks for when that is longer, and up to
+    A retry waits for the backoff, or a receiver's queue for what it asks for, and up to
     RETRY_JITTER of it on top: so receivers never see a retry sooner than they asked or the
     subscription says, and messages that failed together do not return together."""
+    longer = 1 + RETRY_JITTER * random()
     match result:
         case Confirmed(recorded, tried):
             return Delivered(recorded, tried)
         case Gone(reason):
             return PauseSubscription(reason)
+        case Later(retry_after_ms=retry_after_ms):
+            hold_ms = min(max(retry_after_ms, HOLD_MS_MIN), RETRY_DELAY_MS_MAX)
+            return Hold(int(hold_ms * longer))
         case Untried():
             return ReturnToQueue()
-        case Failed(reason, retry_after_ms):
+        case Failed(reason):
             if attempt >= retry.max_attempts:
                 return GiveUp(f"{reason} (attempt {attempt} of {retry.max_attempts})")
-            delay_ms = retry.delay_ms(attempt)
-            if retry_after_ms is not None:
-                delay_ms = max(delay_ms, min(retry_after_ms, RETRY_DELAY_MS_MAX))
-            return RetryLater(int(delay_ms * (1 + RETRY_JITTER * random())), reason)
+            return RetryLater(int(retry.delay_ms(attempt) * longer), reason)

@@ -28,7 +28,7 @@ import structlog
 
 from delayserver.delivery.outlets import Handed
 from delayserver.delivery.settler import pack_settled
-from delayserver.delivery.sink import Confirmed, Failed, Recorded, Result, Told, Untried
+from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Recorded, Result, Told, Untried
 from delayserver.delivery.turns import Turns
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
@@ -56,6 +56,7 @@ log = structlog.get_logger()
 class _Waiting:
     delivery: DueDelivery
     record: TopicRecord
+    may_begin: MayBegin
     handed: Handed
 
 
@@ -79,7 +80,11 @@ class TransactionSink:
         self._threads = ThreadPoolExecutor(SLOTS, "delayserver-transactions")
 
     async def deliver(
-        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+        self,
+        subscription: Subscription,
+        deliveries: list[DueDelivery],
+        may_begin: MayBegin,
+        told: Told,
     ) -> None:
         """See `Sink`. Raises FencedError: the process has to end."""
         handed = Handed(len(deliveries), told)
@@ -92,7 +97,7 @@ class TransactionSink:
             return
         waiting = self._waiting.setdefault(subscription.id, deque())
         waiting.extend(
-            _Waiting(delivery, self._make_record(subscription, delivery), handed)
+            _Waiting(delivery, self._make_record(subscription, delivery), may_begin, handed)
             for delivery in deliveries
         )
         try:
@@ -122,6 +127,8 @@ class TransactionSink:
             raise
 
     async def _transact(self, batch: list[_Waiting]) -> None:
+        batch, withheld = _begun(batch)
+        _tell(withheld, lambda index: Untried())
         if not batch:
             return
         settled_ms = self._clock()
@@ -168,6 +175,15 @@ def _take(waiting: deque[_Waiting]) -> list[_Waiting]:
             break
         batch.append(waiting.popleft())
     return batch
+
+
+def _begun(batch: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
+    """Those that may begin now, and the others."""
+    begun: list[_Waiting] = []
+    withheld: list[_Waiting] = []
+    for one in batch:
+        (begun if one.may_begin([one.delivery]) else withheld).append(one)
+    return begun, withheld
 
 
 def _tell(batch: list[_Waiting], result_of: Callable[[int], Result]) -> None:

@@ -2,13 +2,13 @@
 
     WebhookRequest ── request_headers, sign ──► WebhookSender.send ──► WebhookResponse.result
                                                                           │ (pure)
-                                                           Confirmed │ Failed │ Gone
+                                              Confirmed │ Failed │ Later │ Gone │ Untried
 
 Cost: 10 µs to make the headers and sign them. Threads: pure functions and values; the sender that
 carries them is in `delayserver.delivery.sender`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Protocol
@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from delayserver.delivery.batch import batch_body, batch_id
-from delayserver.delivery.sink import Confirmed, Failed, Gone, Result, Tried
+from delayserver.delivery.sink import Confirmed, Failed, Gone, Later, Result, Tried, Untried
 from delayserver.records.message import REPLAY_HEADER, Content, DueDelivery
 from delayserver.records.subscriptions import Subscription, for_message
 from delayserver.security.signing import WebhookSecret, sign
@@ -105,10 +105,14 @@ class WebhookResponse(msgspec.Struct, frozen=True):
     error: str | None = None
     body: bytes = b""
     """The beginning of what was answered, as far as the sender keeps it."""
+    is_withheld: bool = False
+    """Nothing was sent: when it could have been, it was not to begin any more."""
 
     def result(self, began_ms: int, duration_ms: int) -> Result:
-        """2xx confirms it, 410 ends it; all else, redirects and missing answers included, has
-        failed, and 429 and 503 may say for how long."""
+        """2xx confirms it, 410 ends it, 429 and 503 may say how long to wait; all else, redirects
+        and missing answers included, has failed."""
+        if self.is_withheld:
+            return Untried()
         status = self.status
         answer = self.body.decode(errors="replace") if self.body else ""
         tried = Tried(began_ms, duration_ms, status or 0, answer)
@@ -120,8 +124,9 @@ class WebhookResponse(msgspec.Struct, frozen=True):
             return Gone("HTTP 410: the receiver is gone")
         if 300 <= status < 400:
             return Failed(f"HTTP {status}: redirects are not followed", tried=tried)
-        retry_after_ms = self.retry_after_ms if status in (429, 503) else None
-        return Failed(f"HTTP {status}", retry_after_ms, tried)
+        if status in (429, 503) and self.retry_after_ms is not None:
+            return Later(f"HTTP {status} with Retry-After", self.retry_after_ms)
+        return Failed(f"HTTP {status}", tried)
 
 
 def parse_retry_after_ms(value: str, now_s: int) -> int | None:
@@ -143,9 +148,9 @@ def parse_retry_after_ms(value: str, now_s: int) -> int | None:
 class WebhookSender(Protocol):
     """Sends webhooks. A test may have one that answers by itself."""
 
-    async def send(self, request: WebhookRequest) -> WebhookResponse:
-        """One attempt. Whatever the receiver or the network does is in the response, never an
-        exception."""
+    async def send(self, request: WebhookRequest, may_begin: Callable[[], bool]) -> WebhookResponse:
+        """One attempt, if it `may_begin` when a connection is there. The response tells whatever
+        the receiver or the network does; nothing of it is an exception."""
         ...
 
     async def close(self) -> None:

@@ -21,6 +21,8 @@ from typing import cast
 
 import httptools
 
+from delayserver.http.connecting import Deadline
+
 
 class HttpConnection(asyncio.Protocol):
     """The protocol of one connection. Its other half is the parser, which calls the `on_…` methods
@@ -59,6 +61,11 @@ class HttpConnection(asyncio.Protocol):
         """Of the answer that `status` is of, as they came."""
 
     @property
+    def is_silent(self) -> bool:
+        """Whether no byte has come since the last request was sent."""
+        return not self._received_bytes
+
+    @property
     def body(self) -> bytes:
         """Of the answer, as far as it is kept."""
         return b"".join(self._parts)
@@ -77,7 +84,7 @@ class HttpConnection(asyncio.Protocol):
         if not self.is_open:
             raise ConnectionError("the connection was closed before the request was sent")
         self._transport.write(request)
-        timer = self._loop.call_at(deadline_s, self._give_up)
+        timer = Deadline(self._loop, deadline_s, self._give_up)
         try:
             await self._answered
         finally:

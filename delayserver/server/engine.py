@@ -115,6 +115,7 @@ class Engine:
             timeouts,
             started_ms=now_ms,
             answer_max_bytes=settings.answer_max_bytes,
+            webhooks_max=settings.webhook_connections_max,
             changes=sequencer.changes,
             has_not_fired=self.whereabouts.has_not_fired,
         )

@@ -15,7 +15,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,7 @@ from delayserver.delivery.feeds import FeedOpener
 from delayserver.delivery.outlets import NoClient, OutletSink
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
-from delayserver.delivery.sink import Answer, Failed, Gone, Result, Sink
-from delayserver.delivery.turns import Turns
+from delayserver.delivery.sink import Answer, Failed, Gone, Later, Result, Sink
 from delayserver.delivery.webhook import WebhookSender
 from delayserver.errors import AccessError
 from delayserver.records.message import DueDelivery
@@ -152,9 +151,10 @@ class Server(Shard):
         self.engine.subscribing.on_defined = self._on_defined
         self.gauges = Gauges(self.engine, settings, self.clock)
         self.metrics = self.gauges.metrics
-        turns = self._turns = Turns(settings.webhook_connections_max)
         self.metrics.gauge(
-            "waiting_webhooks", "Wait for a connection to be free", lambda: turns.waiting
+            "waiting_webhooks",
+            "Subscriptions that wait for a connection to be free",
+            lambda: self.engine.dispatcher.connections.waiting,
         )
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
@@ -349,9 +349,6 @@ class Server(Shard):
             of_subscription.observe(one_ms / 1000, count)
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        now_ms = self.clock()
-        late_ms = [now_ms - delivery.entry.due_ms for delivery in deliveries]
-        self._observe_lateness(subscription, late_ms)
         task = self._loop.create_task(self._send(subscription, deliveries))
         self._sending.add(task)
         task.add_done_callback(self._sent)
@@ -366,7 +363,17 @@ class Server(Shard):
 
     async def _send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         told = partial(self._on_result, subscription, time.perf_counter())
-        await self._sink(subscription.type).deliver(subscription, deliveries, told)
+        may_begin = partial(self._may_begin, subscription)
+        await self._sink(subscription.type).deliver(subscription, deliveries, may_begin, told)
+
+    def _may_begin(self, subscription: Subscription, deliveries: Sequence[DueDelivery]) -> bool:
+        """See `MayBegin`. How late a message is, is counted when it begins."""
+        now_ms = self.clock()
+        if not self.engine.dispatcher.may_begin(subscription, deliveries, now_ms):
+            return False
+        late_ms = [now_ms - delivery.entry.due_ms for delivery in deliveries]
+        self._observe_lateness(subscription, late_ms)
+        return True
 
     def _sink(self, kind: str) -> Sink:
         sink = self._sinks.get(kind)
@@ -388,7 +395,7 @@ class Server(Shard):
                 connections_max=self.settings.webhook_connections_max,
                 answer_kept_max_bytes=self.settings.answer_kept_max_bytes,
             )
-            return WebhookSink(sender, self._turns, self.clock, self.metrics, self.telemetry)
+            return WebhookSink(sender, self.clock, self.metrics, self.telemetry)
         try:
             return self._make_broker_sink(kind)
         except ModuleNotFoundError as error:
@@ -434,7 +441,7 @@ class Server(Shard):
         if subscription.takes_many:
             kind, seconds = type(result).__name__.lower(), time.perf_counter() - began_at
             self.metrics.on_sink(subscription.id, kind, len(deliveries), seconds)
-        if isinstance(result, Failed | Gone):
+        if isinstance(result, Failed | Later | Gone):
             for delivery in deliveries:
                 log.debug("a delivery failed", error=result.reason, **self._about(delivery))
         if not self._answers:

@@ -1,4 +1,4 @@
-"""The sink of webhooks: each request waits for its turn, is traced, sent and counted.
+"""The sink of webhooks: each request is traced, sent and counted.
 
 Cost: a task of asyncio and what the sender costs, for each request. Threads: belongs to the event
 loop.
@@ -6,13 +6,13 @@ loop.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from delayserver.delivery.sink import Told
-from delayserver.delivery.turns import Turns
+from delayserver.delivery.sink import MayBegin, Told
 from delayserver.delivery.webhook import WebhookSender, webhook_request
 from delayserver.records.message import HEADERS_BYTES_MAX, DueDelivery
 from delayserver.records.subscriptions import Subscription
@@ -31,31 +31,23 @@ class WebhookSink:
     def __init__(
         self,
         sender: WebhookSender,
-        turns: Turns,
         clock: Callable[[], int],
         metrics: Metrics,
         telemetry: "Telemetry | None",
     ) -> None:
         self._sender = sender
-        self._turns = turns
         self._clock = clock
         self._metrics = metrics
         self._telemetry = telemetry
 
     async def deliver(
-        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
+        self,
+        subscription: Subscription,
+        deliveries: list[DueDelivery],
+        may_begin: MayBegin,
+        told: Told,
     ) -> None:
         """See `Sink`."""
-        # To wait is no attempt: its time and its signature begin with the turn.
-        await self._turns.take(subscription.id)
-        try:
-            await self._attempt(subscription, deliveries, told)
-        finally:
-            self._turns.give_back(subscription.id)
-
-    async def _attempt(
-        self, subscription: Subscription, deliveries: list[DueDelivery], told: Told
-    ) -> None:
         began_ms = self._clock()
         request = webhook_request(subscription, deliveries, began_ms // 1000)
         spans = []
@@ -67,11 +59,16 @@ class WebhookSink:
                 headers = in_trace(request.headers, spans[0].trace, max_bytes=HEADERS_BYTES_MAX)
                 request = msgspec.structs.replace(request, headers=headers)
         began_at = time.perf_counter()
-        response = await self._sender.send(request)
+        response = await self._sender.send(request, partial(may_begin, deliveries))
         took_s = time.perf_counter() - began_at
-        self._metrics.on_webhook(subscription.id, response.status, took_s)
+        if not response.is_withheld:
+            self._metrics.on_webhook(subscription.id, response.status, took_s)
         is_taken = response.status is not None and 200 <= response.status < 300
-        failure = None if is_taken else response.error or f"HTTP {response.status}"
+        failure = (
+            None
+            if is_taken or response.is_withheld
+            else response.error or f"HTTP {response.status}"
+        )
         for span in spans:
             span.end({"http.response.status_code": response.status or 0}, failure)
         told(deliveries, response.result(began_ms, round(took_s * 1000)))

@@ -24,6 +24,7 @@ from delayserver.delivery.leases import Some
 from delayserver.delivery.queue import Handout, Queue
 from delayserver.delivery.reader import Found
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
+from delayserver.delivery.sink import Answer, Untried
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, encode_payload
 from delayserver.records.subscriptions import Subscription
@@ -44,6 +45,7 @@ from delayserver.server.threads import (
     Worker,
 )
 from delayserver.testing.loop import SimulatedLoop
+from delayserver.testing.violation import Violation
 from storage.buckets import is_day
 from storage.catalog import Catalog
 from storage.definitions_log import DefinitionsLog
@@ -294,8 +296,14 @@ class SimulatedServer(Shard):
         Raises StorageError."""
         self.observer = observer
         self._quick = quick
+        self.connects: Callable[[], bool] = lambda: True
+        """Whether a webhook finds a connection at once."""
+        self._begun: dict[int, tuple[Subscription, list[tuple[int, int]]]] = {}
+        """By definition, if it has a rate: when requests began, and with how many messages."""
+        self.connecting: list[tuple[Subscription, list[DueDelivery]]] = []
+        """Webhooks that wait for a connection."""
         self.sending: list[list[DueDelivery]] = []
-        """Webhooks that were sent and not answered."""
+        """Webhooks whose first byte has left, and which are not answered."""
         self.latest_ms = 0
         """The latest moment at which the engine saw the clock."""
         self._loop: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -400,7 +408,7 @@ class SimulatedServer(Shard):
         instant = Instant(self.clock(), self.stopwatch())
         held_up = []
         for queue in dispatcher.queues():
-            if queue.subscription.paused:
+            if queue.subscription.paused or queue.held_until_ms > instant.present_ms:
                 continue
             ready = queue.rows.ready(instant)
             if not ready and not self._stands_still(queue):
@@ -408,7 +416,9 @@ class SimulatedServer(Shard):
             if ready and self.is_held(queue):
                 continue
             if queue.subscription.type == "webhook":
-                is_waited_for = queue.free_places() > 0
+                connections = dispatcher.connections
+                is_one_free = connections.free > 0 and not connections._is_asked
+                is_waited_for = queue.free_places() > 0 and is_one_free
             else:
                 is_waited_for = (
                     dispatcher.fetches.oldest(queue.subscription.id, max(1, ready)) is not None
@@ -484,9 +494,51 @@ class SimulatedServer(Shard):
         super().hand_out(handout, deliveries)
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        for delivery in deliveries:
-            self.observer.sent(subscription, delivery)
-        self.sending.append(deliveries)
+        self.connecting.append((subscription, deliveries))
+        if self.connects():
+            self.connect(-1)
+
+    def connect(self, index: int) -> None:
+        """There is a connection for a webhook: it is sent, unless it may not begin any more."""
+        subscription, deliveries = self.connecting.pop(index)
+        if self.engine.dispatcher.may_begin(subscription, deliveries, self.clock()):
+            self._check_may_begin(subscription, len(deliveries))
+            for delivery in deliveries:
+                self.observer.sent(subscription, delivery)
+            self.sending.append(deliveries)
+            self.on_begun(subscription, deliveries)
+        else:
+            answers: list[Answer] = [(deliveries, Untried())]
+            self.call_soon(lambda: self.engine.outcomes.on_sent(answers, self.clock()))
+
+    def _check_may_begin(self, subscription: Subscription, count: int) -> None:
+        """The definition in force allows it: it may have changed since the rows left their queue.
+
+        A pause that was answered is in force, and so is a rate."""
+        in_force = self.engine.registry.by_id(subscription.id)
+        if in_force is not subscription or in_force.paused:
+            raise Violation(f"{subscription.name} is sent something, and is {in_force} by now (I5)")
+        if not subscription.rate_per_s or self.engine.dispatcher.permits is not None:
+            return
+        now_ms = self.stopwatch()
+        begun = self._begun.setdefault(id(subscription), (subscription, []))[1]
+        begun.append((now_ms, count))
+        together = 0
+        for at_ms, some in reversed(begun):
+            together += some
+            allowed = subscription.rate_burst + subscription.rate_per_s * (now_ms - at_ms) / 1000
+            if together > max(allowed, 1) + max(0, some - 1) + max(0, count - 1) + 1e-6:
+                raise Violation(f"{together} of {subscription.name} left in {now_ms - at_ms} ms")
+
+    def on_begun(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
+        """The first byte of a webhook has left."""
+
+    def out(self) -> list[list[DueDelivery]]:
+        """The webhooks that are not answered, after all have found a connection."""
+        while self.connecting:
+            self.connect(0)
+            self.rest()
+        return self.sending
 
     def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
         for row in _each_row([rows]):

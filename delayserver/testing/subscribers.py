@@ -62,6 +62,11 @@ class Subscribers(Actor):
         super().begin(server, disk)
         self.leases, self.waiting = [], {}
 
+    def connect(self) -> None:
+        """A webhook finds a connection."""
+        if connecting := self._server.connecting:
+            self._server.connect(self._rng.randrange(len(connecting)))
+
     def answer_webhook(self, *, is_gone: bool = False) -> None:
         """Answer a webhook that was sent; or its answer is lost, or it never came.
 

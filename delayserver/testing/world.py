@@ -93,6 +93,7 @@ class World:
         """There was one in this life."""
         self._clock_luck = random.Random(f"clock {seed}")
         self._descriptor_luck = random.Random(f"descriptors {seed}")
+        self._connection_luck = random.Random(f"connections {seed}")
         self._group_luck = random.Random(f"groups {seed}")
         self._theme = theme_of(seed)
         self.seed = seed
@@ -115,6 +116,7 @@ class World:
             settle_sync_ms=rng.choice((0, 20, 100)),
             group_max_bytes=1 << 20,
             fire_rows_max=rng.choice((2, 10_000)),
+            webhook_connections_max=self._connection_luck.choice((1024, 1024, 2)),
             # Each of its own, so that what happens in a world does not depend on it.
             archive=random.Random(f"keep {seed}").random() < 0.5,
         )
@@ -307,7 +309,7 @@ class World:
         self.server.tick()
 
     def _open_server(self, files: FaultyFiles) -> SimulatedServer:
-        return SimulatedServer(
+        server = SimulatedServer(
             self.settings,
             files,
             self.catalog,
@@ -316,6 +318,9 @@ class World:
             self.ledger,
             quick=self._quick(),
         )
+        luck, share = self._connection_luck, self._connection_luck.choice((0.0, 0.0, 0.5))
+        server.connects = lambda: luck.random() >= share
+        return server
 
     # ── steps ──────────────────────────────────────────────────────────────────────────────────
 
@@ -348,6 +353,7 @@ class World:
             Step(self._redefine, 3, lambda: self._theme is Theme.REDEFINED),
             Step(operators.decide_on_dead_letter, 2, operators.has_dead_letters),
             Step(subscribers.answer_webhook, 4, lambda: self._running.sending),
+            Step(subscribers.connect, 4, lambda: self._running.connecting),
             Step(subscribers.pull, 1),
             Step(subscribers.hang_up, 0.4, lambda: subscribers.waiting),
             Step(subscribers.consume, 3, lambda: subscribers.leases),
@@ -499,7 +505,7 @@ class World:
         has_replayed = not self.operators.replays
         for _ in range(1000 if self._theme is Theme.FAR else 300):
             server.rest()
-            while server.sending:
+            while server.out():
                 subscribers.answer_webhook()
                 server.rest()
             subscribers.pull_all()
@@ -511,7 +517,7 @@ class World:
             server.rest()
             self._check_groups()
             if (
-                not server.sending
+                not server.out()
                 and not subscribers.leases
                 and not hours.unsettled()
                 and not len(server.engine.heartbeats)
@@ -569,7 +575,7 @@ class World:
         self.operators.redrive_all()
         for _ in range(30):
             server.take_turns()
-            while server.sending:
+            while server.out():
                 subscribers.answer_webhook()
             subscribers.pull()
             self.clock.move(self.settings.checkpoint_ms)

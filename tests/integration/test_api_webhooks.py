@@ -151,6 +151,29 @@ def test_who_is_gone_is_paused_and_gets_it_after_resume(api, receiver, subscribe
     assert again.headers["delay-attempt"] == "1"
 
 
+def test_who_is_gone_and_has_a_new_url_is_paused_no_more(api, receiver, subscribe, subject):
+    url, moved = receiver.hook(410), receiver.hook()
+    path = subscribe(url)
+    published = api.publish(subject)
+    wait_until(lambda: api.ask("GET", path)["pause_reason"] == "gone")
+    definition = {"subject": subject, "type": "webhook", "url": url}
+    assert api.ask("PUT", path, json=definition)["pause_reason"] == "gone"
+    assert api.ask("PUT", path, json=definition | {"url": moved})["paused"] is False
+    assert receiver.next(moved).headers["webhook-id"] == published["id"]
+
+
+def test_a_receiver_that_asks_for_time_uses_up_no_attempt(api, receiver, subscribe, subject):
+    url = receiver.hook((429, {"retry-after": "2"}), 200)
+    path = subscribe(url, retry={"max_attempts": 1})
+    published = api.publish(subject)
+    first, again = receiver.next(url), receiver.next(url)
+    assert again.at_ms - first.at_ms >= 2000
+    assert again.headers["webhook-id"] == published["id"]
+    assert again.headers["delay-attempt"] == "1"
+    wait_until(lambda: state(api, published) == "delivered")
+    assert letters(api, path) == []
+
+
 def test_no_more_are_under_way_than_the_subscription_allows(api, receiver, subscribe, subject):
     url = receiver.hook(gate=True)
     path = subscribe(url, max_in_flight=2)

@@ -139,9 +139,13 @@ def exchange(run, *answers, **changes):
 
     async def main():
         async with Receiver(*answers) as receiver, open_sender() as sender:
-            return await sender.send(request_to(receiver.port, **changes)), receiver
+            return await sender.send(request_to(receiver.port, **changes), always), receiver
 
     return run(main)
+
+
+def always() -> bool:
+    return True
 
 
 class Names:
@@ -203,7 +207,7 @@ def test_a_redirect_is_not_followed(run):
             location = f"location: http://127.0.0.1:{elsewhere.port}/\r\n".encode()
             answer = b"HTTP/1.1 307 X\r\n" + location + b"content-length: 0\r\n\r\n"
             async with Receiver(answer) as receiver, open_sender() as sender:
-                response = await sender.send(request_to(receiver.port))
+                response = await sender.send(request_to(receiver.port), always)
             return response, receiver, elsewhere
 
     response, receiver, elsewhere = run(main)
@@ -231,7 +235,9 @@ def test_interim_answers_are_skipped(run):
 def send_several(run, *answers, count=3):
     async def main():
         async with Receiver(*answers) as receiver, open_sender() as sender:
-            return [await sender.send(request_to(receiver.port)) for _ in range(count)], receiver
+            return [
+                await sender.send(request_to(receiver.port), always) for _ in range(count)
+            ], receiver
 
     return run(main)
 
@@ -274,7 +280,7 @@ def test_an_idle_connection_that_the_receiver_closes_costs_nothing(run):
     async def main():
         async with Receiver(answer_and_close) as receiver, open_sender() as sender:
             for _ in range(3):
-                assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+                assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
                 (route,) = sender._routes.values()
                 await until(lambda: not route.idle or not route.idle[0].is_open)  # noqa: B023
             return receiver.connections
@@ -293,11 +299,11 @@ def test_an_answer_that_nobody_asked_for_ends_an_idle_connection(run):
 
     async def main():
         async with Receiver(answer_twice) as receiver, open_sender() as sender:
-            assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+            assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
             asked.append(True)
             async with asyncio.timeout(3):
                 await receiver.ended.wait()
-            assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+            assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
 
     run(main)
 
@@ -305,9 +311,9 @@ def test_an_answer_that_nobody_asked_for_ends_an_idle_connection(run):
 def test_a_connection_that_was_idle_for_long_is_not_used_again(run, monkeypatch):
     async def main():
         async with Receiver(OK) as receiver, open_sender() as sender:
-            assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+            assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
             monkeypatch.setattr(sender_module, "IDLE_S", 0)  # as if so much time had passed
-            assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+            assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
             return receiver.connections
 
     assert run(main) == 2
@@ -319,11 +325,11 @@ def test_idle_connections_and_unused_targets_are_forgotten(run, monkeypatch):
 
     async def main():
         async with Receiver(OK) as receiver, open_sender() as sender:
-            await sender.send(request_to(receiver.port, "localhost"))
+            await sender.send(request_to(receiver.port, "localhost"), always)
             await receiver.ended.wait()
             await until(lambda: not sender._routes)
             assert sender._sweeper is None
-            assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+            assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
 
     run(main)
 
@@ -362,7 +368,7 @@ def exchange_until_closed(run, answer, **changes):
         async with Receiver(answer) as receiver, open_sender() as sender:
             # Far below the timeout of the request: it is not that which ends the matter.
             async with asyncio.timeout(20):
-                response = await sender.send(request_to(receiver.port, **changes))
+                response = await sender.send(request_to(receiver.port, **changes), always)
                 await receiver.ended.wait()
             return response
 
@@ -436,7 +442,7 @@ def test_nobody_listens(run):
         with socket.socket() as reserved:
             reserved.bind(("127.0.0.1", 0))  # and does not listen
             async with open_sender() as sender:
-                return await sender.send(request_to(reserved.getsockname()[1]))
+                return await sender.send(request_to(reserved.getsockname()[1]), always)
 
     response = run(main)
     assert response.status is None
@@ -446,9 +452,11 @@ def test_nobody_listens(run):
 def test_a_bad_receiver_delays_no_other(run):
     async def main():
         async with Receiver(never) as bad, Receiver(OK) as good, open_sender() as sender:
-            stuck = [asyncio.create_task(sender.send(request_to(bad.port))) for _ in range(20)]
+            stuck = [
+                asyncio.create_task(sender.send(request_to(bad.port), always)) for _ in range(20)
+            ]
             for _ in range(20):
-                assert await sender.send(request_to(good.port)) == WebhookResponse(200)
+                assert await sender.send(request_to(good.port), always) == WebhookResponse(200)
             assert not any(task.done() for task in stuck)
             for task in stuck:
                 task.cancel()
@@ -467,12 +475,12 @@ def test_an_idle_connection_makes_room_for_one_to_another_target(run):
             open_sender(connections_max=2) as sender,
         ):
             for receiver in (first, second, third, second, third):
-                assert await sender.send(request_to(receiver.port)) == WebhookResponse(200)
+                assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
             # The one that was idle for longest: its receiver sees it closed.
             await first.ended.wait()
             assert not second.ended.is_set()
             assert [one.connections for one in (first, second, third)] == [1, 1, 1]
-            await sender.send(request_to(first.port))
+            await sender.send(request_to(first.port), always)
             assert first.connections == 2
 
     run(main)
@@ -492,7 +500,7 @@ def test_a_machine_without_descriptors_is_no_failure_of_the_receiver(run, monkey
                 return await connect(*arguments)
 
             monkeypatch.setattr(sender, "_connect", lacking)
-            response = await sender.send(request_to(receiver.port))
+            response = await sender.send(request_to(receiver.port), always)
             assert (response, len(receiver.received)) == (WebhookResponse(200), 1)
 
     run(main)
@@ -505,7 +513,7 @@ def test_a_machine_without_descriptors_is_no_failure_of_the_receiver(run, monkey
 def test_loopback_is_allowed_by_default(run, host):
     async def main():
         async with Receiver(OK) as receiver, open_sender() as sender:
-            return await sender.send(request_to(receiver.port, host))
+            return await sender.send(request_to(receiver.port, host), always)
 
     assert run(main) == WebhookResponse(200)
 
@@ -515,7 +523,7 @@ def test_a_listed_name_that_resolves_to_a_forbidden_address_is_not_connected_to(
     async def main():
         resolve = Names({"hooks.test": addresses})
         async with Receiver(OK) as receiver, open_sender("hooks.test", resolve=resolve) as sender:
-            return await sender.send(request_to(receiver.port, "hooks.test")), receiver
+            return await sender.send(request_to(receiver.port, "hooks.test"), always), receiver
 
     response, receiver = run(main)
     assert response.status is None
@@ -528,7 +536,7 @@ def test_a_name_that_is_not_listed_is_not_even_resolved(run):
 
     async def main():
         async with open_sender("hooks.test", "127.0.0.1", resolve=resolve) as sender:
-            return await sender.send(request_to(80, "other.test"))
+            return await sender.send(request_to(80, "other.test"), always)
 
     response = run(main)
     assert "not allowed" in response.error
@@ -546,7 +554,7 @@ def test_of_several_addresses_only_the_allowed_ones_are_tried(run):
             open_sender("hooks.test", "127.0.0.0/8", resolve=resolve) as sender,
         ):
             for _ in range(2):
-                response = await sender.send(request_to(receiver.port, "hooks.test"))
+                response = await sender.send(request_to(receiver.port, "hooks.test"), always)
                 assert response == WebhookResponse(200)
             (route,) = sender._routes.values()
             assert route.addresses == ("127.0.0.1", "127.0.0.2")
@@ -567,13 +575,15 @@ def test_a_name_that_turns_bad_is_refused_after_its_time_to_live(run, monkeypatc
             open_sender("hooks.test", "127.0.0.1", resolve=resolve) as sender,
         ):
             request = request_to(receiver.port, "hooks.test")
-            assert await sender.send(request) == WebhookResponse(200)
+            assert await sender.send(request, always) == WebhookResponse(200)
             del mapping["hooks.test"]  # a name server that is down stops nothing
-            assert await sender.send(request) == WebhookResponse(200)
-            assert await sender.send(request) == WebhookResponse(200)
+            assert await sender.send(request, always) == WebhookResponse(200)
+            assert await sender.send(request, always) == WebhookResponse(200)
             mapping["hooks.test"] = ["10.0.0.1"]
-            await sender.send(request)  # served with the old address while the new one is found
-            return await sender.send(request)
+            await sender.send(
+                request, always
+            )  # served with the old address while the new one is found
+            return await sender.send(request, always)
 
     response = run(main)
     assert response.status is None
@@ -590,10 +600,12 @@ def test_an_idle_connection_to_an_address_that_the_name_left_is_not_used(run, mo
             open_sender("hooks.test", "127.0.0.0/8", resolve=resolve) as sender,
         ):
             request = request_to(receiver.port, "hooks.test")
-            assert await sender.send(request) == WebhookResponse(200)
+            assert await sender.send(request, always) == WebhookResponse(200)
             resolve.mapping = {"hooks.test": ["127.0.0.2"]}  # where nobody listens
-            assert await sender.send(request) == WebhookResponse(200)  # finds that out meanwhile
-            return await sender.send(request)
+            assert await sender.send(request, always) == WebhookResponse(
+                200
+            )  # finds that out meanwhile
+            return await sender.send(request, always)
 
     assert run(main).status is None
 
@@ -607,7 +619,7 @@ def test_a_name_is_looked_up_once_for_all_who_wait(run):
             open_sender("hooks.test", "127.0.0.1", resolve=resolve) as sender,
         ):
             request = request_to(receiver.port, "hooks.test")
-            responses = await asyncio.gather(*(sender.send(request) for _ in range(20)))
+            responses = await asyncio.gather(*(sender.send(request, always) for _ in range(20)))
             assert responses == [WebhookResponse(200)] * 20
 
     run(main)
@@ -620,7 +632,7 @@ def test_a_name_is_looked_up_once_for_all_who_wait(run):
 def test_a_name_without_addresses(run, mapping, error):
     async def main():
         async with open_sender("no.test", resolve=Names(mapping)) as sender:
-            return await sender.send(request_to(80, "no.test"))
+            return await sender.send(request_to(80, "no.test"), always)
 
     response = run(main)
     assert response.status is None
@@ -639,8 +651,12 @@ def test_who_gives_up_waiting_for_a_name_does_not_end_the_look_up_for_others(run
             Receiver(OK) as receiver,
             open_sender("hooks.test", "127.0.0.1", resolve=resolve) as sender,
         ):
-            patient = asyncio.create_task(sender.send(request_to(receiver.port, "hooks.test")))
-            hasty = await sender.send(request_to(receiver.port, "hooks.test", timeout_ms=10))
+            patient = asyncio.create_task(
+                sender.send(request_to(receiver.port, "hooks.test"), always)
+            )
+            hasty = await sender.send(
+                request_to(receiver.port, "hooks.test", timeout_ms=10), always
+            )
             found.set()
             return hasty, await patient
 
@@ -656,7 +672,7 @@ def test_a_name_server_that_never_answers_costs_the_timeout(run):
 
     async def main():
         async with open_sender("slow.test", resolve=resolve) as sender:
-            return await sender.send(request_to(80, "slow.test", timeout_ms=20))
+            return await sender.send(request_to(80, "slow.test", timeout_ms=20), always)
 
     assert run(main) == WebhookResponse(None, error="no answer within 20 ms")
 
@@ -677,7 +693,7 @@ def test_a_name_server_that_never_answers_costs_the_timeout(run):
 def test_what_must_not_be_sent_is_not_sent(run, changes, error):
     async def main():
         async with Receiver(OK) as receiver, open_sender() as sender:
-            return await sender.send(request_to(receiver.port, **changes)), receiver
+            return await sender.send(request_to(receiver.port, **changes), always), receiver
 
     response, receiver = run(main)
     assert response.status is None
@@ -723,8 +739,8 @@ def test_the_certificate_is_checked_against_the_name(run, certificate, host, sta
             open_sender(host, "127.0.0.1", resolve=resolve, tls=client_tls) as sender,
         ):
             url = f"https://{host}:{receiver.port}/"
-            first = await sender.send(request_to(0, url=url))
-            return first, await sender.send(request_to(0, url=url)), receiver
+            first = await sender.send(request_to(0, url=url), always)
+            return first, await sender.send(request_to(0, url=url), always), receiver
 
     first, second, receiver = run(main)
     assert first.status == second.status == status

@@ -36,7 +36,9 @@ steps = st.lists(
         st.tuples(st.just("pass"), st.integers(0, 80)),
         st.tuples(st.just("pop"), st.integers(1, 6)),
         st.tuples(st.just("drop"), st.integers(1, 6)),
-        st.tuples(st.just("give back"), st.just(0)),
+        st.tuples(st.just("send"), st.integers(1, 6)),
+        st.tuples(st.just("put back"), st.just(0)),
+        st.tuples(st.just("come back"), st.just(0)),
         st.tuples(st.just("pause and resume"), st.just(0)),
         st.tuples(st.just("set the clock"), st.sampled_from((-HOUR_MS, -20, 20, HOUR_MS))),
     ),
@@ -79,8 +81,12 @@ def test_rows_leave_once_and_as_the_definition_allows(
     time = Time(START_MS + 300)
     backlog = Backlog(definition, START_MS + behind)
     waiting: dict[int, int] = {}
-    popped: list[FiredRows] = []
-    left, next_seq, was_set = 0, 1, False
+    out: list[FiredRows] = []
+    """Rows that left, one each, and were not sent yet."""
+    sent: list[FiredRows] = []
+    next_seq, count_sent, was_set = 1, 0, False
+    in_time: set[int] = set()
+    """Those that were sent once."""
 
     def due_ms(batch: FiredRows) -> list[int]:
         return [batch.hour * HOUR_MS + offset for offset in batch.rows["due_offset_ms"].tolist()]
@@ -108,7 +114,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
             for batch in taken:
                 for seq, due in zip(seqs([batch]), due_ms(batch), strict=True):
                     assert waiting.pop(seq) == due
-                    if definition.drop_older_than_ms:
+                    if definition.drop_older_than_ms and seq not in in_time:
                         assert due >= now_ms - definition.drop_older_than_ms
             if count and definition.batch_max and count < min(value, definition.batch_max):
                 limited = definition.rate_per_s or definition.spread_ms
@@ -118,8 +124,7 @@ def test_rows_leave_once_and_as_the_definition_allows(
                     or was_set
                     or (now_ms >= oldest_ms + definition.linger_ms)
                 )
-            left += count
-            popped = taken or popped
+            out += each(taken)
         elif name == "drop":
             now_ms = time.now_ms
             for batch in backlog.pop_outdated(value, NO_LIMIT, now_ms):
@@ -127,11 +132,24 @@ def test_rows_leave_once_and_as_the_definition_allows(
                     assert waiting.pop(seq) == due
                     assert due < now_ms - definition.drop_older_than_ms
                     assert definition.drop_older_than_ms
-        elif name == "give back" and popped:
-            for batch in reversed(popped):
-                backlog.push_front(batch)
+                    assert seq not in in_time
+        elif name == "send" and out:
+            sending, out = out[:value], out[value:]
+            backlog.begin(len(sending), time.passed_ms)
+            count_sent += len(sending)
+            in_time.update(seqs(sending))
+            sent += sending
+        elif name == "put back":
+            backlog.withhold(len(out), time.passed_ms)
+            for batch in out:
+                backlog.put_back(batch)
                 waiting.update(zip(seqs([batch]), due_ms(batch), strict=True))
-            popped = []
+            out = []
+        elif name == "come back":
+            for batch in sent:
+                backlog.come_back(batch)
+                waiting.update(zip(seqs([batch]), due_ms(batch), strict=True))
+            sent = []
         elif name == "pause and resume":
             paused = define(chosen, paused=True)
             backlog.change(definition, paused, time.now_ms)
@@ -140,27 +158,37 @@ def test_rows_leave_once_and_as_the_definition_allows(
         assert sorted(seqs(backlog.slices())) == sorted(waiting)
         if definition.rate_per_s:
             earned = definition.rate_per_s * time.passed_ms / 1000
-            assert left <= definition.rate_burst + earned + 1e-6
+            assert count_sent <= definition.rate_burst + earned + 1e-6
         ready = backlog.ready(time.instant)
         if (wait_ms := backlog.wait_ms(time.instant)) is not None:
             assert 0 < wait_ms <= longest_wait_ms(definition)
         if (outdated_ms := backlog.outdated_ms(time.now_ms)) is not None:
             assert outdated_ms > time.now_ms
         if waiting and not ready and not definition.drop_older_than_ms:
-            assert wait_ms is not None
+            # Or the next one leaves once another is sent.
+            assert wait_ms is not None or (definition.rate_per_s and out)
+    backlog.begin(len(out), time.passed_ms)
     # Everything leaves in the end, at the moments that it says itself.
     for _ in range(1000):
         if not waiting:
             break
-        leaving = [
-            *backlog.pop_outdated(100, NO_LIMIT, time.now_ms),
-            *backlog.pop(100, NO_LIMIT, time.instant),
-        ]
+        popped = backlog.pop(100, NO_LIMIT, time.instant)
+        backlog.begin(len(seqs(popped)), time.passed_ms)
+        leaving = [*backlog.pop_outdated(100, NO_LIMIT, time.now_ms), *popped]
         for seq in seqs(leaving):
             del waiting[seq]
         if waiting and not leaving:
             time.go_on(next_ms(backlog, time.instant))
     assert not waiting
+
+
+def each(slices: list[FiredRows]) -> list[FiredRows]:
+    """Each row by itself."""
+    return [
+        FiredRows(fired.hour, fired.rows[at : at + 1])
+        for fired in slices
+        for at in range(len(fired.rows))
+    ]
 
 
 def next_ms(backlog: Backlog, instant: Instant) -> int:
@@ -284,7 +312,7 @@ def test_rows_leave_in_order_and_in_pieces(rows_max: int) -> None:
     backlog = Backlog(subscription(), 0)
     backlog.push(FiredRows(HOUR, wheel_rows(HOUR, (3, START_MS), (4, START_MS))))
     backlog.push(FiredRows(HOUR + 1, wheel_rows(HOUR + 1, (5, START_MS + HOUR_MS))))
-    backlog.push_front(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
+    backlog.come_back(FiredRows(HOUR, wheel_rows(HOUR, (1, START_MS), (2, START_MS))))
     popped: list[int] = []
     while backlog.count:
         batches = backlog.pop(rows_max, NO_LIMIT, Instant(START_MS, 0))

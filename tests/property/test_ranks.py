@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from delayserver.delivery.lane import Room
 from delayserver.delivery.ranks import Ranks
 from tests.unit.delivery.test_ranks import fired
-from tests.unit.fakes import seqs
+from tests.unit.fakes import START_MS, seqs
 
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.lists(st.integers(0, 9), min_size=1, max_size=5)),
-        st.tuples(st.just("front"), st.lists(st.integers(0, 9), min_size=1, max_size=5)),
+        st.tuples(st.just("insert"), st.lists(st.integers(0, 9), min_size=1, max_size=5)),
         st.tuples(st.just("pop"), st.lists(st.just(0), max_size=6)),
     ),
     max_size=30,
@@ -33,12 +33,9 @@ def test_rows_leave_by_priority_and_in_their_order(steps: list[tuple[str, list[i
             assert seqs(ranks.pop(Room(len(numbers), 1 << 40))) == [one for one, _ in expected]
         else:
             ranked = [(next(seq), priority) for priority in numbers]
-            if step == "push":
-                ranks.push(fired(*ranked))
-                waiting += ranked
-            else:
-                ranks.push_front(fired(*ranked))
-                waiting = ranked + waiting
+            add = ranks.push if step == "push" else ranks.insert
+            add(fired(*ranked, due_ms=START_MS + 10 * ranked[0][0]))
+            waiting += ranked
             waiting.sort(key=lambda one: -one[1])
         assert ranks.count == len(waiting)
         assert seqs(ranks.slices()) == [one for one, _ in waiting]

@@ -11,7 +11,7 @@ from delayserver.delivery.outlets import OutletOpener, OutletSink
 from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.targets import TargetPolicy
-from tests.unit.fakes import delivery
+from tests.unit.fakes import always, delivery
 
 POLICY = TargetPolicy(("localhost", "127.0.0.0/8", "::1"))
 
@@ -38,7 +38,9 @@ def deliver(opener: OutletOpener, subscription: Subscription) -> Result:
 
     async def main() -> None:
         sink = OutletSink(opener)
-        await sink.deliver(subscription, [delivery(1)], lambda some, result: told.append(result))
+        await sink.deliver(
+            subscription, [delivery(1)], always, lambda some, result: told.append(result)
+        )
         await sink.close()
 
     asyncio.run(main())

@@ -25,7 +25,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -155,10 +155,14 @@ def plant_a_bug() -> None:
     send = HttpWebhookSender.send
     count = 0
 
-    async def drop(self: HttpWebhookSender, request: WebhookRequest) -> WebhookResponse:
+    async def drop(
+        self: HttpWebhookSender, request: WebhookRequest, may_begin: Callable[[], bool]
+    ) -> WebhookResponse:
         nonlocal count
         count += 1
-        return WebhookResponse(204) if count % DROP_EVERY == 0 else await send(self, request)
+        if count % DROP_EVERY:
+            return await send(self, request, may_begin)
+        return WebhookResponse(204 if may_begin() else None)
 
     HttpWebhookSender.send = drop  # type: ignore[method-assign]
 

@@ -171,6 +171,8 @@ class NotingPorts:
         self.handouts: list[Handout] = []
         self.sent: list[tuple[str, DueDelivery]] = []
         self.posts: list[list[DueDelivery]] = []
+        self.begin: Callable[[Subscription, list[DueDelivery], int], object] | None = None
+        """Called with deliveries that are sent: their first byte leaves at once."""
         self.dropped: list[tuple[DueDelivery, str]] = []
         self.orphans: list[tuple[DueDelivery, int]] = []
         self.ticks = 0
@@ -197,6 +199,8 @@ class NotingPorts:
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         self.posts.append(deliveries)
+        if self.begin is not None:
+            self.begin(subscription, deliveries, START_MS)
         self.sent += [(subscription.name, delivery) for delivery in deliveries]
 
     def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
@@ -538,3 +542,8 @@ def records(group: Group) -> Records:
 def rows_of(group: Group) -> Rows:
     """The records of a group (MESSAGE_DTYPE)."""
     return np.frombuffer(group.encode()[0], MESSAGE_DTYPE)
+
+
+def always(deliveries: Sequence[DueDelivery]) -> bool:
+    """Deliveries may begin."""
+    return True

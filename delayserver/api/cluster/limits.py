@@ -153,11 +153,20 @@ class _Permit:
             return self.rows if self.subscription.rate_per_s else NO_LIMIT
         return NO_LIMIT if self.bucket is None else self.bucket.available(now_s)
 
-    def take(self, count: int, now_s: float) -> None:
+    def reserve(self, count: int, now_s: float) -> None:
         if self.is_linked:
             self.rows = max(0, self.rows - count)
         elif self.bucket is not None:
             self.bucket.take(count, now_s)
+
+    def spend(self, count: int, now_s: float) -> None:
+        """They were taken when they were reserved."""
+
+    def release(self, count: int, now_s: float) -> None:
+        if self.is_linked:
+            self.rows += count if self.subscription.rate_per_s else 0
+        elif self.bucket is not None:
+            self.bucket.give_back(count, now_s)
 
     def wait_s(self, now_s: float) -> float:
         return 0.0 if self.bucket is None else self.bucket.wait_s(now_s)

@@ -53,6 +53,7 @@ from delayserver.errors import ConflictError, InputError
 from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.subscriptions import (
     FAILURES,
+    GONE,
     MASK,
     Registry,
     RetrySchedule,
@@ -315,6 +316,14 @@ async def _owners(name: str, caller: Caller | None, parts: Parts) -> list[Subscr
     return allowed
 
 
+def _stays_paused(existing: Subscription, url: str) -> bool:
+    """Whether a pause outlives a new definition. A PUT repairs a subscription that failed, and a
+    new URL one whose receiver was gone; a pause that a client asked for ends with `resume`."""
+    if existing.pause_reason == GONE:
+        return existing.paused and existing.url == url
+    return existing.paused and existing.pause_reason != FAILURES
+
+
 def _subscription(
     calls: Calls,
     targets: TargetPolicy,
@@ -361,8 +370,7 @@ def _subscription(
         drop_older_than_ms=(
             catch_up.drop_older_than if isinstance(catch_up, models.DropModel) else 0
         ),
-        # Who defines it anew has repaired what failed; other pauses end when somebody says so.
-        paused=existing.paused and existing.pause_reason != FAILURES if existing else False,
+        paused=existing is not None and _stays_paused(existing, webhook_url),
         pause_reason=existing.pause_reason if existing else "",
         target=target,
         headers=check_own_headers(wanted.headers or {}),

@@ -88,6 +88,8 @@ class ShardServer(SimulatedServer):
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         self._deadlines.append((self.stopwatch() + subscription.timeout_ms, deliveries))
         super().send(subscription, deliveries)
+
+    def on_begun(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         self._outside.sent(subscription)
 
     def time_out(self, ledger: ShardLedger) -> None:

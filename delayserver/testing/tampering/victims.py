@@ -99,7 +99,7 @@ class VictimWorld(World):
     def _serve(self) -> None:
         server, subscribers = self._running, self.subscribers
         server.rest()
-        while server.sending:
+        while server.out():
             subscribers.answer_webhook()
             server.rest()
         subscribers.pull_all()

@@ -58,6 +58,7 @@ class Parts:
         )
         self.dispatcher.now_ms = NOW_MS
         self.dispatcher.outcomes = self.ports
+        self.ports.begin = self.dispatcher.may_begin
         self.answers: list[list[tuple[DueDelivery, str]]] = []
         """What consumers were told without a read: nothing."""
 

@@ -7,7 +7,7 @@ from delayserver.delivery.outlets import OutletOpener, OutletSink
 from delayserver.delivery.sink import Failed, Result
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
-from tests.unit.fakes import delivery
+from tests.unit.fakes import always, delivery
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -20,7 +20,7 @@ async def reason(opener: OutletOpener, subscription: Subscription) -> str:
         told.append(result)
 
     sink = OutletSink(opener)
-    await sink.deliver(subscription, [delivery(1)], tell)
+    await sink.deliver(subscription, [delivery(1)], always, tell)
     await sink.close()
     (result,) = told
     assert isinstance(result, Failed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from delayserver.delivery.dispatcher import HELD_LOOK_MS
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.delivery.sink import Recorded
 from delayserver.records.horizon import Mark
-from delayserver.records.message import MessageOptions, ScheduleEntry
+from delayserver.records.message import DueDelivery, MessageOptions, ScheduleEntry
 from delayserver.records.subscriptions import KafkaTarget, Subscription
 from delayserver.schedule.wheel_rows import (
     ROUTE_SUBSCRIPTION,
@@ -403,7 +405,7 @@ def test_what_comes_back_twice_is_found_wherever_it_waits() -> None:
     pulled = deliveries(*(delivery(seq, due_ms) for seq, due_ms in dues_ms.items()))
     parts.dispatcher.on_read(handout, pulled, NOW_MS)
     parts.dispatcher.return_leased(pulled, np.arange(3))
-    assert parts.waiting(one) == [3, 1, 2]
+    assert parts.waiting(one) == [1, 2, 3]
     for seq, due_ms in dues_ms.items():
         assert parts.dispatcher.holds(ScheduleEntry(seq, due_ms))
 
@@ -554,6 +556,8 @@ def test_a_subscription_that_stops_batching_while_one_is_read_sends_them_one_by_
     parts.fire((1, START_MS), (2, START_MS))
     parts.change(webhook())
     parts.read()
+    assert posts(parts) == []
+    parts.read()
     assert posts(parts) == [[1], [2]]
     assert not parts.dispatcher.queue(hook).posts
 
@@ -599,8 +603,9 @@ def test_the_engine_is_told_when_rows_may_leave_earlier_than_it_knows() -> None:
     hook = webhook(rate_per_s=10.0, rate_burst=1)
     parts = Parts(hook)
     parts.fire((1, START_MS), (2, START_MS), (3, START_MS))
-    assert parts.ports.ticks == 1
     [first] = parts.read()
+    parts.turn()
+    assert parts.ports.ticks == 1
     parts.dispatcher.settle_delivered(first, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert parts.ports.ticks == 1
@@ -662,6 +667,7 @@ def test_rows_leave_when_their_time_has_passed_though_the_clock_was_set(
         assert handout.count == rows - 1
         for one in parts.read():
             parts.dispatcher.settle_delivered(one, NOW_MS)
+        parts.turn()
     now_ms = NOW_MS + set_by_ms
     left_ms = parts.dispatcher.wake(now_ms)
     assert left_ms is not None and left_ms <= wait_ms
@@ -1062,3 +1068,171 @@ def test_a_subscription_that_is_deleted_while_rows_are_looked_at_is_no_concern()
     parts.ports.handouts.clear()
     parts.dispatcher.on_read(look, deliveries(delivery(1)), NOW_MS)
     assert parts.ports.dropped == []
+
+
+# ---- a delivery that waits for a connection may not begin any more ----------------------------
+
+
+def paused(parts: Parts, hook: Subscription) -> None:
+    parts.change(msgspec.structs.replace(hook, paused=True))
+
+
+def with_another_url(parts: Parts, hook: Subscription) -> None:
+    parts.change(msgspec.structs.replace(hook, url="http://127.0.0.1:2/"))
+
+
+def deleted(parts: Parts, hook: Subscription) -> None:
+    parts.change(msgspec.structs.replace(hook, deleted=True))
+
+
+def without_lease(parts: Parts, hook: Subscription) -> None:
+    parts.dispatcher.may_deliver = lambda: False
+
+
+def stopping(parts: Parts, hook: Subscription) -> None:
+    parts.dispatcher.drain()
+
+
+def asked_to_wait(parts: Parts, hook: Subscription) -> None:
+    parts.dispatcher.hold(hook.id, 1_000)
+
+
+CHANGES = [paused, with_another_url, deleted, without_lease, stopping, asked_to_wait]
+
+
+def connecting(hook: Subscription, *seqs_: int) -> tuple[Parts, list[DueDelivery]]:
+    """Deliveries that have left their queue, and wait for a connection."""
+    parts = Parts(hook)
+    parts.ports.begin = None
+    parts.fire(*((seq, START_MS) for seq in seqs_))
+    return parts, parts.read()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("batch_max", [0, 2])
+def test_what_waits_for_a_connection_does_not_begin_after(
+    change: Callable[[Parts, Subscription], None], batch_max: int
+) -> None:
+    hook = webhook(batch_max=batch_max)
+    parts, (one, other) = connecting(hook, 1, 2)
+    request = [one, other] if batch_max else [one]
+    change(parts, hook)
+    assert not parts.dispatcher.may_begin(hook, request, NOW_MS)
+    parts.dispatcher.end_request(request)
+    for each in request:
+        parts.dispatcher.return_delivery(each, each.attempt)
+    queue = parts.dispatcher.queues()
+    if change is not deleted:
+        assert [one.in_flight for one in queue] == [2 - len(request)]
+        assert parts.waiting(hook)[: len(request)] == [one.entry.seq for one in request]
+
+
+def test_what_has_outlived_its_time_while_it_waited_for_a_connection_does_not_begin() -> None:
+    hook = webhook()
+    parts = Parts(hook)
+    parts.ports.begin = None
+    parts.fire((1, NOW_MS - 10), route=1 | route_bits(FLAG_OPTIONS))
+    (one,) = parts.read(options={1: MessageOptions(ttl_ms=50)})
+    assert parts.dispatcher.may_begin(hook, [one], one.origin.due_ms + 49)
+    assert not parts.dispatcher.may_begin(hook, [one], one.origin.due_ms + 50)
+
+
+def test_what_waits_for_a_connection_uses_up_no_more_of_a_rate_than_its_burst() -> None:
+    hook = webhook(rate_per_s=10.0, rate_burst=2)
+    parts, waits = connecting(hook, *range(1, 9))
+    for passed_ms in range(0, 10_000, 100):
+        parts.wait(passed_ms)
+        parts.dispatcher.wake(NOW_MS)
+        parts.turn()
+    # As long as no connection is there, no others leave.
+    assert [one.entry.seq for one in waits] == [1, 2]
+    assert parts.ports.handouts == []
+    for one in waits:
+        assert parts.dispatcher.may_begin(hook, [one], NOW_MS)
+    parts.turn()
+    assert parts.ports.handouts == []
+    parts.wait(10_001)
+    wait_ms = parts.dispatcher.wake(NOW_MS)
+    assert wait_ms is not None and 90 <= wait_ms <= 110
+    parts.wait(10_001 + wait_ms)
+    parts.dispatcher.wake(NOW_MS)
+    assert parts.handouts() == [[3]]
+
+
+def test_what_could_not_begin_gives_back_its_part_of_the_rate() -> None:
+    hook = webhook(rate_per_s=1.0, rate_burst=1)
+    parts, (one,) = connecting(hook, 1, 2)
+    parts.dispatcher.end_request([one])
+    parts.dispatcher.return_delivery(one, one.attempt)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert parts.handouts() == [[1]]
+
+
+def test_a_queue_that_is_held_leaves_when_the_receiver_said() -> None:
+    hook = webhook(max_in_flight=1)
+    parts, (one,) = connecting(hook, 1, 2)
+    assert parts.dispatcher.may_begin(hook, [one], NOW_MS)
+    parts.dispatcher.end_request([one])
+    parts.dispatcher.hold(hook.id, 1_000)
+    parts.dispatcher.return_delivery(one, one.attempt)
+    parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
+    assert parts.handouts() == []
+    assert parts.dispatcher.wake(NOW_MS) == 1_000
+    parts.wait(1_000)
+    parts.dispatcher.wake(NOW_MS)
+    assert parts.handouts() == [[1]]
+
+
+def test_another_receiver_is_not_held() -> None:
+    hook = webhook()
+    parts, _ = connecting(hook, 1)
+    parts.dispatcher.hold(hook.id, 1_000)
+    with_another_url(parts, hook)
+    parts.fire((2, START_MS))
+    assert parts.handouts() == [[2]]
+
+
+# ---- webhooks share connections ---------------------------------------------------------------
+
+
+def test_webhooks_leave_as_far_as_there_are_places_and_take_turns() -> None:
+    one, other = webhook(1), webhook(2, subject="refund")
+    parts = Parts(one, other, webhooks_max=2)
+    parts.fire(*((seq, START_MS) for seq in range(1, 5)))
+    assert parts.handouts() == [[1, 2]]
+    sent = parts.read()
+    parts.fire((7, START_MS), (8, START_MS), route=2)
+    assert parts.handouts() == []
+    assert parts.waiting(other) == [7, 8]  # There they can expire, or be paused.
+    left: list[list[int]] = []
+    while sent:
+        done = sent.pop(0)
+        parts.dispatcher.end_request([done])
+        parts.dispatcher.settle_delivered(done, NOW_MS)
+        parts.turn()
+        for _ in parts.handouts():
+            left += parts.handouts()[:1]
+            sent += parts.read()
+    assert left == [[3], [7], [4], [8]]
+    assert parts.dispatcher.connections.free == 2
+
+
+@pytest.mark.parametrize("batch_max", [0, 3])
+@pytest.mark.parametrize("fate", ["unread", "expired", "deleted", "paused", "sent"])
+def test_no_place_is_lost(fate: str, batch_max: int) -> None:
+    hook = webhook(batch_max=batch_max)
+    parts = Parts(hook, webhooks_max=10)
+    options = {seq: MessageOptions(ttl_ms=1) for seq in (1, 2, 3)} if fate == "expired" else None
+    route = 1 | route_bits(FLAG_OPTIONS) if options else 1
+    parts.fire((1, START_MS), (2, START_MS), (3, START_MS), route=route)
+    assert parts.dispatcher.connections.free == (9 if batch_max else 7)
+    if fate == "deleted":
+        deleted(parts, hook)
+    elif fate == "paused":
+        paused(parts, hook)
+    unreadable = (1, 2, 3) if fate == "unread" else ()
+    sent = parts.read(*unreadable, options=options)
+    if fate == "sent":
+        for request in [sent] if batch_max else [[one] for one in sent]:
+            parts.dispatcher.end_request(request)
+    assert parts.dispatcher.connections.free == 10

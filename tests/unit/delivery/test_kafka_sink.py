@@ -22,7 +22,7 @@ from delayserver.records.subscriptions import (
 )
 from delayserver.security.targets import TargetPolicy, split_bootstrap
 from storage.replicated.kafka_settings import sink_settings
-from tests.unit.fakes import delivery, subscription
+from tests.unit.fakes import always, delivery, subscription
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ class Machine:
         def told(some: list[DueDelivery], result: Result) -> None:
             self.told += [(one.entry.seq, result) for one in some]
 
-        await self.sink.deliver(subscription, list(deliveries), told)
+        await self.sink.deliver(subscription, list(deliveries), always, told)
 
 
 def run(

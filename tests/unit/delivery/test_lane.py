@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import groupby
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delayserver.delivery.lane import SLICE_ROWS_MAX, Lane, Room
 from delayserver.records.message import ScheduleEntry
@@ -62,7 +65,7 @@ def test_what_comes_back_stands_in_few_slices_too_and_in_front() -> None:
     lane = Lane()
     lane.push(one(1001))
     for seq in range(1000, 0, -1):
-        lane.push_front(one(seq))
+        lane.insert(one(seq))
     assert len(lane.slices) <= 11
     assert seqs(lane.pop(Room(2000, 1))) == list(range(1, 1002))
 
@@ -96,7 +99,7 @@ def test_any_order_of_calls_against_a_list() -> None:
             case "back":
                 expected[:0] = seqs(taken)
                 for fired in reversed(taken):
-                    lane.push_front(fired)
+                    lane.insert(fired)
                 taken = []
             case _:
                 for seq in rng.sample(range(1, next_seq + 2), min(5, next_seq)):
@@ -139,3 +142,40 @@ def test_rows_are_taken_out_wherever_they_stand() -> None:
     assert lane.count == len(expected)
     assert seqs(lane.pop(Room(99, 1 << 40))) == expected
     assert lane.take(np.empty(0, np.uint64)) == []
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), max_size=8),
+    moves=st.lists(st.tuples(st.integers(1, 12), st.randoms(use_true_random=False)), max_size=8),
+)
+def test_what_comes_back_in_any_order_stands_by_due_time_and_seq(
+    lengths: list[int], moves: list[tuple[int, random.Random]]
+) -> None:
+    lane, seq = Lane(), 1
+    expected: list[int] = []
+    for length in lengths:
+        # Three rows fall due in each millisecond, and an hour has seven rows.
+        for hour, of_hour in groupby(range(seq, seq + length), key=lambda one: one // 7):
+            lane.push(
+                FiredRows(
+                    HOUR + hour,
+                    wheel_rows(
+                        HOUR + hour,
+                        *((one, START_MS + hour * HOUR_MS + one // 3) for one in of_hour),
+                    ),
+                )
+            )
+        expected += range(seq, seq + length)
+        seq += length
+    for count, chance in moves:
+        taken = lane.pop(Room(count, 1))
+        single = [
+            FiredRows(fired.hour, fired.rows[at : at + 1])
+            for fired in taken
+            for at in range(len(fired.rows))
+        ]
+        chance.shuffle(single)
+        for fired in single:
+            lane.insert(fired)
+        assert seqs(lane.slices) == expected
+        assert lane.count == len(expected)

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from delayserver.delivery.sink import (
+    HOLD_MS_MIN,
     Confirmed,
     Delivered,
     GiveUp,
+    Hold,
     PauseSubscription,
     Recorded,
     RetryLater,
@@ -79,28 +81,36 @@ def test_a_missing_answer_is_retried_with_its_reason():
 def test_the_last_attempt_is_followed_by_the_dead_letters():
     assert isinstance(decide(500, attempt=3), RetryLater)
     assert decide(500, attempt=4) == GiveUp("HTTP 500 (attempt 4 of 4)")
-    assert decide(429, attempt=9, retry_after_ms=1000) == GiveUp("HTTP 429 (attempt 9 of 4)")
+    assert decide(429, attempt=9) == GiveUp("HTTP 429 (attempt 9 of 4)")
 
 
 @pytest.mark.parametrize(
-    ("status", "retry_after_ms", "delay_ms"),
+    ("status", "retry_after_ms", "follows"),
     [
-        (429, 60_000, 60_000),
-        (503, 60_000, 60_000),
-        (503, 1_000, 5_000),  # never sooner than the backoff
-        (503, 0, 5_000),
-        (503, 10**15, RETRY_DELAY_MS_MAX),
-        (500, 60_000, 5_000),  # only where the contract says so
-        (302, 60_000, 5_000),
+        (429, 60_000, Hold(60_000)),
+        (503, 60_000, Hold(60_000)),
+        (503, 0, Hold(HOLD_MS_MIN)),
+        (503, 10**15, Hold(RETRY_DELAY_MS_MAX)),
+        (500, 60_000, RetryLater(5_000, "HTTP 500")),  # only where the contract says so
     ],
 )
-def test_retry_after(status, retry_after_ms, delay_ms):
-    assert decide(status, retry_after_ms=retry_after_ms).delay_ms == delay_ms
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_retry_after_holds_the_queue_and_is_no_attempt(status, retry_after_ms, follows, attempt):
+    found = decide(status, retry_after_ms=retry_after_ms, attempt=attempt)
+    if isinstance(follows, Hold):
+        assert found == follows
+    else:
+        assert isinstance(found, RetryLater)
+
+
+def test_retry_after_holds_the_queue_also_at_the_last_attempt():
+    assert decide(429, attempt=9, retry_after_ms=5_000) == Hold(5_000)
 
 
 @pytest.mark.parametrize(("random", "delay_ms"), [(0.0, 60_000), (0.5, 66_000), (0.999, 71_988)])
 def test_jitter_only_adds(random, delay_ms):
-    assert decide(503, retry_after_ms=60_000, random=lambda: random).delay_ms == delay_ms
+    assert decide(503, retry_after_ms=60_000, random=lambda: random) == Hold(delay_ms)
+    assert decide(500, random=lambda: random).delay_ms == delay_ms // 12
 
 
 def test_backoff_grows_beyond_its_list_up_to_a_day():

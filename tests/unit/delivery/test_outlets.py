@@ -12,7 +12,7 @@ from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RedisTarget, Subscription
-from tests.unit.fakes import delivery, subscription
+from tests.unit.fakes import always, delivery, subscription
 from tests.waiting import turns
 
 
@@ -69,7 +69,7 @@ class Machine:
         self.told: list[tuple[list[int], Result]] = []
 
     async def deliver(self, subscription: Subscription, *seqs: int) -> None:
-        await self.sink.deliver(subscription, [delivery(seq) for seq in seqs], self._tell)
+        await self.sink.deliver(subscription, [delivery(seq) for seq in seqs], always, self._tell)
 
     def _tell(self, some: list[DueDelivery], result: Result) -> None:
         self.told.append(([one.entry.seq for one in some], result))
@@ -211,7 +211,7 @@ def test_a_client_that_is_not_installed_is_the_reason() -> None:
 
     async def main() -> None:
         sink = OutletSink(NoClient("redis"))
-        await sink.deliver(to("a"), [delivery(1)], lambda some, result: told.append(result))
+        await sink.deliver(to("a"), [delivery(1)], always, lambda some, result: told.append(result))
         await sink.close()
 
     asyncio.run(main())

@@ -38,9 +38,9 @@ def test_higher_ones_leave_first_and_those_of_one_priority_as_they_came() -> Non
 
 def test_what_came_back_is_first_of_its_priority() -> None:
     ranks = Ranks()
-    ranks.push(fired((1, 5), (2, 5), (3, 0)))
-    ranks.push_front(fired((4, 0), (5, 5), (6, 9)))
-    assert seqs(ranks.slices()) == [6, 5, 1, 2, 4, 3]
+    ranks.push(fired((4, 5), (5, 5), (6, 0), due_ms=START_MS + 9))
+    ranks.insert(fired((1, 0), (2, 5), (3, 9)))
+    assert seqs(ranks.slices()) == [3, 2, 4, 5, 1, 6]
 
 
 def test_a_row_without_options_is_of_priority_0() -> None:

@@ -16,7 +16,7 @@ from delayserver.records.subscriptions import KafkaTarget, Subscription
 from storage.errors import EngineError, FencedError
 from storage.replicated.transactions import SLOTS, Aborted, Committed, TopicRecord
 from storage.rows import DISPATCH_DTYPE
-from tests.unit.fakes import START_MS, delivery, subscription
+from tests.unit.fakes import START_MS, always, delivery, subscription
 from tests.waiting import until
 
 TARGET = KafkaTarget(bootstrap="127.0.0.1:9092", topic="t", exactly_once=True)
@@ -88,7 +88,7 @@ class Machine:
             self.told[one.entry.seq] = result
 
     def deliver(self, *seqs: int, number: int = 1) -> Coroutine[Any, Any, None]:
-        return self.sink.deliver(kafka(number), [*map(delivery, seqs)], self.tell)
+        return self.sink.deliver(kafka(number), [*map(delivery, seqs)], always, self.tell)
 
 
 def run(main: Callable[[Machine], Coroutine[Any, Any, None]]) -> Machine:
