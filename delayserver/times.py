@@ -2,13 +2,18 @@
 
     parse_time_ms("2026-11-20T17:30:00.0001+01:00")  1795192200001    never earlier than was asked
     format_time(1795192200001)                       "2026-11-20T16:30:00.001Z"
+    parse_time_ms(1795192200)                        refused: these are seconds, and mean 2026
+    read_time_ms("1795192200001")                    1795192200001    text of an option, or a header
     parse_duration_ms("1h30m")                       5400000
     parse_duration_ms("1500")                        1500: digits alone are milliseconds
     format_duration(5400000)                         "1h30m"
 
 Reading is strict (units in descending order, each at most once, whole numbers; an offset with every
-time), because a guess about "1.5h" is a message at the wrong time. No clock is read here,
-and no limit is set on how far away a time may be; the caller knows both.
+time), because a guess about "1.5h" is a message at the wrong time. Half of the world counts seconds
+since 1970. Read as milliseconds, such a number is January 1970, and the message would fire at once.
+So `are_seconds` decides for every door, for one number or for a column of them, that a point in
+time is no number of seconds. Durations keep their range. No clock is read here, and no limit is set
+on how far away a time may be; the caller knows both.
 
 Cost: parsing 1–2 µs; `format_time` 0.15 µs, and 1 µs more for a second it has not seen lately.
 Threads: pure functions; the cache of formatted seconds may be shared.
@@ -17,6 +22,7 @@ Threads: pure functions; the cache of formatted seconds may be shared.
 import re
 from datetime import date, datetime, timedelta
 from functools import lru_cache
+from typing import Any, Final, overload
 
 from delayserver.errors import InputError
 
@@ -54,6 +60,17 @@ _TIME_FORMS = (
     "whole milliseconds since 1970-01-01T00:00:00Z; years 0001 to 9999"
 )
 
+_SECONDS_MIN: Final = 10**8
+"""As seconds, this is March 1973. In ms, it is the second day of 1970."""
+SECONDS_MAX: Final = 10**11
+"""As seconds, this is the year 5138. In ms, it is March 1973, before which no message is due."""
+SECONDS_REASON: Final = (
+    "a whole number is milliseconds, not seconds, since 1970-01-01T00:00:00Z, and this one would "
+    "be before 1973: multiply it by 1,000, or write RFC 3339"
+)
+_DIGITS_MAX: Final = 20
+"""More are no time in any case, and take long to read."""
+
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (UTC throughout; naive arithmetic is faster)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MILLISECONDS = tuple(f".{ms:03d}Z" for ms in range(1000))
@@ -81,13 +98,34 @@ def parse_time_ms(value: int | str, pointer: str = "") -> int:
 
     A fraction finer than a millisecond is rounded up, so that a message is never early. A leap
     second (23:59:60 UTC) is the second after it, as in POSIX time."""
+    time_ms = None
     if isinstance(value, str):
         time_ms = _parse_rfc3339_ms(value)
-    else:
-        time_ms = value if _is_whole(value) else None
+    elif _is_whole(value):
+        time_ms = value
+        if are_seconds(value):
+            raise InputError(SECONDS_REASON, pointer)
     if time_ms is None or not TIME_MS_MIN <= time_ms <= TIME_MS_MAX:
         raise InputError(_TIME_FORMS, pointer)
     return time_ms
+
+
+def read_time_ms(text: str, pointer: str = "") -> int:
+    """As `parse_time_ms`, of text that stands where a number cannot be told from text: in a query,
+    in an option, or in a header. Digits alone are milliseconds. Raises InputError."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+    return parse_time_ms(int(text) if is_number else text, pointer)
+
+
+@overload
+def are_seconds(times: int) -> bool: ...
+@overload
+def are_seconds(times: Any) -> Any: ...
+def are_seconds(times: Any) -> Any:
+    """Whether points in time that are numbers of milliseconds can only be meant as seconds.
+
+    `times`: a number, or an array of them; then the answer is a mask of its shape."""
+    return (times >= _SECONDS_MIN) & (times <= SECONDS_MAX)
 
 
 def _is_whole(value: object) -> bool:

@@ -6,7 +6,7 @@
     subject      text, or a dictionary of text
     body         text: JSON; binary: a binary body
     delay        whole milliseconds, or a duration
-    deliver_at   a timestamp with a time zone, or whole milliseconds since 1970
+    deliver_at   a timestamp with a time zone, or whole milliseconds (not seconds) since 1970
     key          text
     headers      a map from text to text
     ttl, jitter  whole milliseconds, or a duration
@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.errors import InputError, MediaTypeError, TooLargeError
+from delayserver.times import are_seconds
 
 try:
     import pyarrow as pa
@@ -291,7 +292,7 @@ def _columns(arrays: dict[str, pa.Array], count: int) -> ArrowColumns:
         [None] * count if body is None else _or_none(pieces(body), _there(body)),
         body is not None and _is_binary(body.type),
         _numbers(arrays.get("delay")),
-        _numbers(arrays.get("deliver_at")),
+        _times(arrays.get("deliver_at")),
         _texts(arrays["key"]) if "key" in arrays else [None] * count,
         [None] * count if headers is None else _headers(headers),
         _numbers(arrays.get("ttl")),
@@ -347,6 +348,15 @@ def _numbers(array: pa.Array | None) -> Numbers | None:
         parts = 1000 if unit == "us" else 1_000_000
         values = -(np.maximum(values, -most) * -1 // parts)
     return Numbers(values, _there(array))
+
+
+def _times(array: pa.Array | None) -> Numbers | None:
+    """Due times. A timestamp before 1973 is 1970, which means now as well: behind this, a number of
+    that range is seconds that were taken for milliseconds."""
+    times = _numbers(array)
+    if times is None or array is None or not of.is_timestamp(array.type):
+        return times
+    return times._replace(values=np.where(are_seconds(times.values), 0, times.values))
 
 
 def _headers(array: pa.Array) -> list[dict[str, str | None] | None]:

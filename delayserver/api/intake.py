@@ -44,7 +44,14 @@ from delayserver.records.tables import OnEvent
 from delayserver.records.tracecontext import Trace
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
-from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
+from delayserver.times import (
+    SECONDS_MAX,
+    SECONDS_REASON,
+    are_seconds,
+    format_duration,
+    parse_duration_ms,
+    parse_time_ms,
+)
 from storage.rows import HOUR_MS, PRIORITY_MAX
 
 if TYPE_CHECKING:
@@ -348,7 +355,7 @@ class Intake:
         return options if any(options) else []
 
     def _dues_of_columns(self, columns: "ArrowColumns", now_ms: int) -> list[int]:
-        """As `_dues_ms`: all are fine if the first and the last of them are."""
+        """As `_dues_ms`: all are fine if the first and the last are, and none is seconds."""
         delays, times = columns.delays_ms, columns.dues_ms
         waits_ms = np.zeros(len(columns.subjects), np.int64)
         if delays is not None:
@@ -358,8 +365,12 @@ class Intake:
         if times is not None:
             if delays is not None and (delays.mask() & times.mask()).any():
                 raise InputError("give either delay or deliver_at, not both", "/deliver_at")
-            for moment in _ends(times):
+            ends_ms = _ends(times)
+            for moment in ends_ms:
                 self.due_ms(None, moment, now_ms)
+            is_ancient = bool(ends_ms) and ends_ms[0] <= SECONDS_MAX
+            if is_ancient and (times.mask() & are_seconds(times.values)).any():
+                raise InputError(SECONDS_REASON, "/deliver_at")
             waits_ms += times.or_zero(np.maximum(times.values, now_ms) - now_ms)
         dues_ms: list[int] = (waits_ms + now_ms).tolist()
         if columns.jitters_ms is not None:
@@ -519,13 +530,17 @@ class Intake:
             waits = {delay: self.due_ms(delay, None, now_ms) for delay in set(delays)}
             return [*waits.values()] * count if len(waits) == 1 else [waits[one] for one in delays]
         if delays.count(None) == count and set(map(type, times)) == {int}:
-            # Nearly all differ, and are fine if the first and the last of them are.
+            # Nearly all differ, and are fine if the first and the last of them are. Only where the
+            # first is before 1973 one in between can be seconds.
             moments = cast(Sequence[int], times)
             first_ms, last_ms = min(moments), max(moments)
             self.due_ms(None, first_ms, now_ms)
             self.due_ms(None, last_ms, now_ms)
             if first_ms >= now_ms:
                 return list(moments)
+            if first_ms <= SECONDS_MAX:
+                for moment in moments:
+                    self.due_ms(None, moment, now_ms)
             return [one if one > now_ms else now_ms for one in moments]
         pairs = list(zip(delays, times, strict=True))
         dues_ms = {pair: self.due_ms(*pair, now_ms) for pair in set(pairs)}

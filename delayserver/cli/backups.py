@@ -213,14 +213,14 @@ def _until_ms(until: str | None, now_ms: int) -> int | None:
     """The moment that `--until` names. Raises typer.BadParameter."""
     from delayserver.errors import InputError
     from delayserver.recovery.shipped_log import LATEST_MS
-    from delayserver.times import format_time, parse_time_ms
+    from delayserver.times import format_time, read_time_ms
 
     if until is None:
         return None
     if until == LATEST:
         return LATEST_MS
     try:
-        until_ms = parse_time_ms(int(until) if until.isdecimal() else until)
+        until_ms = read_time_ms(until)
     except InputError as error:
         raise typer.BadParameter(f"{error.detail}; or `{LATEST}`", param_hint="--until") from error
     if until_ms > now_ms:

@@ -25,7 +25,7 @@ from delayserver.cli.session import (
     server_command,
 )
 from delayserver.errors import InputError, PipelineError
-from delayserver.times import parse_duration_ms, parse_time_ms
+from delayserver.times import parse_duration_ms, read_time_ms
 from storage.errors import StorageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ VerdictsOption = Annotated[
 def since_option(text: str | None) -> int | None:
     """The moment that --since names."""
     try:
-        return None if text is None else parse_time_ms(text)
+        return None if text is None else read_time_ms(text)
     except InputError as error:
         raise typer.BadParameter(error.detail, param_hint="--since") from error
 

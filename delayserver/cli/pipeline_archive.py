@@ -110,11 +110,11 @@ def archive(
     quiet = is_stdout(json_file)
     with job("archive", master, conf, as_json=quiet) as running:
         from delayserver.pipeline.archive.archive import Archive, ArchiveFormat, run
-        from delayserver.times import parse_time_ms
+        from delayserver.times import read_time_ms
 
         until_ms = None
         if until is not None:
-            until_ms = parse_time_ms(int(until) if until.isdecimal() else until, "--until")
+            until_ms = read_time_ms(until, "--until")
         wanted = Archive(
             roots_of(data_dir),
             to,

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from delayserver.records.message_id import read_id
-from delayserver.times import format_time
+from delayserver.times import SECONDS_REASON, are_seconds, format_time
 
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -19,7 +19,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 Delay = timedelta | str | int
 """A timedelta, text such as `30m`, or whole milliseconds: `30` is 30 ms."""
 DeliverAt = datetime | str | int
-"""A datetime that knows its zone, RFC 3339, or milliseconds since the epoch."""
+"""A datetime that knows its zone, RFC 3339, or milliseconds (not seconds) since the epoch."""
 REPR_BYTES_MAX = 200
 """Of a body, in what is printed."""
 
@@ -436,6 +436,8 @@ def duration(value: Delay) -> int | str:
 
 def time(value: DeliverAt) -> int | str:
     """A time as the API takes it; finer than a millisecond is rounded up. Raises ValueError."""
+    if isinstance(value, int) and are_seconds(value):
+        raise ValueError(f"{value}: {SECONDS_REASON}")
     if not isinstance(value, datetime):
         return value
     if value.tzinfo is None:

@@ -10,7 +10,7 @@ JSON, since a set or a NaN always leaves one. Threads: pure.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -73,7 +73,7 @@ def new_message(
     """A message of what a caller gave. Raises ValueError."""
     if isinstance(delay, timedelta):
         delay = duration(delay)
-    if isinstance(deliver_at, datetime):
+    if deliver_at is not None:
         deliver_at = time(deliver_at)
     if isinstance(ttl, timedelta):
         ttl = duration(ttl)

@@ -21,6 +21,7 @@ loop.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -52,7 +53,7 @@ from delayserver.records.sources import (
     unpack_source_state,
 )
 from delayserver.records.subscriptions import KafkaTarget
-from delayserver.times import format_duration, parse_duration_ms, parse_time_ms
+from delayserver.times import format_duration, parse_duration_ms, read_time_ms
 from storage.catalog import Catalog, Table
 from storage.rows import RecordKind
 
@@ -257,18 +258,14 @@ def due_ms_of(value: bytes, header: str, now_ms: int) -> int:
     """When a message is due: a time in RFC 3339, digits (ms since the epoch), or a duration with a
     unit. Raises InputError."""
     text = value.decode("ascii", "replace").strip()
-    if text.isascii() and text.isdigit() and len(text) < 20:
-        return parse_time_ms(int(text))
+    if not text.isdigit():
+        with suppress(InputError):
+            return now_ms + parse_duration_ms(text)
     try:
-        return now_ms + parse_duration_ms(text)
-    except InputError:
-        pass
-    try:
-        return parse_time_ms(text)
-    except InputError:
+        return read_time_ms(text)
+    except InputError as error:
         raise InputError(
-            f"{header} is {text[:60]!r}: write a time such as 2026-11-20T16:30:00Z, milliseconds "
-            "since 1970, or a duration such as 30m"
+            f"{header} is {text[:60]!r}: {error.detail}; or a duration such as 30m"
         ) from None
 
 

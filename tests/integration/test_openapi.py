@@ -205,3 +205,75 @@ def exercise(api, operation, mode):
         case.call_and_validate(timeout=30, checks=CHECKS)
 
     calls()
+
+
+# ── points in time ─────────────────────────────────────────────────────────────────────────────
+
+LATER = 1_795_192_200
+"""Seconds, which as milliseconds are January 1970."""
+DOORS: dict[tuple[str, str, str], dict[str, str] | None] = {
+    ("POST", "/v1/messages", "deliver_at"): {"subject": "openapi.time"},
+    ("POST", "/v1/messages/batch", "deliver_at"): {"subject": "openapi.time"},
+    ("PATCH", "/v1/messages/{message_id}", "deliver_at"): {},
+    ("PATCH", "/v1/subjects/{subject}/keys/{key}", "deliver_at"): {},
+    ("PUT", "/v1/subjects/{subject}/keys/{key}", "deliver_at"): {},
+    **{
+        (method, f"/v1/schedules/{path}", field): {"subject": "openapi.time", "every": "1h"}
+        for method, path in (("PUT", "{name}"), ("POST", "preview"))
+        for field in ("start_at", "end_at")
+    },
+    ("GET", "/v1/subjects/{subject}/messages", "from"): None,
+    ("GET", "/v1/subjects/{subject}/messages", "to"): None,
+}
+"""Where a caller names a point in time, with the rest of a request."""
+
+
+def points_in_time(document, operation):
+    """Names of the fields and parameters of a call that are points in time."""
+    waiting = [
+        one["schema"] for one in operation.get("requestBody", {}).get("content", {}).values()
+    ]
+    seen = set()
+    while waiting:
+        schema = waiting.pop()
+        if (reference := schema.get("$ref")) is not None:
+            if reference not in seen:
+                seen.add(reference)
+                waiting.append(document["components"]["schemas"][reference.rpartition("/")[2]])
+            continue
+        for name, field in schema.get("properties", {}).items():
+            if {"integer", "date-time"} <= {
+                one.get("format", one.get("type")) for one in field.get("anyOf", [field])
+            }:
+                yield name
+            else:
+                waiting.append(field)
+        waiting += [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        waiting += [schema["items"]] if isinstance(schema.get("items"), dict) else []
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "query" and re.search("RFC 3339|this time", str(parameter)):
+            yield parameter["name"]
+
+
+def test_seconds_are_refused_wherever_a_point_in_time_is_named(shared_api, document):
+    found = {
+        (*call, name)
+        for call, operation in operations(document).items()
+        for name in points_in_time(document, operation)
+    }
+    assert found == DOORS.keys()
+    stored = shared_api.publish("openapi.time", key="k", delay="1d")
+    for (method, path, name), request in DOORS.items():
+        url = path.format(message_id=stored["id"], subject="openapi.time", key="k", name="seconds")
+        if request is None:
+            answer = shared_api.request(method, f"{url}?{name}={LATER}")
+        elif path.endswith("batch"):
+            # In the middle, where its neighbours are as early and as late as may be.
+            batch = [{**request, name: time} for time in (0, LATER, LATER * 1000)]
+            answer = shared_api.request(method, url, json=batch)
+        else:
+            answer = shared_api.request(method, url, json={**request, name: LATER})
+        assert answer.status_code == 422, (method, path, name, answer.text)
+        (error,) = answer.json()["errors"]
+        assert error["pointer"].endswith(f"/{name}"), (method, path, error)
+        assert "milliseconds, not seconds" in error["detail"], (method, path, error)

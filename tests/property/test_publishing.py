@@ -29,7 +29,7 @@ times: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries(
         {
             "deliver_at": st.sampled_from(
-                [START_MS - 1, START_MS + 1, START_MS + 2 * HOUR_MS, "2027-01-15T08:00:00.5Z"]
+                [5, START_MS - 1, START_MS + 1, START_MS + 2 * HOUR_MS, "2027-01-15T08:00:00.5Z"]
             )
         }
     ),
@@ -59,6 +59,7 @@ wrong = st.sampled_from(
         {"subject": "a", "delay": "soon"},
         {"subject": "a", "delay": "9999d"},
         {"subject": "a", "deliver_at": 10**15},
+        {"subject": "a", "deliver_at": START_MS // 1000},
         {"subject": "a", "delay": 1, "deliver_at": START_MS},
         {"subject": "a", "headers": {"a b": "c"}},
         {"subject": "a", "body_base64": "?"},

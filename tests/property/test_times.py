@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delayserver.errors import InputError
 from delayserver.times import (
     DURATION_MS_MAX,
     TIME_MS_MAX,
@@ -27,6 +28,16 @@ offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(
 @given(st.integers(TIME_MS_MIN, TIME_MS_MAX))
 def test_a_time_that_was_written_reads_the_same(time_ms):
     assert parse_time_ms(format_time(time_ms)) == time_ms
+
+
+@given(st.integers(TIME_MS_MIN, TIME_MS_MAX) | st.integers(10**8 - 5, 10**11 + 5))
+def test_a_number_is_a_time_unless_it_is_seconds(number):
+    try:
+        assert parse_time_ms(number) == number
+        is_refused = False
+    except InputError:
+        is_refused = True
+    assert is_refused == (10**8 <= number <= 10**11)
 
 
 @given(st.lists(st.integers(TIME_MS_MIN, TIME_MS_MAX), min_size=2, max_size=5))

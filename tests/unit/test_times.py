@@ -1,5 +1,6 @@
 """What is a time, what is a duration, and how both are written."""
 
+import numpy as np
 import pytest
 
 from delayserver.errors import InputError
@@ -7,10 +8,12 @@ from delayserver.times import (
     DURATION_MS_MAX,
     TIME_MS_MAX,
     TIME_MS_MIN,
+    are_seconds,
     format_duration,
     format_time,
     parse_duration_ms,
     parse_time_ms,
+    read_time_ms,
 )
 
 DAY_MS = 86_400_000
@@ -161,3 +164,37 @@ def test_what_is_no_time_is_refused(value):
     with pytest.raises(InputError, match="RFC 3339 with an offset") as caught:
         parse_time_ms(value, "/deliver_at")
     assert caught.value.pointer == "/deliver_at"
+
+
+@pytest.mark.parametrize("seconds", [10**8, 1_795_192_200, 10**11])
+def test_seconds_are_no_milliseconds(seconds):
+    for read, value in ((parse_time_ms, seconds), (read_time_ms, str(seconds))):
+        with pytest.raises(InputError, match="milliseconds, not seconds") as caught:
+            read(value, "/deliver_at")
+        assert caught.value.pointer == "/deliver_at"
+    assert parse_duration_ms(seconds) == parse_duration_ms(str(seconds)) == seconds
+
+
+@pytest.mark.parametrize("time_ms", [0, 10**8 - 1, 10**11 + 1, -1_795_192_200])
+def test_a_number_beside_that_range_is_a_time(time_ms):
+    assert parse_time_ms(time_ms) == time_ms
+
+
+def test_a_column_of_times_is_judged_as_its_numbers():
+    times = [0, 10**8 - 1, 10**8, 1_795_192_200, 10**11, 10**11 + 1, -(10**9)]
+    assert are_seconds(np.array(times)).tolist() == list(map(are_seconds, times))
+    assert list(map(are_seconds, times)) == [False, False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [("0", 0), ("1795192200001", 1_795_192_200_001), ("1970-01-02T10:17:36Z", 123_456_000)],
+)
+def test_digits_alone_are_milliseconds_where_all_is_text(text, time_ms):
+    assert read_time_ms(text) == time_ms
+
+
+@pytest.mark.parametrize("text", ["", "-5", "٣", "9" * 20, "9" * 5000, "tomorrow"])
+def test_text_that_is_no_time_is_refused_where_all_is_text(text):
+    with pytest.raises(InputError, match="RFC 3339 with an offset"):
+        read_time_ms(text)

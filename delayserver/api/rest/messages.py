@@ -59,10 +59,9 @@ from delayserver.records.message_id import MessageId
 from delayserver.records.tracecontext import trace_of
 from delayserver.schedule.pending import Position
 from delayserver.security.tokens import Action
-from delayserver.times import TIME_MS_MAX, format_time, parse_time_ms
+from delayserver.times import TIME_MS_MAX, format_time, read_time_ms
 
-TIME_DIGITS_MAX = 15
-_FROM = "due at this time or later: RFC 3339, or milliseconds since the epoch"
+_FROM = "due at this time or later: RFC 3339, or milliseconds (not seconds) since the epoch"
 _TO = "due before this time"
 
 
@@ -326,9 +325,9 @@ async def list_messages(
     places: PlacesHeader = None,
 ) -> Response:
     """Messages of a subject that wait, in due order; also what no subscription matches."""
-    from_ms = 0 if since is None else _time_ms(since, "/query/from")
-    until_ms = TIME_MS_MAX + 1 if until is None else _time_ms(until, "/query/to")
-    start = Position(from_ms, 0)
+    from_ms = 0 if since is None else read_time_ms(since, "/query/from")
+    until_ms = TIME_MS_MAX + 1 if until is None else read_time_ms(until, "/query/to")
+    start, until_ms = Position(max(0, from_ms), 0), max(0, until_ms)
     if cursor is not None:
         due_ms, _, seq = cursor.partition("-")
         start = max(start, Position(int(due_ms), min(int(seq), SEQ_MAX)))
@@ -342,12 +341,6 @@ async def list_messages(
             cursor=following and f"{following.due_ms}-{following.seq}",
         )
     )
-
-
-def _time_ms(text: str, pointer: str) -> int:
-    """A time in a query, where a number cannot be told from text. Raises InputError."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= TIME_DIGITS_MAX
-    return max(0, parse_time_ms(int(text) if is_number else text, pointer))
 
 
 def _message(view: MessageView) -> Response:

@@ -53,7 +53,8 @@ _DURATION: dict[str, Any] = {
 }
 _TIME: dict[str, Any] = {
     "anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}],
-    "description": "RFC 3339 with an offset, or milliseconds since the epoch",
+    "description": "RFC 3339 with an offset, or milliseconds since the epoch; a number from 10^8 "
+    "to 10^11 is refused, because it is seconds",
 }
 _NULL = {"type": "null"}
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]

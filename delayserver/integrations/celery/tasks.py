@@ -181,6 +181,11 @@ class DelayedTasks:
     def _due(self, countdown: float | None, eta: datetime | str | None) -> datetime | None:
         """When a task is due that is to wait in the delay server; of the two arguments Celery
         takes the first, and a time without a zone as its workers do."""
+        if isinstance(eta, int | float):
+            raise TypeError(
+                f"eta={eta!r} is a number: Celery takes a datetime, or ISO 8601 text. Seconds from "
+                "now are `countdown`"
+            )
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
         if countdown:
             due = now + timedelta(seconds=countdown)

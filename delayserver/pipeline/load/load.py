@@ -56,6 +56,7 @@ from delayserver.pipeline.load.staging import (
 )
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
+from delayserver.pipeline.publish.values import SECONDS
 from delayserver.pipeline.states.snapshot import check_here
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content
@@ -372,7 +373,7 @@ class _Run:
         results = ds.dataset(self._work, format="parquet")
         numbers = _Numbers.of(results.to_table(columns=["kind", "row"]))
         loaded.staged, loaded.past = numbers.staged, numbers.past
-        self._doubt_unit(numbers.ancient)
+        self._doubt_unit(results, numbers.ancient)
         self._write_rejects(results)
         loaded.read = loaded.staged + loaded.rejected_total
         if load.dry_run or (load.strict and loaded.rejected):
@@ -414,13 +415,18 @@ class _Run:
                 )
         return manifests
 
-    def _doubt_unit(self, ancient: int) -> None:
-        """A column of seconds would have everything fire at once."""
-        if self._load.columns.due_unit is None and ancient * 2 > self._loaded.staged:
+    def _doubt_unit(self, results: ds.Dataset, ancient: int) -> None:
+        """A whole column of seconds is refused as a whole, instead of row by row."""
+        if self._load.columns.due_unit is not None:
+            return
+        is_seconds = (pc.field("kind") == staging.REJECT) & (pc.field("reason") == SECONDS)
+        seconds = results.count_rows(filter=is_seconds)
+        if (ancient + seconds) * 2 > self._loaded.staged + seconds:
             raise PipelineError(
-                f"{ancient} of {self._loaded.staged} rows would have been due before 1973, as if "
-                f"column {self._load.columns.due} were in seconds; nothing was loaded. Say "
-                "--due-unit s if it is, or --due-unit ms if they are to be due now"
+                f"{ancient + seconds} of {self._loaded.staged + seconds} rows would have been due "
+                f"before 1973, as if column {self._load.columns.due} were in seconds; due "
+                "times are milliseconds, not seconds, and nothing was loaded. Say --due-unit s if "
+                "they are seconds, or --due-unit ms to load the other rows"
             )
 
     def _partitioned(self, chosen: DataFrame) -> DataFrame:

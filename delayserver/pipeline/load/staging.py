@@ -43,7 +43,7 @@ from delayserver.records.ids import KeyHasher
 from delayserver.records.message import KEY_MAX_BYTES, Content, check_headers, encode_payloads
 from delayserver.records.nesting import NESTED_MIN_BYTES, is_nested_too_deeply
 from delayserver.records.sharding import shards_of
-from delayserver.times import TIME_MS_MAX
+from delayserver.times import SECONDS_MAX, TIME_MS_MAX
 from storage.files import OsFiles
 from storage.frame import CRC_BYTES, crcs_of, seal_many
 from storage.rows import NO_KEY
@@ -56,7 +56,7 @@ MALFORMED = "__malformed"
 """Of a table that is text: a line that cannot be read, where there is one."""
 ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
 """What a row of the outcome is about: a message, a row that is none, a file; or a number of the
-partition (column `row`): its messages, those that are past, those from before ANCIENT_MS, and the
+partition (column `row`): its messages, those that are past, those from before 1973, and the
 sum of its marks (`note.mark_of`) in 64 bits."""
 REJECT_TEXT_MAX = 2_000
 CHUNK_BYTES = 64 * 1024 * 1024
@@ -64,8 +64,6 @@ CHUNK_BYTES = 64 * 1024 * 1024
 STEP_BYTES = 4 * 1024 * 1024
 """Of that, what is checked and encoded at once: memory that is used again and again takes a tenth
 less time than what the system has to hand out."""
-ANCIENT_MS = 10**11
-"""Before this, in 1973, no message was due: it is seconds that were taken for milliseconds."""
 
 _REPLACEMENT_TEXT = "\ufffd"
 _REPLACEMENT = _REPLACEMENT_TEXT.encode()
@@ -205,7 +203,7 @@ class Stager:
     def _count(self, due_ms: np.ndarray) -> None:
         self._staged += len(due_ms)
         self._past += int(np.count_nonzero(due_ms < self._plan.now_ms))
-        self._ancient += int(np.count_nonzero(due_ms < ANCIENT_MS))
+        self._ancient += int(np.count_nonzero(due_ms <= SECONDS_MAX))
 
     def _by_shard(
         self, batch: pa.RecordBatch, order: np.ndarray, keys: list[str | None]

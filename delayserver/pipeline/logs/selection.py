@@ -29,7 +29,7 @@ from delayserver.pipeline.logs.logs import ALL, Range
 from delayserver.pipeline.logs.options import Options
 from delayserver.records.arrow import texts
 from delayserver.records.direct import DIRECT_FIRST_ID, DIRECT_NAME
-from delayserver.times import parse_time_ms
+from delayserver.times import read_time_ms
 from storage.frame import Rows
 from storage.rows import HOUR_MS
 
@@ -132,11 +132,9 @@ def _time_ms(options: Options, name: str) -> int | None:
     if text is None:
         return None
     try:
-        return parse_time_ms(int(text) if _NUMBER.fullmatch(text) else text)
-    except InputError:
-        raise options.error(
-            name, "a time as 2026-11-20T16:30:00Z, or in ms since the epoch"
-        ) from None
+        return read_time_ms(text)
+    except InputError as error:
+        raise options.error(name, f"a time ({error.detail})") from None
 
 
 def _seqs(options: Options) -> Range:

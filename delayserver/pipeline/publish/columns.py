@@ -29,6 +29,7 @@ from delayserver.pipeline.publish.values import (
     text_or_none,
 )
 from delayserver.records.arrow import binaries, fixed, texts
+from delayserver.times import SECONDS_MAX
 
 _HEADERS = pa.map_(pa.string(), pa.string())
 
@@ -109,8 +110,10 @@ class ColumnReader:
     def _due_ms(self, batch: pa.RecordBatch, problems: Problems) -> np.ndarray:
         column = batch.column(self._at[self._columns.due])
         due_ms = due_times(column, self._columns.due_unit or "ms", problems)
-        at_least: np.ndarray = np.maximum(due_ms, 0)  # What is past is due now, however long ago.
-        return at_least
+        # A time before 1973 is past, so it means now. It goes out as 0, because the server takes a
+        # number of that range for seconds.
+        due_or_now_ms: np.ndarray = np.where(due_ms <= SECONDS_MAX, 0, due_ms)
+        return due_or_now_ms
 
     def _text(self, batch: pa.RecordBatch, name: str, what: str, problems: Problems) -> pa.Array:
         return text_array(batch.column(self._at[name]), what, problems)

@@ -1,6 +1,7 @@
 """Values: what the columns of a table become in a message. The one form, for a load and for a sink.
 
-    due time    whole milliseconds since 1970; a part of one is rounded up, so that nothing is early
+    due time    whole milliseconds (not seconds) since 1970; a part of one is rounded up, so that
+                nothing is early
     text        keys and subjects: as it stands, and of another type what JSON has between quotes
     JSON        a time is RFC 3339 in UTC, with six digits of a second where there is a part of one;
                 binary is base64; a decimal is a number; NaN and infinities, which JSON lacks, are
@@ -31,10 +32,18 @@ from numpy.typing import NDArray
 
 from delayserver.errors import InputError
 from delayserver.records.arrow import are_utf8, binaries, integers, pieces, present, strings
-from delayserver.times import TIME_MS_MAX, TIME_MS_MIN, parse_time_ms
+from delayserver.times import (
+    SECONDS_REASON,
+    TIME_MS_MAX,
+    TIME_MS_MIN,
+    are_seconds,
+    parse_time_ms,
+)
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns")
 """In which whole numbers may tell a due time."""
+SECONDS: Final = f"due time: {SECONDS_REASON}, or say that the unit is s"
+"""The problem of a row whose number is seconds, where it would be read as milliseconds."""
 _MOST = np.iinfo(np.int64).max
 _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
 _WHOLE = re.compile(r"-?[0-9]{1,40}")
@@ -67,9 +76,17 @@ def due_times(column: pa.Array, unit: str, problems: Problems) -> NDArray[np.int
         return in_ms(integers(column), kind.unit)
     if pa.types.is_date(kind):
         return integers(column.cast(pa.timestamp("ms"))).astype(np.int64)
-    if pa.types.is_decimal(kind):
-        return in_ms(_whole_decimals(column), unit)
-    return in_ms(integers(column).astype(np.int64), unit)
+    is_decimal = pa.types.is_decimal(kind)
+    values = _whole_decimals(column) if is_decimal else integers(column).astype(np.int64)
+    return _of_numbers(values, unit, present(column), problems)
+
+
+def _of_numbers(
+    values: NDArray[np.int64], unit: str, there: NDArray[np.bool_], problems: Problems
+) -> NDArray[np.int64]:
+    if unit == "ms":
+        problems.add(there & are_seconds(values), SECONDS)
+    return in_ms(values, unit)
 
 
 def in_ms(values: NDArray[np.int64], unit: str) -> NDArray[np.int64]:
@@ -109,8 +126,9 @@ def _parsed(column: pa.Array, unit: str, problems: Problems) -> NDArray[np.int64
             due_ms[index] = parse_time_ms(text)
         except InputError:
             problems.setdefault(index, f"due time cannot be read: {texts[index][:64]!r}")
-    due_ms[numbers] = in_ms(due_ms[numbers], unit)
-    return due_ms
+    are_numbers = np.zeros(len(column), np.bool_)
+    are_numbers[numbers] = True
+    return np.where(are_numbers, _of_numbers(due_ms, unit, are_numbers, problems), due_ms)
 
 
 # ── text ───────────────────────────────────────────────────────────────────────────────────────

@@ -25,6 +25,7 @@ from delayserver.pipeline.load.note import NoteFile
 from delayserver.pipeline.load.source import read_table
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
+from delayserver.pipeline.publish.values import SECONDS
 from storage.staging import OnConflict, import_of
 from tests.integration.api_support import ApiServer, now_ms, unique
 from tests.waiting import wait_until
@@ -202,10 +203,12 @@ def test_seconds(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None
     assert (loaded.accepted, loaded.past) == (5, 0)
     message = api.ask("GET", f"/v1/subjects/{load.columns.subject}/keys/k3")
     assert datetime.fromisoformat(message["deliver_at"]).timestamp() == due_s + 3
+    good = table(job.spark, (now_ms() + DAY_MS, "good", "1"))
     other = unique("import")
-    ancient = replace(load, id=other, columns=replace(load.columns, due_unit="ms", key=None))
-    loaded = run(job, rows, ancient)
-    assert (loaded.accepted, loaded.past) == (5, 5)
+    certain = replace(load, id=other, columns=replace(load.columns, due_unit="ms"))
+    loaded = run(job, rows.union(good), certain)
+    assert (loaded.accepted, loaded.past) == (1, 0)
+    assert rejected(certain) == dict.fromkeys((f"k{number}" for number in range(5)), SECONDS)
 
 
 def test_what_is_past_is_counted_or_rejected(job: Job, make: Callable[..., LoadJob]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.pipeline.publish.values import (
+    SECONDS,
     Problems,
     body_pieces,
     due_times,
@@ -64,6 +65,39 @@ def test_due_times_that_cannot_be_read(text: str) -> None:
     problems = Problems()
     due_times(pa.array(["5", text, None]), "ms", problems)
     assert problems == {1: f"due time cannot be read: {text!r}", 2: "no due time"}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, 1_795_192_200, None, 10**8, 10**11, 10**11 + 1]),
+        pa.array(["0", " 1795192200 ", None, "100000000", "100000000000", "100000000001"]),
+        pa.array(
+            [
+                None if one is None else Decimal(one)
+                for one in (0, 1_795_192_200, None, 10**8, 10**11, 10**11 + 1)
+            ],
+            pa.decimal128(20, 0),
+        ),
+    ],
+    ids=["numbers", "text", "decimals"],
+)
+def test_due_times_in_seconds_are_problems_unless_the_unit_says_so(column: pa.Array) -> None:
+    problems = Problems()
+    due_times(column, "ms", problems)
+    assert problems == {1: SECONDS, 2: "no due time", 3: SECONDS, 4: SECONDS}
+    assert "milliseconds, not seconds" in SECONDS
+    problems = Problems()
+    found = due_times(column, "s", problems)
+    assert problems == {2: "no due time"}
+    assert found[1] == 1_795_192_200_000
+
+
+def test_a_timestamp_before_1973_is_no_number_of_seconds() -> None:
+    problems = Problems()
+    column = pa.array([1_795_192_200], pa.timestamp("ms", "UTC"))
+    assert due_times(column, "ms", problems).tolist() == [1_795_192_200]
+    assert not problems
 
 
 # ── text ───────────────────────────────────────────────────────────────────────────────────────

@@ -83,5 +83,6 @@ def test_a_moment_is_understood_or_refused(cli, tmp_path):
     for until in ("2026-11-20T16:00:00Z", "1795192200001", "latest"):
         assert "is neither a backup that counts nor" in error(until)
     assert "RFC 3339" in error("yesterday") and "`latest`" in error("yesterday")
+    assert "milliseconds, not seconds" in error("1795192200")
     assert "is still to come" in error("2126-11-20T16:00:00Z")
     assert not (tmp_path / "data").exists()

@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from delayserver.client import Message, Stored
+from delayserver.client import Draft, Message, Stored
+from delayserver.client.values import time
+from delayserver.client.writing import due, to_send
 
 DUE = datetime(2026, 11, 20, 16, 30, tzinfo=UTC)
 COMMON = {"id": "a", "subject": "s", "key": "k", "deliver_at": DUE, "headers": {"x": "y"}}
@@ -40,3 +42,16 @@ def test_what_is_printed_shows_the_body(kind, fields, shown):
 @pytest.mark.parametrize("kind", [Message, Stored])
 def test_messages_can_be_members_of_a_set(kind):
     assert len({of(kind, body=1), of(kind, body=1), of(kind, body=2), of(kind, id="b")}) == 3
+
+
+def test_seconds_are_refused_before_anything_is_sent():
+    for say in (
+        lambda: time(1_795_192_200),
+        lambda: due(None, 1_795_192_200),
+        lambda: to_send(Draft(subject="s", deliver_at=1_795_192_200)),
+    ):
+        with pytest.raises(ValueError, match=r"1795192200: .* milliseconds, not seconds"):
+            say()
+    assert time(1_795_192_200_000) == 1_795_192_200_000
+    assert time(0) == 0
+    assert due(1_795_192_200, None) == {"delay": 1_795_192_200}

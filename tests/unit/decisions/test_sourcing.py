@@ -253,3 +253,13 @@ def test_when_a_record_is_due(value: bytes, due_ms: int) -> None:
 def test_what_says_no_time(value: bytes) -> None:
     with pytest.raises(InputError, match="due is"):
         due_ms_of(value, "due", START_MS)
+
+
+def test_a_record_that_is_due_in_seconds_is_left_out_with_the_reason() -> None:
+    parts = Parts()
+    parts.put()
+    parts.take(record(0, headers={"delay-until": b"1795192200"}), record(1))
+    state = parts.state()
+    assert (state.positions, state.taken, state.skipped) == ({0: 2}, 1, 1)
+    assert state.last_skipped is not None
+    assert "milliseconds, not seconds" in state.last_skipped.reason

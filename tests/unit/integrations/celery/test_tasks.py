@@ -70,6 +70,15 @@ def test_a_task_that_is_due_sooner_goes_to_the_broker(options):
     )
 
 
+@pytest.mark.parametrize("eta", [1_795_192_200, 1_795_192_200.5])
+def test_a_time_that_is_a_number_is_refused_and_goes_nowhere(eta):
+    app = make_app()
+    transport = delayed(app)
+    with pytest.raises(TypeError, match="Celery takes a datetime"):
+        app.tasks["run"].apply_async((1,), eta=eta)
+    assert transport.requests == [] and on_the_broker(app) == []
+
+
 @pytest.mark.parametrize("threshold", ["10m", timedelta(minutes=10), 600_000])
 def test_the_threshold_itself_is_later(threshold):
     app = make_app()
