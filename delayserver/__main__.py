@@ -5,6 +5,7 @@ The client library is installed without what the server needs; the command says 
 Cost: a millisecond, before the command line begins. Threads: one.
 """
 
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -14,6 +15,9 @@ NEEDED = ("typer", "numpy", "fastapi")
 
 def main() -> None:
     """The entry point of the command."""
+    if sys.argv[1:2] == ["serve"]:
+        # A server takes SIGHUP when it can (delayserver.api.hangups). Until then it waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(

@@ -16,7 +16,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import structlog
 
@@ -34,6 +34,13 @@ _UNREAD_BYTES: Final = 64 * 1024
 log = structlog.get_logger()
 
 
+class Serving(Protocol):
+    """See `delayserver.api.certificates.Certificates`."""
+
+    @property
+    def served(self) -> ssl.SSLContext | None: ...
+
+
 class Acceptor:
     """Accepts for listening sockets, from `begin` to `close`."""
 
@@ -42,15 +49,17 @@ class Acceptor:
         listeners: Sequence[socket.socket],
         make_protocol: Callable[[], Connection],
         settings: Settings,
-        tls: ssl.SSLContext | None,
+        certificates: Serving,
     ) -> None:
+        """`certificates`: asked at each connection, since they may be renewed."""
         self.count = 0
         """Connections that are open, or being opened."""
         self._listeners = listeners
         self._make_protocol = make_protocol
         self._connections_max = settings.connections_max
-        self._tls = tls
-        self._handshake_s = None if tls is None else settings.head_timeout_ms / 1000
+        self._certificates = certificates
+        self._is_https = certificates.served is not None
+        self._handshake_s = settings.head_timeout_ms / 1000 if self._is_https else None
         error = OverloadedError(f"there are {self._connections_max} connections (connections_max)")
         wire = wire_of(problem_answer(error))
         self._refusal = wire.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1)
@@ -95,7 +104,7 @@ class Acceptor:
             task.add_done_callback(self._opening.discard)
 
     def _refuse(self, client: socket.socket) -> None:
-        if self._tls is None:
+        if not self._is_https:
             with contextlib.suppress(OSError):
                 client.send(self._refusal)
                 # A request that nobody has read would have the system take the answer back.
@@ -107,7 +116,10 @@ class Acceptor:
         protocol.on_lost = self._lose
         try:
             await self._loop.connect_accepted_socket(
-                lambda: protocol, client, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
+                lambda: protocol,
+                client,
+                ssl=self._certificates.served,
+                ssl_handshake_timeout=self._handshake_s,
             )
         except (OSError, asyncio.CancelledError):
             # Who connected has not shaken hands, or it is too late.
@@ -134,7 +146,7 @@ class Acceptor:
             listener.close()
         # Without a handshake they are open in a moment. To cancel them then would have uvloop close
         # the socket and tell the protocol nothing, which would be waited for.
-        if self._tls is not None:
+        if self._is_https:
             for task in self._opening:
                 task.cancel()
 

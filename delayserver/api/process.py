@@ -14,7 +14,6 @@ import gc
 import os
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -26,12 +25,15 @@ import uvicorn
 
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import REST_AFTER_S, App, make_app
+from delayserver.api.certificates import Certificates
 from delayserver.api.cluster.book import OwnerBook
+from delayserver.api.cluster.exposition import Figure
 from delayserver.api.cluster.membership import Lines, Membership
 from delayserver.api.cluster.place import ShardPlace
+from delayserver.api.hangups import Hangups, block
 from delayserver.api.hot.answers import Always
 from delayserver.api.listening import BACKLOG, bind, listen, url_of
-from delayserver.api.logs import set_up_logging
+from delayserver.api.logs import finish_logging, set_up_logging
 from delayserver.api.reporting import (
     EXIT_FATAL,
     EXIT_FENCED,
@@ -44,6 +46,7 @@ from delayserver.api.reporting import (
 from delayserver.api.uvicorn_interface import check_uvicorn
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
+from delayserver.log_writer import LogWriter
 from delayserver.recovery.memory_faults import MemoryFaults
 from delayserver.server.descriptors import within_limit
 from delayserver.server.server import Server
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
 GRACE_S = 5
 GIVE_AWAY_MS = 1000
 """Deliveries on their way have so long when another is to own the shard; then it repeats them."""
+LAST_LINES_S = 0.5
+"""A process that must end at once waits so long for its last lines to be written."""
 SWITCH_INTERVAL_S = 0.00001
 """The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
 
@@ -76,12 +81,15 @@ def serve(
     """Serve until SIGTERM or SIGINT; returns the exit status. `place`: as one shard of several;
     `membership`: as one of a cluster, which may be on standby first. `rest`: what the supervisor
     has said besides."""
-    set_up_logging(settings, place)
+    block()
+    log_writer = set_up_logging(settings, place)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_allocator()
     try:
         check_uvicorn()
-        tls = _tls(settings)
+        certificates = Certificates(settings, is_node=membership is not None)
+        figures = _figures(log_writer, certificates)
+        Hangups(partial(_on_hangup, certificates), certificates.renew_if_changed)
         budget = within_limit(settings)
         settings = budget.settings
         listeners = [bind(settings, shares=place is not None)]
@@ -98,12 +106,21 @@ def serve(
         if place is not None and membership is not None:
             from delayserver.api.cluster.node import NodeShard
 
-            node = NodeShard(settings, place, membership, rest, tell=tell_line, fatal=_end)
+            node = NodeShard(
+                settings,
+                place,
+                membership,
+                rest,
+                certificates,
+                figures=figures,
+                tell=tell_line,
+                fatal=_end,
+            )
         faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
         faults.watch()
         if faults.was_seen:
             log.critical("the last run ended with a memory fault: the whole catalog is verified")
-        while node is None or _stand_by(node, listeners, tls):
+        while node is None or _stand_by(node, listeners):
             server = Server(
                 settings,
                 fatal=_end,
@@ -115,10 +132,15 @@ def serve(
                 tokens_directory=None if place is None else place.data_dir,
                 around=(lambda surroundings: surroundings) if node is None else node.around,
             )
+            for name, text, value in figures:
+                if name.endswith("_total"):
+                    server.metrics.counter(name.removesuffix("_total"), text, value)
+                else:
+                    server.metrics.gauge(name, text, value)
             faults.remove_notes()
             for listener in listeners:
                 listen(settings, listener)
-            if not _serve_until_end(settings, server, listeners, tls, place, node):
+            if not _serve_until_end(settings, server, listeners, certificates, place, node):
                 break
     except FencedError as error:
         log.critical("cannot go on", error=str(error))
@@ -133,7 +155,7 @@ def _serve_until_end(
     settings: Settings,
     server: Server,
     listeners: list[socket.socket],
-    tls: ssl.SSLContext | None,
+    certificates: Certificates,
     place: ShardPlace | None,
     node: "NodeShard | None",
 ) -> bool:
@@ -145,16 +167,14 @@ def _serve_until_end(
     _collect()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, server, listeners, tls, place, node))
+            return runner.run(_serve(settings, server, listeners, certificates, place, node))
     except KeyboardInterrupt:
         return False
     finally:
         gc.unfreeze()
 
 
-def _stand_by(
-    node: "NodeShard", listeners: list[socket.socket], tls: ssl.SSLContext | None
-) -> bool:
+def _stand_by(node: "NodeShard", listeners: list[socket.socket]) -> bool:
     """Follow until this node holds the office; False: it was told to stop."""
     import uvloop
 
@@ -162,7 +182,7 @@ def _stand_by(
     for listener in listeners:
         listener.listen(BACKLOG)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        following = node.stand_by(listeners, tls, partial(tell_supervisor, RECOVERED))
+        following = node.stand_by(listeners, partial(tell_supervisor, RECOVERED))
         return runner.run(following) is not None
 
 
@@ -180,12 +200,12 @@ class _Uvicorn(uvicorn.Server):
         config: uvicorn.Config,
         server: Server,
         app: App,
-        tls: ssl.SSLContext | None,
+        certificates: Certificates,
     ) -> None:
         super().__init__(config)
         self._server = server
         self._app = app
-        self._tls = tls
+        self._certificates = certificates
         self.gives_away = False
         """Another one is to own the shard."""
         self._is_told_to_stop = False
@@ -196,7 +216,7 @@ class _Uvicorn(uvicorn.Server):
         make_protocol = partial(
             self._app.protocol, config=self.config, server_state=self.server_state, app_state={}
         )
-        acceptor = Acceptor(sockets, make_protocol, self._server.settings, self._tls)
+        acceptor = Acceptor(sockets, make_protocol, self._server.settings, self._certificates)
         self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
         acceptor.begin()
         self.started = True
@@ -269,7 +289,7 @@ async def _serve(
     settings: Settings,
     server: Server,
     listeners: list[socket.socket],
-    tls: ssl.SSLContext | None,
+    certificates: Certificates,
     place: ShardPlace | None,
     node: "NodeShard | None",
 ) -> bool:
@@ -302,7 +322,7 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn_server = _Uvicorn(config, server, app, tls)
+    uvicorn_server = _Uvicorn(config, server, app, certificates)
     if app.member is not None:
         assert lines is not None
         epoch = 0 if node is None else node.epoch
@@ -312,7 +332,8 @@ async def _serve(
         lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, node, uvicorn_server))
         tell_supervisor(RECOVERED)
         app.member.when_ready(partial(tell_supervisor, READY))
-    log.info("listening", url=url_of(listeners[0], tls is not None), pid=os.getpid())
+    is_https = certificates.served is not None
+    log.info("listening", url=url_of(listeners[0], is_https), pid=os.getpid())
     try:
         # A node goes on to listen when its server has ended.
         shared = listeners if node is None else [listener.dup() for listener in listeners]
@@ -351,30 +372,36 @@ def _tune_allocator() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    """What HTTPS is served with. Raises InputError that names the file that is of no use."""
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    what = f"tls_cert {settings.tls_cert} with tls_key {settings.tls_key}"
-    try:
-        # A key that needs a password is refused; nobody is there to type one.
-        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
-        if settings.tls_client_ca is not None:
-            what = f"tls_client_ca {settings.tls_client_ca}"
-            context.load_verify_locations(settings.tls_client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        raise InputError(f"cannot use {what}: {error.strerror or error}") from error
-    return context
-
-
 def _end(error: BaseException) -> None:
     """A thread failed: end at once, recover from the disk at the next start (I9)."""
-    log.critical("ending", error=str(error))
-    sys.stderr.flush()
-    os._exit(EXIT_FENCED if isinstance(error, FencedError) else EXIT_FATAL)
+    try:
+        log.critical("ending", error=str(error))
+        finish_logging(LAST_LINES_S)
+    finally:
+        os._exit(EXIT_FENCED if isinstance(error, FencedError) else EXIT_FATAL)
+
+
+def _on_hangup(certificates: Certificates) -> None:
+    if certificates.served is None:
+        log.info("SIGHUP: there is nothing to read again")
+    certificates.renew()
+
+
+def _figures(log_writer: LogWriter, certificates: Certificates) -> list[Figure]:
+    """What this process counts beside its server: name, text and value of metrics."""
+    return [
+        ("log_lines_lost_total", "Lines of the log that were not written", lambda: log_writer.lost),
+        (
+            "certificate_end_timestamp_seconds",
+            "When the certificate that is served ends, since 1970; 0: there is none",
+            lambda: certificates.end_s,
+        ),
+        (
+            "certificate_renewals_refused_total",
+            "Changed certificates that were of no use",
+            lambda: certificates.refused,
+        ),
+    ]
 
 
 def _progress(what: str, done: int, total: int) -> None:

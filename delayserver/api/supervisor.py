@@ -33,6 +33,7 @@ import structlog
 
 from delayserver.api import shard as shard_process
 from delayserver.api.cluster.place import ShardPlace
+from delayserver.api.hangups import Hangups, block
 from delayserver.api.listening import bind, url_of
 from delayserver.api.logs import set_up_logging
 from delayserver.api.reporting import EXIT_FENCED, EXIT_REFUSED, READY, RECOVERED
@@ -60,6 +61,7 @@ log = structlog.get_logger()
 def supervise(settings: Settings) -> int:
     """Serve with as many processes as `shards`, or the cluster, says until SIGTERM or SIGINT;
     returns the exit status."""
+    block()  # Its shards begin so, too.
     set_up_logging(settings)
     try:
         membership = None
@@ -107,12 +109,24 @@ async def _supervise(shards: "list[_Shard]", besides: Sequence[Coroutine[None, N
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
+    Hangups(partial(_pass_hangup_on, loop, shards))
     running = [asyncio.create_task(shard.keep_running(stopping)) for shard in shards]
     others = [asyncio.create_task(one) for one in besides]
     statuses = await asyncio.gather(*running)
     for task in others:
         task.cancel()
     return max(statuses)
+
+
+def _pass_hangup_on(loop: asyncio.AbstractEventLoop, shards: "list[_Shard]") -> None:
+    log.info("SIGHUP is passed on to the shards")
+    with contextlib.suppress(RuntimeError):  # The loop is closed, and all shards have ended.
+        loop.call_soon_threadsafe(_hang_up, shards)
+
+
+def _hang_up(shards: "list[_Shard]") -> None:
+    for shard in shards:
+        shard.hang_up()
 
 
 async def _tell_ready(shards: "list[_Shard]", url: str) -> None:
@@ -233,6 +247,12 @@ class _Shard:
         if process is not None and process.returncode is None:
             assert process.stdin is not None
             process.stdin.write(line)
+
+    def hang_up(self) -> None:
+        """Give its process a SIGHUP, if there is one."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
 
     async def _stop(self, process: asyncio.subprocess.Process, ended: "asyncio.Task[int]") -> None:
         with contextlib.suppress(ProcessLookupError):

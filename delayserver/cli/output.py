@@ -160,17 +160,19 @@ def _cell(value: object) -> str:
 
 @contextlib.contextmanager
 def progress_bar(doing: str, *, quiet: bool) -> Iterator["Progress"]:
-    """A bar on standard error that disappears in the end."""
+    """A bar on standard error that disappears in the end. Where nobody looks on there is none, so a
+    file or a pipe that cannot be written does not end the work."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
-        disable=quiet,
+        disable=quiet or not console.is_terminal,
     ) as progress:
         bar = progress.add_task(doing, total=None)
 

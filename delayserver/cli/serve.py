@@ -7,6 +7,7 @@ mean, and what is wrong with them, is said in one place, the settings.
 Cost: none that lasts. Threads: the server's own.
 """
 
+import contextlib
 import difflib
 import inspect
 import os
@@ -71,8 +72,9 @@ def serve(config: Path | None = None, **options: Any) -> None:
     """Run a server; `options` are fields of Settings, None where an option was not given."""
     given = {name: value for name, value in options.items() if value is not None}
     settings = settings_or_exit(given, config)
-    for line in misspelt(os.environ):
-        typer.echo(f"warning: {line}", err=True)
+    with contextlib.suppress(OSError):  # A log that cannot be written does not end the start.
+        for line in misspelt(os.environ):
+            typer.echo(f"warning: {line}", err=True)
 
     if settings.shards > 1 or settings.cluster is not None:
         from delayserver.api.supervisor import supervise as run

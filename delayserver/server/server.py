@@ -288,8 +288,10 @@ class Server(Shard):
             loop.default_exception_handler(context)
 
     def on_fatal(self, error: BaseException) -> None:
-        log.critical("the server must stop", error=str(error), exc_info=error)
-        self._fatal(error)
+        try:
+            log.critical("the server must stop", error=str(error), exc_info=error)
+        finally:
+            self._fatal(error)
 
     @property
     def is_slow(self) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import uvloop
 
 from delayserver.api import process
+from delayserver.api.certificates import Certificates
 from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.standby import StandbyFront
 from delayserver.api.listening import BACKLOG, bind
@@ -44,13 +45,14 @@ async def main(directory: Path, owner: str) -> None:
     )
     listener = bind(settings)
     listener.listen(BACKLOG)
-    await standby.begin([listener], None)
+    certificates = Certificates(settings, is_node=True)
+    await standby.begin([listener], certificates)
     print("standby", listener.getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     await standby.close()
     print("closed", flush=True)
     server = Server(settings, fatal=process._end, progress=process._progress)
-    await process._serve(settings, server, [listener], None, None, None)
+    await process._serve(settings, server, [listener], certificates, None, None)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """A server that cannot start says why, and what is damaged costs only itself."""
 
+import fcntl
 import json
+import os
+import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -150,3 +154,55 @@ def test_a_torn_tail_is_no_damage(api, subject):
     again = api.publish(subject, body="again", delay="1h")
     api.restart(kill=True)
     assert api.look_up(again["id"])["body"] == "again"
+
+
+# ── a log that cannot be written ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["the disk is full", "the reader has ended", "nobody reads"])
+def test_a_log_that_cannot_be_written_costs_only_its_lines(make_api, tmp_path, subject, how):
+    """`nobody reads` goes on until the pipe is full, and a server that waited for it would hang."""
+    api, count, reader = make_api(), 60, -1
+    api.process.log_path = Path("/dev/full")
+    if how != "the disk is full":
+        api.process.log_path = tmp_path / "log"
+        os.mkfifo(api.process.log_path)
+        reader = os.open(api.process.log_path, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    api.start()
+    if how == "the reader has ended":
+        os.close(reader)
+    refusing = {"subject": f"{subject}.*", "type": "webhook", "url": "http://127.0.0.1:1/"}
+    api.ask("PUT", "/v1/subscriptions/w", 201, json={**refusing, "retry": {"max_attempts": 1}})
+    path = api.subscribe("p", f"{subject}")
+    batch = [{"subject": f"{subject}.one", "key": f"{n}{'x' * 200}"} for n in range(count)]
+    api.ask("POST", "/v1/messages/batch", json=batch)  # A line of the log for each.
+    dead = "/v1/subscriptions/w/dead-letters?limit=100"
+    wait_until(lambda: len(api.ask("GET", dead)["dead_letters"]) == count)
+    api.publish(subject)
+    assert len(api.pull_all(path, 1)) == 1
+    if how == "nobody reads":
+        assert api.metric("log_lines_lost_total") == 0
+        os.set_blocking(reader, True)
+        data = b""
+        while data.count(b"dead letter") < count:
+            data += os.read(reader, 1 << 16)
+        os.close(reader)
+    else:
+        wait_until(lambda: api.metric("log_lines_lost_total") >= count)
+    assert api.process.stop() == 0
+
+
+def test_a_hangup_at_any_time_ends_nothing(make_api, subject):
+    api = make_api()
+    api.launch()
+    status = Path(f"/proc/{api.process.pid}/status")
+    wait_until(lambda: status.read_text().split("SigBlk:")[1].split()[0].endswith("1"))
+    os.kill(api.process.pid, signal.SIGHUP)  # while it starts
+    api.process.wait_ready()
+    api.publish(subject)
+    os.kill(api.process.pid, signal.SIGHUP)
+    wait_until(lambda: api.log.count("SIGHUP: there is nothing to read again") == 2)
+    os.kill(api.process.pid, signal.SIGTERM)
+    os.kill(api.process.pid, signal.SIGHUP)  # while it stops
+    assert api.process.stop() == 0

@@ -1,5 +1,9 @@
 """HTTPS, with certificates made here."""
 
+import os
+import re
+import signal
+import socket
 import ssl
 
 import httpx
@@ -128,3 +132,47 @@ def test_a_file_that_is_of_no_use_is_named(make_api, certificate, tmp_path, name
     assert str(wrong) in api.log
     assert "Traceback" not in api.log
     assert not api.data_dir.exists()
+
+
+# ── a renewal ──────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(api, context):
+    """The certificate that a new connection is shown, which it has verified."""
+    with (
+        socket.create_connection(("127.0.0.1", api.process.port), 20) as connection,
+        context.wrap_socket(connection, server_hostname="127.0.0.1") as secured,
+    ):
+        return secured.getpeercert()
+
+
+def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(
+    make_api, authority, certificate, trusting
+):
+    api = make_api(**certificate)
+    api.launch()
+    with client_of(api, trusting) as client:
+        wait_ready(client)
+        first = shown(api, trusting)
+
+        def figure(name):
+            text = client.get("/metrics").text
+            (found,) = re.findall(rf"^delayserver_{name} (\S+)$", text, re.MULTILINE)
+            return float(found)
+
+        ends_s = ssl.cert_time_to_seconds(first["notAfter"])
+        assert figure("certificate_end_timestamp_seconds") == ends_s
+        # The new key is there, and its certificate is not yet.
+        other = authority.issue_cert("127.0.0.1")
+        other.private_key_pem.write_to_path(str(certificate["tls_key"]))
+        os.kill(api.process.pid, signal.SIGHUP)
+        wait_until(lambda: figure("certificate_renewals_refused_total") == 1)
+        assert "a changed certificate is refused" in api.log
+        assert str(certificate["tls_key"]) in api.log
+        assert shown(api, trusting) == first
+        other.cert_chain_pems[0].write_to_path(str(certificate["tls_cert"]))
+        os.kill(api.process.pid, signal.SIGHUP)
+        wait_until(lambda: shown(api, trusting) != first)
+        assert figure("certificate_renewals_refused_total") == 1
+        assert client.get("/readyz").status_code == 200  # on the connection from before
+    assert api.process.stop() == 0

@@ -22,6 +22,13 @@ from tests.integration.supervised import COUNT, Supervised
 from tests.waiting import wait_until
 
 
+def blocks_hangups(pid: int) -> bool:
+    """Whether SIGHUP waits in the main thread of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+    return bool(blocked & 1 << (signal.SIGHUP - 1))
+
+
 @pytest.fixture
 def supervised(tmp_path: Path) -> Iterator[Supervised]:
     one = Supervised(tmp_path)
@@ -49,7 +56,12 @@ def test_keys_go_where_they_belong_whoever_is_asked(supervised: Supervised) -> N
         answer = supervised.client.delete(path)
         assert answer.json() == {"id": ids[key], "state": "cancelled"}
     assert supervised.process is not None
+    # They were born with SIGHUP blocked, so there was no moment at which it would have ended one.
+    assert all(blocks_hangups(pid) for pid in (supervised.process.pid, *supervised.shards))
+    supervised.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: supervised.log_path.read_text().count("nothing to read again") == COUNT)
     supervised.process.terminate()
+    supervised.process.send_signal(signal.SIGHUP)
     assert supervised.process.wait(60) == 0
     assert read_shard_count(OsFiles(str(supervised.data_dir), readonly=True)) == COUNT
 

@@ -13,8 +13,11 @@ Cost: 1 µs per line. Threads: pure functions.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+Figure = tuple[str, str, Callable[[], float]]
+"""Name, text and value of a metric of the process."""
 
 _HELP: Final = "# HELP "
 _ANSWERS: Final = (
@@ -59,19 +62,22 @@ def standby_metrics(
     unseen_nodes: int,
     clock_differs: bool,
     has_replica: bool,
+    besides: Sequence[tuple[str, str, float]] = (),
 ) -> str:
     """The metrics of a process on standby, which has no server. `lag_records`, `lag_s`: how far its
-    replica is behind; None: it has none, or none yet."""
+    replica is behind; None: it has none, or none yet. `besides`: name, text and
+    value of others."""
     families = (
         ("standby_lag_records", "Records of the shard's log that were not read", lag_records),
         ("standby_lag_seconds", "How long ago all of the shard's log was filed", lag_s),
         ("unseen_nodes", "Other nodes that cannot be reached from this one", unseen_nodes),
         ("standby_clock_differs", "Whether the owner's clock is another one", int(clock_differs)),
         ("standby_has_replica", "Whether this node is to have the shard", int(has_replica)),
+        *besides,
     )
     return "".join(
         f"# HELP delayserver_{name} {text}\n"
-        f"# TYPE delayserver_{name} gauge\n"
+        f"# TYPE delayserver_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
         f'delayserver_{name}{{shard="{shard}"}} {"NaN" if value is None else value}\n'
         for name, text, value in families
     )

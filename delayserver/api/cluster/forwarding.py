@@ -124,11 +124,11 @@ class Forwarder:
         shard: int,
         owner: Callable[[], str | None],
         settings: Settings,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
         answers: Counter[bytes],
     ) -> None:
         """`owner`: its URL, None while nobody is known to be; `tls`: how one by HTTPS is
-        verified; `answers`: counts calls, by the status that they are answered with."""
+        verified now; `answers`: counts calls, by the status that they are answered with."""
         self.shard = shard
         self.answers = answers
         self.tls = tls
@@ -236,7 +236,7 @@ class Forwarder:
                 partial(HttpStream, self.loop),
                 place.host,
                 place.port,
-                ssl=self.tls if place.is_https else None,
+                ssl=self.tls() if place.is_https else None,
             )
         return stream
 

@@ -23,7 +23,6 @@ import os
 import random
 import signal
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,9 +33,10 @@ from typing import Final
 import msgspec
 import structlog
 
+from delayserver.api.certificates import Certificates
 from delayserver.api.cluster.book import Entry, OwnerBook, encode_line
 from delayserver.api.cluster.copying import HttpPeer
-from delayserver.api.cluster.exposition import standby_metrics
+from delayserver.api.cluster.exposition import Figure, standby_metrics
 from delayserver.api.cluster.follow import Follow
 from delayserver.api.cluster.joining import open_engine
 from delayserver.api.cluster.keeping import ReplicaKeeper
@@ -47,7 +47,7 @@ from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.proofs import Proofs
 from delayserver.api.cluster.reports import HowFar, Reports
 from delayserver.api.cluster.sharing import Sharing, Take, Taken
-from delayserver.api.cluster.standby import StandbyFront, make_owner_tls
+from delayserver.api.cluster.standby import StandbyFront
 from delayserver.api.cluster.watch import News, choose
 from delayserver.api.hot.asgi import Asgi
 from delayserver.config import Settings
@@ -131,11 +131,14 @@ class NodeShard:
         place: ShardPlace,
         membership: Membership,
         rest: bytes,
+        certificates: Certificates,
         *,
+        figures: Sequence[Figure],
         tell: Callable[[bytes], None],
         fatal: Fatal,
     ) -> None:
-        """`rest`: what the supervisor has said behind the membership; `tell`: gives it a line.
+        """`rest`: what the supervisor has said behind the membership; `tell`: gives it a line;
+        `figures`: what its process counts.
 
         Raises StorageError, DelayServerError, OSError."""
         assert settings.advertise is not None
@@ -154,7 +157,8 @@ class NodeShard:
         self._replica: Replica
         identity = membership.identity
         self._proofs = Proofs(bytes.fromhex(identity.link_secret), identity.cluster)
-        self._tls = make_owner_tls(settings)
+        self._certificates = certificates
+        self._figures = figures
         self._own_url = ""
         self._reports = Reports(
             self._brokers,
@@ -215,7 +219,9 @@ class NodeShard:
         self._keeper.begin(self._replica, self._own_url, self._owner_url)
 
     def _make_peer(self, url: str) -> HttpPeer:
-        return HttpPeer(url, self._place.shard, self._proofs, self._tls, wall_clock_ms)
+        return HttpPeer(
+            url, self._place.shard, self._proofs, self._certificates.for_owners, wall_clock_ms
+        )
 
     def sharing(self, want: Callable[[Take, Taken], None]) -> Callable[[Asgi], Asgi]:
         """What gives copies to other nodes, before an application. `want` has the thread that files
@@ -226,7 +232,6 @@ class NodeShard:
     async def stand_by(
         self,
         listeners: Sequence[socket.socket],
-        tls: ssl.SSLContext | None,
         on_open: Callable[[], None],
     ) -> Holder | None:
         """Follow, and answer at `listeners`, which listen already, until this node holds the
@@ -303,7 +308,7 @@ class NodeShard:
             loop.add_signal_handler(number, office.stop)
         refreshing = loop.create_task(_refresh(tokens))
         follow.start()
-        await front.begin(listeners, tls)
+        await front.begin(listeners, self._certificates)
         self.book.on_change(lambda shard: front.owner_changed())
         if opened is not None or self._keeper.is_placed:
             log.info("on standby", shard=self._place.shard, node=self._membership.node)
@@ -366,6 +371,7 @@ class NodeShard:
             unseen_nodes=self._unseen_nodes(),
             clock_differs=standby is not None and standby.clock_differs,
             has_replica=follow.onlooker is None,
+            besides=[(name, text, value()) for name, text, value in self._figures],
         )
 
     def _unseen_nodes(self) -> int:

@@ -27,7 +27,6 @@ has two descriptors. Threads: belongs to the event loop.
 
 import asyncio
 import socket
-import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
@@ -41,6 +40,7 @@ from uvicorn.server import ServerState
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.access import Access
 from delayserver.api.app import with_cors
+from delayserver.api.certificates import Certificates
 from delayserver.api.cluster.forwarding import Forwarder
 from delayserver.api.cluster.map_call import ShardMap, answer_map, read_query
 from delayserver.api.documents import HealthDocument, encode
@@ -51,7 +51,7 @@ from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
 from delayserver.api.hot.protocol import make_passing_protocol
 from delayserver.api.scopes import RULES
 from delayserver.config import Settings
-from delayserver.errors import DelayServerError, InputError, StandbyError
+from delayserver.errors import DelayServerError, StandbyError
 from delayserver.security.tokens import TokenTable
 
 METRICS_PATH: Final = "/metrics"
@@ -117,18 +117,12 @@ class StandbyFront:
     async def begin(
         self,
         listeners: Sequence[socket.socket],
-        tls: ssl.SSLContext | None,
-        owner_tls: ssl.SSLContext | None = None,
+        certificates: Certificates,
     ) -> None:
-        """Answer who connects to these, which listen already, by HTTPS with `tls`. `owner_tls`: how
-        owners are verified, if not by what the settings say. Raises InputError."""
+        """Answer clients that connect to these, which listen already."""
         settings = self._settings
         self._forwarder = Forwarder(
-            self._number,
-            self._owner,
-            settings,
-            make_owner_tls(settings) if owner_tls is None else owner_tls,
-            self.answers,
+            self._number, self._owner, settings, lambda: certificates.for_owners, self.answers
         )
         config = uvicorn.Config(
             self._before(self),
@@ -149,7 +143,7 @@ class StandbyFront:
         )
         self._set_date()
         shared = [listener.dup() for listener in listeners]
-        self._acceptor = Acceptor(shared, make_protocol, settings, tls)
+        self._acceptor = Acceptor(shared, make_protocol, settings, certificates)
         self._acceptor.begin()
 
     async def close(self) -> None:
@@ -258,19 +252,3 @@ class StandbyFront:
             )
         finally:
             self._polls.difference_update(ends)
-
-
-def make_owner_tls(settings: Settings) -> ssl.SSLContext:
-    """How owners by HTTPS are verified, and what they are shown. Raises InputError."""
-    context = ssl.create_default_context()
-    if settings.tls_client_ca is not None:
-        assert settings.tls_cert is not None, "a relation of the settings"
-        try:
-            context.load_verify_locations(settings.tls_client_ca)
-            context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
-        except OSError as error:
-            raise InputError(
-                f"cannot verify owners with tls_client_ca {settings.tls_client_ca} and tls_cert "
-                f"{settings.tls_cert}: {error.strerror or error}"
-            ) from error
-    return context

@@ -4,13 +4,22 @@ python -m delayserver.integrations.celery -A shop
 """
 
 import argparse
+import atexit
 import logging
+import signal
 import sys
+from types import FrameType
+from typing import Final
 
 from celery.app.utils import find_app
 
 from delayserver.client import ClientError
 from delayserver.integrations.celery.tasks import delayed_tasks
+from delayserver.log_writer import LogWriter
+
+STANDARD_ERROR: Final = 2
+LAST_LINES_S: Final = 1.0
+"""The end of the forwarder waits so long for its last lines."""
 
 
 def main() -> None:
@@ -32,7 +41,15 @@ def main() -> None:
         help="what is told on stderr (INFO)",
     )
     options = parser.parse_args()
-    logging.basicConfig(level=options.loglevel, format="%(asctime)s %(levelname)s %(message)s")
+    # Tasks do not wait for who reads the log, and a terminal that is closed ends nothing.
+    writer = LogWriter(STANDARD_ERROR)
+    atexit.register(writer.drain, LAST_LINES_S)
+    logging.basicConfig(
+        level=options.loglevel,
+        format="%(asctime)s %(levelname)s %(message)s",
+        handlers=[logging.StreamHandler(writer)],
+    )
+    signal.signal(signal.SIGHUP, _on_hangup)
     try:
         app = find_app(options.app)
     except (ImportError, AttributeError) as error:
@@ -46,6 +63,10 @@ def main() -> None:
         delayed.forwarder().run()
     except ClientError as error:
         sys.exit(f"error: the delay server refuses: {error}")
+
+
+def _on_hangup(number: int, frame: FrameType | None) -> None:
+    logging.info("SIGHUP: there is nothing to read again")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -90,7 +91,8 @@ async def open_port(tls: ssl.SSLContext | None = None, **settings: int) -> Async
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         limits = Settings(connections_max=CONNECTIONS_MAX, **settings)  # type: ignore[arg-type]
-        acceptor = Acceptor([listener], Protocol, limits, tls)  # type: ignore[arg-type]
+        certificates = SimpleNamespace(served=tls)
+        acceptor = Acceptor([listener], Protocol, limits, certificates)  # type: ignore[arg-type]
         acceptor.begin()
         port = Port(listener, acceptor)
         yield port

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import uvloop
 
+from delayserver.api import process
 from delayserver.api.process import _on_news, _Uvicorn
+from storage.errors import FencedError
 
 if TYPE_CHECKING:
     from delayserver.api.cluster.node import NodeShard
@@ -71,3 +73,33 @@ def test_who_is_told_to_stop_while_it_gives_its_shard_away_does_not_go_on(told: 
         assert (signal.getsignal(signal.SIGTERM) is signal.SIG_DFL) == goes_on
     assert serving.should_exit
     assert goes_on == (told == "to give away")
+
+
+class BrokenLog:
+    """A log that raises, as none of ours does."""
+
+    def critical(self, event: str, **more: object) -> None:
+        raise OSError(f"cannot say {event}")
+
+
+class Ended(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError("the disk"), 70), (FencedError("log", "unknown"), 75)]
+)
+def test_a_process_that_must_end_ends_whatever_its_log_does(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    statuses: list[int] = []
+
+    def end(number: int) -> None:
+        statuses.append(number)
+        raise Ended
+
+    monkeypatch.setattr("os._exit", end)
+    monkeypatch.setattr(process, "log", BrokenLog())
+    with pytest.raises(Ended):
+        process._end(error)
+    assert statuses == [status]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from delayserver.api.certificates import Certificates
 from delayserver.api.cluster import forwarding
 from delayserver.api.cluster import standby as module
 from delayserver.api.cluster.link import Links
@@ -173,7 +174,7 @@ class World:
     async def begin(self) -> None:
         await self.owner.begin()
         self.owner_url = self.owner.url
-        await self.standby.begin([self.listener], None)
+        await self.standby.begin([self.listener], Certificates(Settings(), is_node=True))
 
     async def connect(self) -> Client:
         client = Client(*await asyncio.open_connection(*self.listener.getsockname()))
