@@ -61,9 +61,11 @@ ADDRESSES_MAX = 8
 IDLE_S = 4.0
 IDLE_CONNECTIONS_MAX = 256
 """For each target."""
-DOUBT_S = 1.0
-"""After a failed attempt a name is looked up again before the next one, at most once in this time;
-and so long the next attempt waits for the name server."""
+LOOK_UP_AGAIN_S = 1.0
+"""After a failed attempt a name is looked up again before the next one, at most once in this time
+…"""
+LOOK_UP_WAIT_S = 1.0
+"""… and so long the next one waits for the name server."""
 EXHAUSTED_WAIT_S = 1.0
 RESOLVER_THREADS = 4
 URLS_REMEMBERED = 4096
@@ -215,10 +217,10 @@ class HttpWebhookSender:
         """An attempt has failed: look up again where the target is, before it is asked again. A
         name server that takes its time is not waited for: the old addresses serve."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < route.looked_up_s + DOUBT_S:
+        if now_s < route.looked_up_s + LOOK_UP_AGAIN_S:
             return  # Receivers that always fail cost no more than a look-up in that time.
         lookup = self._begin_look_up(target, route)
-        await asyncio.wait((lookup,), timeout=min(DOUBT_S, deadline_s - now_s))
+        await asyncio.wait((lookup,), timeout=min(LOOK_UP_WAIT_S, deadline_s - now_s))
 
     async def _addresses(self, route: "_Route") -> tuple[str, ...]:
         """The checked addresses of a target, the one that worked last first. Raises OSError."""

@@ -43,8 +43,10 @@ class Receiver:
     An answer is bytes to write; None closes the connection; or it is a coroutine function of reader
     and writer, after which the connection is closed."""
 
-    def __init__(self, *answers, tls=None):
+    def __init__(self, *answers, tls=None, host="127.0.0.1", port=0):
         self.received = []
+        self.host = host
+        self.port = port
         self.connections = 0
         self.ended = asyncio.Event()  # a connection was closed, by whichever side
         self._answers = list(answers)
@@ -52,7 +54,7 @@ class Receiver:
         self._tasks = set()
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -142,6 +144,10 @@ def exchange(run, *answers, **changes):
             return await sender.send(request_to(receiver.port, **changes), always), receiver
 
     return run(main)
+
+
+async def mute(reader, writer):
+    await asyncio.Event().wait()
 
 
 def always() -> bool:
@@ -306,6 +312,137 @@ def test_an_answer_that_nobody_asked_for_ends_an_idle_connection(run):
             assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
 
     run(main)
+
+
+def test_a_kept_connection_that_is_closed_under_a_request_is_no_failure(run):
+    async def main():
+        async with Receiver(OK, None, OK) as receiver, open_sender() as sender:
+            for _ in range(2):
+                assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
+            return receiver.connections, len(receiver.received)
+
+    assert run(main) == (2, 3)
+
+
+def test_a_kept_connection_that_is_closed_within_an_answer_is_a_failure(run):
+    async def half(reader, writer):
+        writer.write(b"HTTP/1.1 2")
+        await writer.drain()
+
+    async def main():
+        async with Receiver(OK, half, OK) as receiver, open_sender() as sender:
+            assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
+            response = await sender.send(request_to(receiver.port), always)
+            return response.status, len(receiver.received)
+
+    assert run(main) == (None, 2)
+
+
+def test_a_new_connection_that_is_closed_under_a_request_is_a_failure(run):
+    response, receiver = exchange(run, None)
+    assert response.status is None
+    assert len(receiver.received) == 1
+
+
+def test_a_request_that_may_not_begin_sends_nothing(run):
+    async def main():
+        async with Receiver(OK) as receiver, open_sender() as sender:
+            for may_begin in (lambda: False, always, lambda: False, always):
+                response = await sender.send(request_to(receiver.port), may_begin)
+                assert response == WebhookResponse(
+                    *(None, None, None, b""), is_withheld=not may_begin()
+                ) or response == WebhookResponse(200)
+            return len(receiver.received), receiver.connections
+
+    # The first connection was opened for nothing, and the others use one.
+    assert run(main) == (2, 2)
+
+
+def test_a_request_is_not_sent_once_more_if_it_may_not_begin_any_more(run):
+    async def main():
+        asked = []
+
+        def once():
+            asked.append(True)
+            return len(asked) == 1
+
+        async with Receiver(OK, None, OK) as receiver, open_sender() as sender:
+            assert await sender.send(request_to(receiver.port), always) == WebhookResponse(200)
+            response = await sender.send(request_to(receiver.port), once)
+            assert response.is_withheld
+            return len(asked), len(receiver.received)
+
+    assert run(main) == (2, 2)
+
+
+@pytest.mark.parametrize("way", ["refuses", "is mute", "answers 502"])
+def test_a_receiver_that_has_moved_is_found_after_one_failure(run, monkeypatch, way):
+    monkeypatch.setattr(sender_module, "LOOK_UP_AGAIN_S", 0)
+    old_ways = {
+        "refuses": [None],
+        "is mute": [mute],
+        "answers 502": [b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n"],
+    }
+
+    async def main():
+        resolve = Names({"hooks.test": ["127.0.0.2"]})
+        async with (
+            Receiver(OK, *old_ways[way], host="127.0.0.2") as old,
+            open_sender("hooks.test", "127.0.0.0/8", resolve=resolve) as sender,
+        ):
+            old.port = old._server.sockets[0].getsockname()[1]
+            async with Receiver(OK, host="127.0.0.3", port=old.port) as new:
+                request = request_to(old.port, "hooks.test", timeout_ms=300)
+                assert await sender.send(request, always) == WebhookResponse(200)
+                resolve.mapping = {"hooks.test": ["127.0.0.3"]}
+                failed = await sender.send(request, always)
+                assert failed.status in (None, 502)
+                assert await sender.send(request, always) == WebhookResponse(200)
+                return len(new.received)
+
+    assert run(main) == 1
+
+
+def test_receivers_that_always_fail_cost_few_look_ups(run):
+    resolve = Names({"hooks.test": ["127.0.0.1"]})
+
+    async def main():
+        async with (
+            Receiver(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n") as receiver,
+            open_sender("hooks.test", "127.0.0.1", resolve=resolve) as sender,
+        ):
+            for _ in range(50):
+                await sender.send(request_to(receiver.port, "hooks.test"), always)
+
+    run(main)
+    assert resolve.lookups <= 3
+
+
+def test_an_address_that_is_mute_has_a_head_start_and_no_more(run):
+    async def main():
+        with socket.socket() as full:
+            # A listener whose queue is full takes no connection, and refuses none.
+            full.bind(("127.0.0.2", 0))
+            full.listen(0)
+            port = full.getsockname()[1]
+            resolve = Names({"hooks.test": ["127.0.0.2", "127.0.0.3"]})
+            fillers = []
+            for _ in range(3):
+                filler = socket.socket()
+                filler.setblocking(False)
+                filler.connect_ex(("127.0.0.2", port))
+                fillers.append(filler)
+            async with (
+                Receiver(OK, host="127.0.0.3", port=port),
+                open_sender("hooks.test", "127.0.0.0/8", resolve=resolve) as sender,
+            ):
+                request = request_to(port, "hooks.test", timeout_ms=2_000)
+                response = await sender.send(request, always)
+            for filler in fillers:
+                filler.close()
+            return response
+
+    assert run(main) == WebhookResponse(200)
 
 
 def test_a_connection_that_was_idle_for_long_is_not_used_again(run, monkeypatch):
@@ -580,9 +717,8 @@ def test_a_name_that_turns_bad_is_refused_after_its_time_to_live(run, monkeypatc
             assert await sender.send(request, always) == WebhookResponse(200)
             assert await sender.send(request, always) == WebhookResponse(200)
             mapping["hooks.test"] = ["10.0.0.1"]
-            await sender.send(
-                request, always
-            )  # served with the old address while the new one is found
+            # Served with the old address while the new one is found.
+            await sender.send(request, always)
             return await sender.send(request, always)
 
     response = run(main)
@@ -602,9 +738,8 @@ def test_an_idle_connection_to_an_address_that_the_name_left_is_not_used(run, mo
             request = request_to(receiver.port, "hooks.test")
             assert await sender.send(request, always) == WebhookResponse(200)
             resolve.mapping = {"hooks.test": ["127.0.0.2"]}  # where nobody listens
-            assert await sender.send(request, always) == WebhookResponse(
-                200
-            )  # finds that out meanwhile
+            # Finds that out meanwhile.
+            assert await sender.send(request, always) == WebhookResponse(200)
             return await sender.send(request, always)
 
     assert run(main).status is None
