@@ -325,7 +325,14 @@ class Outcomes:
         return self.leases.extend(tokens, lease_ms, subscription_id)
 
     def _on_expired(self, some: Some) -> None:
-        self._return_leased(some, "the lease ran out", self._dispatcher.now_ms)
+        """Leases are over. A consumer that falls silent may have been ended by any message that it
+        had, so an attempt counts against one only if it had no company."""
+        now_ms = self._dispatcher.now_ms
+        if self._dispatcher.may_be_the_cause(*some):
+            self._return_leased(some, "the lease ran out", now_ms, are_suspects=True)
+            return
+        self._dispatcher.return_leased(*some, are_suspects=True)
+        self._pump(some.deliveries.subscription_id)
 
     def _record_each(
         self,
@@ -372,7 +379,9 @@ class Outcomes:
         else:
             self._retry(delivery, delay_ms, now_ms)
 
-    def _return_leased(self, some: Some, reason: str, now_ms: int) -> None:
+    def _return_leased(
+        self, some: Some, reason: str, now_ms: int, *, are_suspects: bool = False
+    ) -> None:
         """Leased deliveries were not taken: they are available again, or dead after their last
         attempt."""
         deliveries, which = some
@@ -384,7 +393,7 @@ class Outcomes:
                 self._record_each([last], self._return_one, reason, now_ms)
                 which = which[~is_last]
         if len(which):
-            self._dispatcher.return_leased(deliveries, which)
+            self._dispatcher.return_leased(deliveries, which, are_suspects=are_suspects)
         if subscription is not None:
             self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
 
@@ -427,12 +436,12 @@ class Outcomes:
                     Failed(result.reason),
                     RetrySchedule(max_attempts=deliveries[0].attempt),
                 )
-        # One jitter for all of them, so that a batch that failed is a batch again.
         jitter = self._random()
+        in_company = len(deliveries) > 1 and subscription is not None and subscription.batch_max > 0
         returned: list[DueDelivery] = []
         is_gone = False
         for delivery in deliveries:
-            match outcome(result, delivery.attempt, policy, lambda: jitter):
+            match outcome(result, delivery.attempt, policy, lambda: jitter, in_company=in_company):
                 case Delivered(recorded, tried):
                     self._deliver(delivery, recorded, tried, now_ms)
                 case RetryLater(delay_ms=delay_ms):

@@ -3,6 +3,7 @@
     push ─▶ late     fell due while nobody could have it: downtime, a pause      ┐
        └──▶ fresh    fell due while the subscription could be delivered to       ├─▶ pop
     come_back ─▶ returned   was handed out, and came back                        ┘
+    suspect ─▶ suspects     one of them may have ended its consumer ─▶ pop_suspects
 
 There is one order: a higher priority first (`Ranks`), then the lane (returned, late, fresh), then
 due time, then seq. A row enters by `push`. A row that left and was handed out enters again by
@@ -38,7 +39,7 @@ Cost: O(1) per slice that is pushed or popped, plus a comparison for each row th
 rows are dropped. Threads: belongs to the event loop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from delayserver.delivery.catch_up import Pace
@@ -73,6 +74,9 @@ class Backlog:
         self._fresh = Ranks()
         self._late = Ranks()
         self._returned = Ranks()
+        self._suspects = Ranks()
+        self.suspects_out: set[int] = set()
+        """Those that were handed out, by seq, and are not settled."""
         self.deadlines: Deadlines | None = None
         """Where rows have come that may expire."""
         self.single_file: SingleFile | None = None
@@ -124,18 +128,22 @@ class Backlog:
     @property
     def count(self) -> int:
         """How many rows wait."""
-        count = self._fresh.count + self._late.count + self._returned.count
+        count = sum(lane.count for lane in self._lanes())
         return count if self.single_file is None else count + self.single_file.count
+
+    def _lanes(self) -> tuple[Ranks, ...]:
+        return self._suspects, self._returned, self._late, self._fresh
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
-        firsts = [self._returned.first_ms(), self._late.first_ms(), self._fresh.first_ms()]
+        firsts = [lane.first_ms() for lane in self._lanes()]
         if self.single_file is not None:
             firsts.append(self.single_file.first_ms())
         return min((first for first in firsts if first is not None), default=None)
 
     def slices(self) -> Iterator[FiredRows]:
         """All rows that wait, in the order of the lanes."""
+        yield from self._suspects.slices()
         yield from self._returned.slices()
         yield from self._late.slices()
         yield from self._fresh.slices()
@@ -144,11 +152,8 @@ class Backlog:
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here."""
-        return (
-            self._returned.holds(entry)
-            or self._late.holds(entry)
-            or self._fresh.holds(entry)
-            or (self.single_file is not None and self.single_file.holds(entry))
+        return any(lane.holds(entry) for lane in self._lanes()) or (
+            self.single_file is not None and self.single_file.holds(entry)
         )
 
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
@@ -237,11 +242,11 @@ class Backlog:
     # ── out ────────────────────────────────────────────────────────────────────────────────────
 
     def ready(self, instant: Instant) -> int:
-        """How many rows may leave now; where an outdated one is next, fewer may."""
+        """How many rows may leave now; where an outdated one, or a suspect, is next, fewer may."""
         count = self.ready_but_for_rate(instant)
         if count and self._rate is not None:
             count = min(count, self._rate.available(instant.present_ms / 1000))
-        return count
+        return count + self._suspects.count if self.has_suspects else count
 
     def ready_but_for_rate(self, instant: Instant) -> int:
         """How many rows might leave now if there were no rate."""
@@ -284,14 +289,8 @@ class Backlog:
         room = Room(min(rows_max, self.ready(instant)), bytes_max)
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
         returned, late, fresh = self._returned, self._late, self._fresh
-        if self._pace is not None:
-            taken = returned.pop(room) if returned.count else []
-            taken += fresh.pop(room, since_ms)
-            room.rows = min(room.rows, self._pace.allowance(present_ms))
-            paced = late.pop(room, since_ms)
-            self._pace.spend(_count(paced))
-            taken += paced
-        elif late.is_plain and fresh.is_plain and returned.is_plain:
+        is_plain = late.is_plain and fresh.is_plain and returned.is_plain
+        if self._pace is None and is_plain and not self.has_suspects:
             taken = returned.pop(room) if returned.count else []
             if late.count:
                 taken += late.pop(room, since_ms)
@@ -300,11 +299,59 @@ class Backlog:
             taken = []
             for priority in self._priorities():
                 taken += returned.pop(room, priority=priority)
-                taken += late.pop(room, since_ms, priority=priority)
+                if self._pace is None:
+                    taken += late.pop(room, since_ms, priority=priority)
                 taken += fresh.pop(room, since_ms, priority=priority)
+        if self._pace is not None:
+            room.rows = min(room.rows, self._pace.allowance(present_ms))
+            paced = late.pop(room, since_ms)
+            self._pace.spend(_count(paced))
+            taken += paced
         if self._rate is not None:
             self._rate.reserve(_count(taken), present_ms / 1000)
         return taken
+
+    # ── suspects ───────────────────────────────────────────────────────────────────────────────
+
+    def suspect(self, fired: FiredRows) -> None:
+        """Add rows that a consumer had when it fell silent: any of them may be the reason. They
+        are handed out before all others, a few at a time, and the next ones when these are
+        settled. So a message that ends its consumer is soon alone."""
+        self._note(fired)
+        self._suspects.insert(fired)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether some may be handed out now."""
+        return self._suspects.count > 0 and not self.suspects_out
+
+    def are_suspects_next(self, instant: Instant) -> bool:
+        """Whether some are handed out now: no row of a higher priority may leave."""
+        if not self.has_suspects:
+            return False
+        highest = max(lane.highest for lane in (self._returned, self._late, self._fresh))
+        return self._suspects.highest >= highest or not self.ready_but_for_rate(instant)
+
+    def next_suspects(self, count: int) -> list[int]:
+        """The seqs of up to `count` that are next; one at least."""
+        assert count > 0 and self._suspects.count, (count, self._suspects.count)
+        seqs: list[int] = next(self._suspects.slices()).rows["seq"][:count].tolist()
+        return seqs
+
+    def pop_suspects(self, count: int, bytes_max: int) -> list[FiredRows]:
+        """Up to `count` of them leave together, and no others until they are settled."""
+        highest = self._suspects.highest
+        taken = self._suspects.pop(Room(count, bytes_max), priority=highest)
+        for fired in taken:
+            self.suspects_out.update(fired.rows["seq"].tolist())
+        return taken
+
+    def end_suspects(self, seqs: Iterable[int]) -> bool:
+        """Rows are settled, or are back. Returns whether the next suspects may leave now."""
+        if not self.suspects_out:
+            return False
+        self.suspects_out.difference_update(seqs)
+        return self.has_suspects
 
     def begin(self, count: int, present_ms: int) -> None:
         """So many rows that left are sent now."""
@@ -317,9 +364,11 @@ class Backlog:
             self._rate.release(count, present_ms / 1000)
 
     def _priorities(self) -> list[int]:
-        """Those that may have rows, from the highest on."""
+        """Those that may have rows, from the highest on, as far as no suspects are before them."""
         lanes = self._returned, self._late, self._fresh
-        return sorted({one for lane in lanes for one in lane.priorities}, reverse=True)
+        least = self._suspects.highest if self.has_suspects else 0
+        priorities = {one for lane in lanes for one in lane.priorities if one >= least}
+        return sorted(priorities, reverse=True)
 
     def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
         """Rows that are next, and too old to be delivered; as many as with `pop`."""
@@ -337,8 +386,7 @@ class Backlog:
             return []
         while len(seqs := self.deadlines.pop(now_ms, rows_max)):
             found = Lane()
-            lanes = self._returned, self._late, self._fresh
-            taken = [fired for lane in lanes for fired in lane.take(seqs)]
+            taken = [fired for lane in self._lanes() for fired in lane.take(seqs)]
             if self.single_file is not None:
                 taken += self.single_file.take(seqs)
             for fired in taken:

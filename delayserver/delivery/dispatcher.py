@@ -711,11 +711,7 @@ class Dispatcher:
             return 0
         queue.posts.discard(handout.first_seq)
         if handout.as_batch:
-            if deliveries:
-                batch = list(deliveries)
-                queue.posts.add(batch[0].entry.seq)
-                self._ports.send(queue.subscription, batch)
-            return min(1, len(deliveries))
+            return self._send_batches(queue, handout, deliveries)
         queue.is_reading = False
         if queue.subscription.takes_many:
             if deliveries:
@@ -724,6 +720,24 @@ class Dispatcher:
         for delivery in deliveries:
             self._ports.send(queue.subscription, [delivery])
         return len(deliveries)
+
+    def _send_batches(self, queue: Queue, handout: Handout, deliveries: Deliveries) -> int:
+        """Send what was read for one request: in one, unless some of it has failed together before.
+        What finds no connection waits again. Returns how many requests are sent."""
+        subscription, requests = queue.subscription, 0
+        for which in _apart(queue, deliveries.settled["attempt"]):
+            if requests:
+                is_free = queue.free_places() > 0
+                host = host_of(subscription)
+                if not (is_free and self.connections.take(subscription.id, host, 1)):
+                    self._put_back(queue, deliveries.select(which))
+                    continue
+                handout.connections += 1
+            requests += 1
+            batch = [deliveries[index] for index in which.tolist()]
+            queue.posts.add(batch[0].entry.seq)
+            self._ports.send(subscription, batch)
+        return requests
 
     def _may_leave(self, queue: Queue, subscription: Subscription) -> bool:
         """Whether anything may be delivered now, as far as the subscription decides: what was read
@@ -772,12 +786,17 @@ class Dispatcher:
             queue.is_reading &= handout.as_batch
         elif not handout.request.is_gone:
             handout.request.finish(Pulled())
-        if len(deliveries):
-            present_ms = self._stopwatch()
-            for seq in deliveries.settled["seq"].tolist():
-                queue.release(seq, present_ms)
-            for fired in deliveries.slices(np.arange(len(deliveries))):
-                queue.rows.put_back(fired)
+        self._put_back(queue, deliveries)
+
+    def _put_back(self, queue: Queue, deliveries: Deliveries) -> None:
+        """Deliveries that were not sent wait again, at their places."""
+        if not len(deliveries):
+            return
+        present_ms = self._stopwatch()
+        for seq in deliveries.settled["seq"].tolist():
+            queue.release(seq, present_ms)
+        for fired in deliveries.slices(np.arange(len(deliveries))):
+            queue.rows.put_back(fired)
 
     def end_request(self, deliveries: list[DueDelivery]) -> None:
         """A request is over, and another may be sent. The caller settles, releases or returns each
@@ -879,12 +898,23 @@ class Dispatcher:
         self._release_leased(deliveries.subscription_id, rows["seq"].tolist())
         self.end_turn(deliveries.subscription_id, rows["message_seq"].tolist())
 
+    def may_be_the_cause(self, deliveries: Deliveries, which: NDArray[np.intp]) -> bool:
+        """Whether leased deliveries whose leases are over are to blame: nothing else of their
+        subscription was in the hands of consumers, or of what had failed before. `which`: their
+        indexes (shape n)."""
+        queue = self._queues.get(deliveries.subscription_id)
+        if queue is None or len(which) > 1:
+            return len(which) == 1
+        seq = int(deliveries.settled["seq"][which[0]])
+        return queue.in_flight <= 1 or queue.rows.suspects_out == {seq}
+
     def _release_leased(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)
         if queue is None:
             self.orphans.remove(seqs)
-        else:
-            queue.release_leased(seqs)
+        elif queue.release_leased(seqs) and not queue.is_pump_asked:
+            queue.is_pump_asked = True  # The next suspects may leave.
+            self._ports.call_soon(partial(self._pump_again, subscription_id))
         return queue
 
     def release_delivery(self, delivery: DueDelivery) -> None:
@@ -919,12 +949,17 @@ class Dispatcher:
             queue.rows.put_back(fired)
 
     def return_leased(
-        self, deliveries: Deliveries, which: NDArray[np.intp], attempts_used: int = 1
+        self,
+        deliveries: Deliveries,
+        which: NDArray[np.intp],
+        attempts_used: int = 1,
+        *,
+        are_suspects: bool = False,
     ) -> None:
         """Put deliveries of a pull into their queue again, for one attempt more, as the next ones.
 
         `which`: their indexes (shape n); `attempts_used`: 0 where no consumer was sent them: they
-        go to their places."""
+        go to their places; `are_suspects`: one of them may have ended the consumer that had all."""
         settled = select(deliveries.settled, which)
         seqs = settled["seq"].tolist()
         queue = self._release_leased(deliveries.subscription_id, seqs)
@@ -935,6 +970,8 @@ class Dispatcher:
         for fired in deliveries.slices(which):
             if queue is None:
                 self._adopt(fired, deliveries.subscription_id)
+            elif are_suspects:
+                queue.rows.suspect(fired)
             elif attempts_used:
                 queue.rows.come_back(fired)
             else:
@@ -946,6 +983,16 @@ class Dispatcher:
         note = None if tried is None else _note(delivery, tried)
         self._ports.settle(delivery.entry.hour, pack_settled(delivery, outcome, now_ms), note)
         self._hours.add(delivery.entry.hour, -1)
+
+
+def _apart(queue: Queue, attempts: NDArray[np.uint16]) -> Iterator[NDArray[np.intp]]:
+    """Which deliveries (indexes) go together in one request, by their attempts (both shape n)."""
+    for attempt in np.unique(attempts).tolist():
+        which = np.flatnonzero(attempts == attempt)
+        most = len(which)
+        if attempt > 1:
+            most = queue.company_max(attempt, queue.subscription.batch_max)
+        yield from np.split(which, range(most, len(which), most))
 
 
 @lru_cache(maxsize=HOSTS_REMEMBERED)

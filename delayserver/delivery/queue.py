@@ -110,7 +110,10 @@ class Queue:
     def pop(self, rows_max: int, bytes_max: int, instant: Instant) -> list[FiredRows]:
         """Rows that may leave now, as many as `Backlog.pop` says: they are in flight from here
         on."""
-        slices = self.rows.pop(rows_max, bytes_max, instant)
+        if self.rows.are_suspects_next(instant):
+            slices = self.rows.pop_suspects(self._suspects_together(rows_max), bytes_max)
+        else:
+            slices = self.rows.pop(rows_max, bytes_max, instant)
         for fired in slices:
             self.reserved.update(fired.rows["seq"].tolist())
             self.in_flight += len(fired.rows)
@@ -143,6 +146,7 @@ class Queue:
         if seq not in self.reserved:
             return False
         self.reserved.remove(seq)
+        self.rows.end_suspects((seq,))
         if seq in self.dropping:
             self.dropping.remove(seq)
             return True
@@ -153,8 +157,9 @@ class Queue:
             self.rows.withhold(1, present_ms)
         return True
 
-    def release_leased(self, seqs: list[int]) -> None:
+    def release_leased(self, seqs: list[int]) -> bool:
         """Rows that were leased are not on their way any more; their attempts count no longer.
+        Returns whether rows may leave that had to wait for these.
 
         Vectorised over the seqs, since a consumer ends a whole pull at once."""
         before = len(self.reserved)
@@ -163,6 +168,20 @@ class Queue:
         if self.attempts:
             for seq in seqs:
                 self.attempts.pop(seq, None)
+        return self.rows.end_suspects(seqs)
+
+    def _suspects_together(self, rows_max: int) -> int:
+        """How many of the suspects that are next may be handed out together."""
+        seqs = self.rows.next_suspects(rows_max)
+        attempt = self.attempts.get(seqs[0], 1)
+        most = self.company_max(attempt, rows_max)
+        others = (at for at, seq in enumerate(seqs) if self.attempts.get(seq, 1) != attempt)
+        return min(most, next(others, most))
+
+    def company_max(self, attempt: int, count: int) -> int:
+        """How many messages at their `attempt` may go together where `count` could: what failed
+        together goes apart, in halves, then each alone, and its last attempt each has alone."""
+        return 1 if attempt >= self.subscription.max_attempts else max(1, count >> (attempt - 1))
 
     def free_places(self) -> int:
         """How many rows may be sent as webhooks, in one batch or one by one."""

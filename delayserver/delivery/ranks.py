@@ -41,6 +41,11 @@ class Ranks:
         return list(self._lanes)
 
     @property
+    def highest(self) -> int:
+        """The highest priority of a row; -1: there is none."""
+        return next((one for one, lane in self._lanes.items() if lane.count), -1)
+
+    @property
     def is_plain(self) -> bool:
         """Whether no row has another priority than 0."""
         return len(self._lanes) == 1

@@ -177,14 +177,22 @@ Outcome = Delivered | RetryLater | PauseSubscription | Hold | GiveUp | ReturnToQ
 
 
 def outcome(
-    result: Result, attempt: int, retry: RetrySchedule, random: Callable[[], float]
+    result: Result,
+    attempt: int,
+    retry: RetrySchedule,
+    random: Callable[[], float],
+    *,
+    in_company: bool = False,
 ) -> Outcome:
     """What follows from what came of attempt number `attempt` (from 1). Pure: `random` returns
     [0, 1).
 
     A retry waits for the backoff, or a receiver's queue for what it asks for, and up to
     RETRY_JITTER of it on top: so receivers never see a retry sooner than they asked or the
-    subscription says, and messages that failed together do not return together."""
+    subscription says, and messages that failed together do not return together.
+
+    `in_company`: other messages were in the same request, and any of them may have made it fail.
+    Then it is not given up, however many attempts there were: the next one it has alone."""
     longer = 1 + RETRY_JITTER * random()
     match result:
         case Confirmed(recorded, tried):
@@ -197,6 +205,6 @@ def outcome(
         case Untried():
             return ReturnToQueue()
         case Failed(reason):
-            if attempt >= retry.max_attempts:
+            if attempt >= retry.max_attempts and not in_company:
                 return GiveUp(f"{reason} (attempt {attempt} of {retry.max_attempts})")
             return RetryLater(int(retry.delay_ms(attempt) * longer), reason)

@@ -481,6 +481,9 @@ class SimulatedServer(Shard):
         if not (handout.left_by or handout.give_up_reason or handout.is_look):
             queue = self.engine.dispatcher.queue(handout.subscription)
             waiting = seqs_of(queue.rows.slices())
+            if queue.rows.suspects_out:
+                for_later = set(seqs_of(queue.rows._suspects.slices()))
+                waiting = [seq for seq in waiting if seq not in for_later]
             if queue.rows.single_file is not None:
                 for_turn = set(seqs_of(queue.rows.single_file.slices()))
                 waiting = [seq for seq in waiting if seq not in for_turn]

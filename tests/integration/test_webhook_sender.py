@@ -378,7 +378,7 @@ def test_a_request_is_not_sent_once_more_if_it_may_not_begin_any_more(run):
 @pytest.mark.parametrize("way", ["refuses", "is mute", "answers 502"])
 def test_a_receiver_that_has_moved_is_found_after_one_failure(run, monkeypatch, way):
     monkeypatch.setattr(sender_module, "LOOK_UP_AGAIN_S", 0)
-    old_ways = {
+    old_ways: dict[str, list[Any]] = {
         "refuses": [None],
         "is mute": [mute],
         "answers 502": [b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n"],

@@ -50,6 +50,7 @@ from tests.unit.fakes import (
     deliveries,
     delivery,
     message,
+    seqs,
     subscription,
 )
 
@@ -399,7 +400,8 @@ class Holding(Parts):
     """A consumer holds five messages; two are recorded in a turn of the loop."""
 
     def __init__(self, attempt: int = 1) -> None:
-        super().__init__(subscription(1, max_attempts=2))
+        self.receiver = subscription(1, max_attempts=2)
+        super().__init__(self.receiver)
         self.outcomes.records_turn = 2
         ones = [delivery(seq, attempt=attempt) for seq in range(2, 7)]
         self.hours.add(START_MS // HOUR_MS, len(ones))
@@ -451,13 +453,25 @@ def test_a_nack_of_which_a_part_could_not_be_written_fails() -> None:
 
 def test_many_last_attempts_that_end_together_are_buried_some_in_a_turn() -> None:
     parts = Holding(attempt=2)
-    parts.wait(1000)
+    assert parts.nack(parts.tokens, 0) == []
     counts = [len(parts.kinds())]
     while parts.ports.turns:
         parts.turn()
         counts.append(len(parts.kinds()))
     assert counts == [2, 4, 5]
     assert parts.kinds() == [RecordKind.DEAD] * 5
+
+
+def test_no_message_dies_of_a_lease_that_ran_out_with_others() -> None:
+    parts = Holding(attempt=2)
+    parts.wait(1000)
+    assert parts.kinds() == []
+    queue = parts.dispatcher.queue(parts.receiver)
+    assert len(queue.rows.next_suspects(20)) == 5
+    # Each has its last attempt alone; and then it is the cause.
+    handed_out = seqs(queue.pop(20, 1 << 20, Instant(START_MS, 1000)))
+    assert len(handed_out) == 1
+    assert not queue.rows.has_suspects
 
 
 # ---- how attempts went ---------------------------------------------------------------------------

@@ -1236,3 +1236,87 @@ def test_no_place_is_lost(fate: str, batch_max: int) -> None:
         for request in [sent] if batch_max else [[one] for one in sent]:
             parts.dispatcher.end_request(request)
     assert parts.dispatcher.connections.free == 10
+
+
+# ---- what failed together goes apart ----------------------------------------------------------
+
+
+def sizes(parts: Parts) -> list[int]:
+    return [len(post) for post in parts.ports.posts]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"), [(1, [8]), (2, [4, 4]), (3, [2, 2, 2, 2]), (4, [1] * 8), (5, [1] * 8)]
+)
+def test_a_batch_that_failed_is_tried_in_halves_and_then_one_by_one(
+    attempt: int, expected: list[int]
+) -> None:
+    hook = webhook(batch_max=8, max_attempts=5)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 9)))
+    parts.read(attempt=attempt)
+    assert sizes(parts) == expected
+    assert parts.dispatcher.connections.taken(hook.id) == len(expected)
+
+
+def test_a_batch_that_failed_before_its_last_attempt_is_tried_one_by_one() -> None:
+    hook = webhook(batch_max=8, max_attempts=2)
+    parts = Parts(hook)
+    parts.fire(*((seq, START_MS) for seq in range(1, 5)))
+    parts.read(attempt=2)
+    assert sizes(parts) == [1] * 4
+
+
+def test_parts_of_a_batch_without_a_connection_wait_in_their_queue() -> None:
+    hook = webhook(batch_max=8, max_attempts=5)
+    parts = Parts(hook, webhooks_max=2)
+    parts.fire(*((seq, START_MS) for seq in range(1, 9)))
+    parts.read(attempt=3)
+    assert posts(parts) == [[1, 2], [3, 4]]
+    assert parts.waiting(hook) == [5, 6, 7, 8]
+
+
+def poisoned(pull_max: int, concurrent: int, attempts: int = 5) -> tuple[int, dict[int, int]]:
+    """Message 7 of 40 ends whichever consumer has it, together with all that this one has.
+
+    Returns how often that happened, and the attempts of those that died, by seq."""
+    mine = subscription(max_attempts=attempts)
+    parts = Parts(mine)
+    parts.fire(*((seq, START_MS) for seq in range(1, 41)))
+    deaths, dead = 0, dict[int, int]()
+    for _ in range(400):
+        held: list[Deliveries] = []
+        while sum(map(len, held)) < concurrent and len(held) < 40:
+            fetch = parts.pull(mine, min(pull_max, concurrent - sum(map(len, held))), wait_ms=0)
+            assert fetch.is_completed
+            if not parts.ports.handouts:
+                break
+            held.append(parts.read_columns())
+        if not held:
+            break
+        everything = [seq for one in held for seq in one.settled["seq"].tolist()]
+        if 7 not in everything:
+            for one in held:
+                parts.dispatcher.settle_leased(one, np.arange(len(one)), NOW_MS)
+            parts.turn()
+            continue
+        deaths += 1
+        for one in held:
+            which = np.arange(len(one))
+            is_cause = parts.dispatcher.may_be_the_cause(one, which)
+            [attempt, *_] = one.settled["attempt"].tolist()
+            if is_cause and attempt >= attempts:
+                dead[int(one.settled["seq"][0])] = attempt
+                parts.dispatcher.settle_leased(one, which, NOW_MS)
+            else:
+                parts.dispatcher.return_leased(one, which, are_suspects=True)
+        parts.turn()
+    assert parts.dispatcher.queue(mine).count == 0
+    return deaths, dead
+
+
+@pytest.mark.parametrize(("pull_max", "concurrent"), [(20, 20), (1, 20), (1, 1), (3, 10), (40, 40)])
+def test_a_message_that_ends_its_consumers_dies_alone(pull_max: int, concurrent: int) -> None:
+    deaths, dead = poisoned(pull_max, concurrent)
+    assert list(dead) == [7]
+    assert deaths <= 6
