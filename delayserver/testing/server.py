@@ -125,6 +125,9 @@ class Observer:
     def expired(self, deliveries: list[DueDelivery]) -> None:
         """Leases are over."""
 
+    def given_up(self, delivery: DueDelivery, reason: str) -> None:
+        """A message is a dead letter. (The ledger finds that in the records.)"""
+
     def settled(self, row: bytes) -> None:
         """A delivery ended (DISPATCH_ROW); not durable yet."""
 
@@ -371,7 +374,7 @@ class SimulatedServer(Shard):
         self.observer.damaged(error)
 
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
-        """The ledger finds out by itself."""
+        self.observer.given_up(delivery, reason)
 
     @property
     def has_callbacks(self) -> bool:

@@ -70,6 +70,7 @@ from delayserver.server.calls import Calls
 from delayserver.server.engine import Engine
 from delayserver.testing import Violation, run_world, server
 from delayserver.testing.world import Theme, has_groups, theme_of
+from delayserver.timers.rates import TokenBucket
 from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
 from storage.errors import DamageError, DiskError, SyncError, UnreadableError
@@ -883,10 +884,36 @@ def a_consumer_that_hangs_up_uses_up_an_attempt(patch: Patch) -> None:
     """I3: a message would be dead though nobody was sent it."""
     original = Dispatcher.return_leased
 
-    def return_leased(self: Any, deliveries: Any, which: Any, attempts_used: int = 1) -> None:
-        original(self, deliveries, which)
+    def return_leased(
+        self: Any, deliveries: Any, which: Any, attempts_used: int = 1, **named: Any
+    ) -> None:
+        original(self, deliveries, which, **named)
 
     patch.setattr(Dispatcher, "return_leased", return_leased)
+
+
+# A delivery that waits for a connection
+
+
+@canary(Violation)
+def a_delivery_is_not_checked_when_it_begins(patch: Patch) -> None:
+    """I5: a pause, another URL and a time to live do not hold for what waits for a connection."""
+
+    def may_begin(self: Any, subscription: Any, deliveries: Any, now_ms: int) -> bool:
+        queue = self._queues.get(subscription.id)
+        if queue is not None:
+            queue.begin([one.entry.seq for one in deliveries], self._stopwatch())
+        return True
+
+    patch.setattr(Dispatcher, "may_begin", may_begin)
+
+
+@canary(Violation)
+def a_rate_is_spent_when_rows_leave_their_queue(patch: Patch) -> None:
+    """More than the burst begins at once when connections come after a while."""
+    patch.setattr(TokenBucket, "reserve", TokenBucket.take)
+    patch.setattr(TokenBucket, "spend", lambda self, count, now_s: None)
+    patch.setattr(TokenBucket, "release", TokenBucket.give_back)
 
 
 # Options of a message

@@ -13,14 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
+from delayserver.delivery.connections import Connections
+from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.queue import Queue
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.records.message import Payload
+from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
 from delayserver.schedule.archives import Archives, retired_hours
@@ -52,9 +56,11 @@ class Machine:
         self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
         self.clock, self.faults = SimulatedClock(), Faults()
 
-    def start(self, settings: Settings = SETTINGS) -> SimulatedServer:
-        files = FaultyFiles(self.disk, self.faults)
-        return SimulatedServer(settings, files, self.catalog, self.clock, self.rng, Observer())
+    def start(
+        self, settings: Settings = SETTINGS, observer: Observer | None = None
+    ) -> SimulatedServer:
+        files, observer = FaultyFiles(self.disk, self.faults), observer or Observer()
+        return SimulatedServer(settings, files, self.catalog, self.clock, self.rng, observer)
 
     def kill(self) -> None:
         self.disk, self.catalog = self.disk.kill(), self.catalog.kill()
@@ -113,6 +119,74 @@ def one_queue_for_all(patch: Patch) -> None:
             original(self, queue, now_ms)
 
     patch.setattr(Dispatcher, "pump", pump)
+
+
+def a_receiver_that_hangs_leaves_connections() -> None:
+    machine = Machine()
+    settings = SETTINGS.model_copy(update={"webhook_connections_max": 90})
+    server = machine.start(settings)
+    hangs = msgspec.structs.replace(subscribe(server, "silent"), max_in_flight=1000)
+    server.engine.subscribing.put_subscription(hangs)
+    machine.publish(server, *(machine.clock.now_ms + 1 for _ in range(100)))
+    machine.clock.move(1)
+    server.tick()
+    server.rest()
+    quick = msgspec.structs.replace(subscribe(server, "quick"), url="http://127.0.0.1:1/")
+    server.engine.subscribing.put_subscription(quick)
+    machine.publish(server, machine.clock.now_ms + 1)
+    machine.clock.move(1)
+    server.tick()
+    server.rest()
+    if not any(one[0].subscription_id == quick.id for one in server.sending):
+        raise Violation(f"{len(server.sending)} hang, and nothing is sent to the quick one (I2)")
+
+
+def a_subscription_may_have_all_connections(patch: Patch) -> None:
+    patch.setattr(Connections, "_share", lambda self, owner, host: self._free)
+
+
+class Deaths(Observer):
+    """Notes the messages that died."""
+
+    def __init__(self) -> None:
+        self.dead: list[int] = []
+
+    def given_up(self, delivery: DueDelivery, reason: str) -> None:
+        self.dead.append(delivery.origin.message_seq)
+
+
+def a_message_that_ends_its_consumer_dies_alone() -> None:
+    machine, deaths = Machine(), Deaths()
+    server = machine.start(observer=deaths)
+    everything = msgspec.structs.replace(
+        subscribe(server, "all"), type="pull", max_attempts=3, lease_ms=1000
+    )
+    server.engine.subscribing.put_subscription(everything)
+    machine.publish(server, *(machine.clock.now_ms + 1 for _ in range(MESSAGES)))
+    machine.clock.move(1)
+    bad: int | None = None
+    for _ in range(20 * MESSAGES):
+        server.tick()
+        server.rest()
+        held: list[tuple[str, DueDelivery]] = []
+
+        def answer(got: Pulled, held: list[tuple[str, DueDelivery]] = held) -> None:
+            held += [(token, delivery) for delivery, token in got]
+
+        server.engine.outcomes.pull(everything, PullRequest(MESSAGES, 1000, 0, answer))
+        server.rest()
+        bad = held[0][1].origin.message_seq if bad is None else bad
+        if all(delivery.origin.message_seq != bad for _, delivery in held):
+            server.ack([token for token, _ in held], lambda expired: None)
+            server.rest()
+        machine.clock.move(1000)  # otherwise the consumer has ended, and says nothing
+    if deaths.dead != [bad]:
+        raise Violation(f"{deaths.dead} died, and message {bad} ends its consumers")
+
+
+def messages_that_failed_together_stay_together(patch: Patch) -> None:
+    patch.setattr(Queue, "company_max", lambda self, attempt, count: count)
+    patch.setattr(Dispatcher, "may_be_the_cause", lambda self, deliveries, which: True)
 
 
 # ── I8 ─────────────────────────────────────────────────────────────────────────────────────────
@@ -324,6 +398,11 @@ def the_lock_is_not_taken(patch: Patch) -> None:
 
 CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
     (a_silent_subscriber_delays_nobody, one_queue_for_all),
+    (a_receiver_that_hangs_leaves_connections, a_subscription_may_have_all_connections),
+    (
+        a_message_that_ends_its_consumer_dies_alone,
+        messages_that_failed_together_stay_together,
+    ),
     (a_flipped_bit_is_named, checksums_are_ignored),
     (a_bad_sector_costs_what_stands_in_it, the_neighbours_of_a_bad_sector_are_lost),
     (a_bad_sector_costs_what_stands_in_it, what_cannot_be_read_counts_as_settled),
