@@ -41,6 +41,7 @@ from storage.frame import (
     scan_live,
     with_torn_payload,
 )
+from storage.kinds import ANY
 from storage.message_log import SPARE_NAMES, MessageLog, parse_segment_name
 from storage.rows import (
     FLAG_AFTER_SYNC,
@@ -195,7 +196,7 @@ def check_directory(
     `filed_seq` up to which record nobody needs the message log; both must have been read before.
     Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
     try:
-        identity = open_identity(files, random_bytes=None)
+        identity = open_identity(files, random_bytes=None, of=ANY)
     except FileNotFoundError:
         raise NotADataDirectoryError(files.root) from None
     report = Report(files.root, identity.version)

@@ -12,15 +12,19 @@
     DIR/snapshots/        what another node copies just now
     DIR/incoming/         what comes from another node
     DIR/DROPPED           a node is to have no replica of the shard: instead of FORMAT
+    DIR/KIND              what the directory is, and whose life it belongs to (`storage.kinds`)
+    DIR/RESTORING         a restore makes the directory, or was interrupted
 
 Cost: a few system calls at start. Threads: used before any thread starts.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Final
 
+from storage import kinds
 from storage.errors import (
     DamageError,
     ForeignDirectoryError,
@@ -32,7 +36,7 @@ from storage.files import Files, replace_file
 FORMAT_VERSION = 3
 DEFINITIONS_VERSION = 2
 """The first with a definitions log."""
-FORMAT_FILE = "FORMAT"
+FORMAT_FILE: Final = kinds.FORMAT_FILE
 LOCK_FILE = "LOCK"
 REPAIR_FILE = "REPAIR"
 DROPPED_FILE = "DROPPED"
@@ -73,15 +77,19 @@ def open_identity(
     random_bytes: Callable[[int], bytes] | None,
     shard: int = 0,
     given: Identity | None = None,
+    of: Collection[kinds.Kind] = kinds.SERVED,
 ) -> Identity:
     """Read DIR/FORMAT; make it first where there is none and `random_bytes` is given.
 
-    `given`: what it is to be, since there are copies of the shard. Raises ForeignDirectoryError
-    for a directory that is something else, FormatVersionError for one of a newer server,
-    DamageError for a FORMAT file that is not one or is missing beside logs, RepairUnfinishedError
-    where a server must not start yet, FileNotFoundError when there is none and none is to be
-    made."""
-    if random_bytes is not None and files.exists(REPAIR_FILE):
+    `given`: what it is to be, since there are copies of the shard. `of`: the kinds of directory
+    that the caller can use. Raises DirectoryKindError for one of another kind,
+    ForeignDirectoryError for one that is something else, FormatVersionError for one of a newer
+    server, DamageError for a FORMAT file that is not one or is missing beside logs,
+    RepairUnfinishedError where a server must not start yet, FileNotFoundError when there is none
+    and none is to be made."""
+    names = files.list("")
+    kinds.require(files, of if given is None else kinds.OWNED, names)
+    if random_bytes is not None and REPAIR_FILE in names:
         raise RepairUnfinishedError(f"{files.root}")
     try:
         file = files.open(FORMAT_FILE)
@@ -154,3 +162,16 @@ def encode_identity(identity: Identity) -> bytes:
 
 def _write(files: Files, identity: Identity) -> None:
     replace_file(files, FORMAT_FILE, encode_identity(identity))
+
+
+def life_of(files: Files, identity: Identity) -> str:
+    """The name of the life that the directory is in. Raises DamageError, DiskError."""
+    mark = kinds.read_mark(files)
+    return identity.fingerprint if mark is None else mark.life
+
+
+def keep_mark(files: Files, kind: kinds.Kind, identity: Identity) -> None:
+    """Write DIR/KIND where there is none: the directory is new, or an older version has made it.
+    Raises DamageError, DiskError."""
+    if kinds.read_mark(files) is None:
+        kinds.write_mark(files, kinds.Mark(kind, identity.fingerprint))

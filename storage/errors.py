@@ -2,6 +2,7 @@
 
 StorageError
 ├── DiskError               the operating system refused a call (EIO, EACCES, …)
+│   ├── MissingFileError    no file or directory of that name; a FileNotFoundError, too
 │   ├── ShortageError       what the call needs is used up for now; the same call may succeed later
 │   │   ├── DiskFullError       no space is left
 │   │   └── ExhaustedError      the system has no descriptor, or no memory, for the call
@@ -11,6 +12,8 @@ StorageError
 ├── ShardCountError         made with another number of shards
 ├── ShardNumberError        the directory of another shard
 ├── ForeignDirectoryError   the directory of something else than the cluster's shard
+├── DirectoryKindError      a directory is something else than its opener needs, or is half made
+├── OtherLifeError          a directory belongs to another server, or to one before a restore
 ├── FormatVersionError      written by a version of this software that is newer than this one
 ├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
@@ -38,6 +41,7 @@ never one of these.
 """
 
 import errno
+import os
 from typing import Final
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
@@ -56,6 +60,19 @@ class DiskError(StorageError):
         self.call = call
         self.path = path
         self.reason = reason
+
+
+class MissingFileError(DiskError, FileNotFoundError):
+    """There is no file, or no directory, of that name.
+
+    A caller that expects this catches FileNotFoundError. For every other caller it is an error of
+    the disk like any other, so that a file which disappears under the server does not pass for a
+    mistake of ours, which would end the process."""
+
+    def __init__(self, call: str, path: str) -> None:
+        advice = "it was deleted, or its disk is not mounted"
+        super().__init__(call, path, os.strerror(errno.ENOENT), advice)
+        self.errno = errno.ENOENT
 
 
 class ShortageError(DiskError):
@@ -150,6 +167,25 @@ class ForeignDirectoryError(StorageError):
             f"{path} is the directory of another server, shard or cluster; start this node with "
             "another --data-dir, which may be empty: it copies what it needs from the log"
         )
+
+
+class DirectoryKindError(StorageError):
+    """A directory is not of the kind that its opener needs, or not all of it is there."""
+
+    def __init__(self, path: str, found: str, advice: str) -> None:
+        super().__init__(f"{path} is {found}; {advice}")
+        self.path = path
+        self.found = found
+
+
+class OtherLifeError(StorageError):
+    """A directory belongs to another server, or to what this one was before it was restored."""
+
+    def __init__(self, path: str, what: str, advice: str) -> None:
+        super().__init__(
+            f"{path} is {what} of another server, or of this one before it was restored; {advice}"
+        )
+        self.path = path
 
 
 class FormatVersionError(StorageError):

@@ -31,6 +31,7 @@ from storage.errors import (
     DiskError,
     DiskFullError,
     ExhaustedError,
+    MissingFileError,
     ShortageError,
     SyncError,
     UnreadableError,
@@ -114,7 +115,7 @@ class Files(Protocol):
     root: str
 
     def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> File:
-        """Open for reading and writing. Raises FileNotFoundError unless it exists or `create`,
+        """Open for reading and writing. Raises MissingFileError unless it exists or `create`,
         and where its directory does not exist (as `rename`, `link` and `unlink` do).
 
         `mode`: who may open a file that is made by this call."""
@@ -147,7 +148,7 @@ class Files(Protocol):
         ...
 
     def remove_directory(self, path: str) -> None:
-        """Delete an empty directory. Raises FileNotFoundError; DiskError where it is not empty."""
+        """Delete an empty directory. Raises MissingFileError; DiskError where it is not empty."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -163,7 +164,7 @@ class Files(Protocol):
         ...
 
     def map_to_read(self, path: str) -> memoryview:
-        """The content of a file as it is now, mapped. Raises FileNotFoundError."""
+        """The content of a file as it is now, mapped. Raises MissingFileError."""
         ...
 
     def scratch(self, length: int) -> memoryview:
@@ -244,6 +245,8 @@ def _wrap(call: str, path: str, error: OSError) -> DiskError:
         return DiskFullError(call, path, reason)
     if error.errno in EXHAUSTED:
         return ExhaustedError(call, path, reason)
+    if error.errno == errno.ENOENT:
+        return MissingFileError(call, path)
     return DiskError(call, path, reason)
 
 
@@ -260,8 +263,6 @@ not match, and of a device that gave up. Not every system knows all of them."""
 def _disk_errors(call: str, path: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
         raise _wrap(call, path, error) from error
 
@@ -376,7 +377,7 @@ class OsFile:
 def open_to_read(full_path: str, path: str) -> OsFile:
     """A file that others write, opened for reading alone; `path` is its name in errors.
 
-    For the file of a library that does its own input and output. Raises FileNotFoundError."""
+    For the file of a library that does its own input and output. Raises MissingFileError."""
     with _disk_errors("open", path):
         return OsFile(path, os.open(full_path, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -521,21 +522,38 @@ class OsFiles:
 
     @contextlib.contextmanager
     def lock(self, path: str) -> Iterator[None]:
-        with _disk_errors("open", path):
-            descriptor = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        descriptor = self._open_lock(path, os.O_RDONLY)
         try:
             with _disk_errors("lock", path):
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    try:
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError as error:
+                        if error.errno != errno.EBADF:
+                            raise
+                        os.close(descriptor)  # NFS locks only what may be written.
+                        descriptor = _CLOSED
+                        descriptor = self._open_lock(path, os.O_RDWR)
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
                     raise DirectoryLockedError(
                         self.root, f"process {owner}" if owner else "another process"
                     ) from error
             # The number is for people; a full disk must not keep the server from starting.
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            with contextlib.suppress(OSError, DiskError):
+                told = self._open_lock(path, os.O_WRONLY | os.O_TRUNC)
+                try:
+                    os.pwrite(told, f"{os.getpid()}\n".encode(), 0)
+                finally:
+                    os.close(told)
             yield
         finally:
-            os.close(descriptor)
+            if descriptor != _CLOSED:
+                os.close(descriptor)
+
+    def _open_lock(self, path: str, access: int) -> int:
+        # To read where that is enough: with a file that may be written a file system can not be
+        # made read-only, which an administrator does whose disk fails.
+        with _disk_errors("open", path):
+            return os.open(self._full(path), access | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

@@ -15,11 +15,12 @@ import re
 from pathlib import Path
 from typing import Final
 
+from storage import kinds
 from storage.directory import FORMAT_FILE
 from storage.errors import DamageError, FormatVersionError, ShardCountError
 from storage.files import Files, OsFiles, replace_file
 
-SHARDS_FILE: Final = "SHARDS"
+SHARDS_FILE: Final = kinds.SHARDS_FILE
 SHARDS_VERSION: Final = 1
 SHARDS_MAX: Final = 256
 """A shard is a process; a machine with more cores than this has other limits first."""
@@ -88,8 +89,9 @@ def encode_shard_count(count: int) -> bytes:
 def fix_shard_count(files: Files, count: int) -> None:
     """Have the directory be one of so many shards from now on; 1: that of a server alone.
 
-    Raises ShardCountError where it was made with another number, DamageError,
-    FormatVersionError."""
+    Raises ShardCountError where it was made with another number, DirectoryKindError where it is
+    none of a server, DamageError, FormatVersionError."""
+    kinds.require(files, {*kinds.OWNED, kinds.Kind.SHARDS})
     made = read_shard_count(files)
     if made is None and (count == 1 or not files.exists(FORMAT_FILE)):
         if count > 1:

@@ -13,6 +13,7 @@ from storage.errors import CopySourceError
 from storage.files import Files
 from storage.frame import Frame, scan
 from storage.hour_log import HourLog
+from storage.kinds import ANY
 from storage.rows import LogKind
 from storage.tiered_catalog import TieredCatalog
 
@@ -63,7 +64,7 @@ class LocalPeer:
 
 def content_of(files: Files, inner: Catalog) -> dict[str, object]:
     """All that a replica holds: tables, rows with their payloads, definitions."""
-    stamp = open_identity(files, random_bytes=None).stamp
+    stamp = open_identity(files, random_bytes=None, of=ANY).stamp
     with contextlib.ExitStack() as cleanup:
         catalog = TieredCatalog(inner, files, stamp=stamp, readonly=True)
         cleanup.callback(catalog.close_runs)
@@ -90,7 +91,7 @@ def content_of(files: Files, inner: Catalog) -> dict[str, object]:
 
 def settled_in(files: Files) -> set[bytes]:
     """All rows of the dispatch logs that are whole."""
-    stamp = open_identity(files, random_bytes=None).stamp
+    stamp = open_identity(files, random_bytes=None, of=ANY).stamp
     rows: set[bytes] = set()
     for name in files.list("dispatch"):
         with contextlib.closing(files.open(f"dispatch/{name}")) as file:

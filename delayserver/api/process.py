@@ -53,6 +53,7 @@ from delayserver.server.server import Server
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import FencedError, StorageError
 from storage.files import OsFiles
+from storage.kinds import require_servable
 from storage.shards import find_directory_above, fix_shard_count
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def serve(
         settings = budget.settings
         listeners = [bind(settings, shares=place is not None)]
         if place is None:
+            require_servable(str(settings.data_dir))
             if (above := find_directory_above(str(settings.data_dir))) is not None:
                 raise InputError(
                     f"{settings.data_dir} is one shard of {above}: start the server of all of "

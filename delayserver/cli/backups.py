@@ -4,6 +4,7 @@ Cost: a request, and another twice a second while it is waited for; `restore` re
 backup twice. Threads: one.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -79,7 +80,8 @@ def backup(
         typer.Option(
             metavar="COUNT",
             min=1,
-            help="When it is complete, delete older ones, so that so many are left.",
+            help="When it is complete, delete older ones, so that so many verified ones are left. "
+            "Of those that were made with --no-verify so many are left besides.",
         ),
     ] = None,
 ) -> None:
@@ -95,7 +97,7 @@ def backup(
     if wait:
         made = _complete(session, made)
         if keep is not None:
-            _delete_older(session, keep)
+            _delete_older(session, keep, made["name"])
     session.show(made, lambda: _shown(made))
 
 
@@ -113,10 +115,24 @@ def _complete(session: Session, made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _delete_older(session: Session, keep: int) -> None:
-    found = session.call("GET", path("backups"))["backups"]
-    complete = [one["name"] for one in found if one["state"] == "complete"]
-    for name in complete[:-keep]:
+def outdated(backups: Sequence[Mapping[str, Any]], keep: int, made: str) -> list[str]:
+    """The names of the backups to delete, so that `keep` verified ones are left, and no more than
+    so many others. `backups`: as the server lists them, in the order in which they were made,
+    whatever the clock said; `made`: the one that was made just now, which stays.
+
+    Verified ones are counted by themselves. Else three backups that nobody has read again, of a
+    directory that is damaged, would push out the last one that can be restored."""
+    assert keep >= 1, keep
+    complete = [one for one in backups if one["state"] == "complete"]
+    found = []
+    for is_verified in (True, False):
+        names = [one["name"] for one in complete if one["verified"] is is_verified]
+        found += [name for name in names[:-keep] if name != made]
+    return found
+
+
+def _delete_older(session: Session, keep: int, made: str) -> None:
+    for name in outdated(session.call("GET", path("backups"))["backups"], keep, made):
         session.call("DELETE", path("backups", name))
 
 
@@ -126,7 +142,8 @@ def _shown(made: dict[str, Any]) -> "RenderableType":
 
 
 def backups(session: Session) -> None:
-    """List backups, the oldest first, and the one that is being made or has failed.
+    """List backups, in the order in which they were made, and the one that is being made or has
+    failed.
 
     `log_reaches_at`: `delayserver restore --until` takes a backup to any moment up to that."""
     answer = session.call("GET", path("backups"))

@@ -292,11 +292,12 @@ def repair(
 
     from delayserver.recovery.repair import repair_path
     from delayserver.recovery.shards import count_shards, repair_shards
+    from storage.kinds import OWNED
 
     found: RepairReport | ShardReports[RepairReport]
     with _disk_errors(as_json), progress_bar("repairing", quiet=as_json) as progress:
         now_ms = time.time_ns() // 1_000_000
-        if count := count_shards(data_dir):
+        if count := count_shards(data_dir, OWNED):
             found = shards = repair_shards(
                 data_dir, count, now_ms=now_ms, dry_run=dry_run, progress=progress
             )

@@ -22,6 +22,7 @@ from delayserver.security.tokens import SCOPE_HELP, Token, TokenFile
 from delayserver.times import format_time, parse_duration_ms
 from storage.errors import StorageError
 from storage.files import OsFiles
+from storage.kinds import OWNED, Kind, require
 from storage.shards import find_directory_above
 
 HELP = """Make, list and revoke the tokens of a data directory.
@@ -141,7 +142,9 @@ def _tokens(data_dir: Path) -> TokenFile:
     """The tokens of a directory; of several shards they stand above all of them."""
     if (above := find_directory_above(str(data_dir))) is not None:
         raise InputError(f"{data_dir} is one shard of several; tokens are of all: give {above}")
-    return TokenFile(OsFiles(str(data_dir)))
+    files = OsFiles(str(data_dir))
+    require(files, {*OWNED, Kind.SHARDS})
+    return TokenFile(files)
 
 
 def _lifetime_ms(text: str) -> int:

@@ -24,12 +24,13 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 import delayserver
-from delayserver.recovery.backups import BackupFile, BackupManifest, Shelf, below
+from delayserver.recovery.backups import BackupFile, BackupManifest, Shelf
 from delayserver.recovery.snapshots import COPIED, SnapshotFile, SnapshotManifest, Snapshots
 from storage.directory import FORMAT_FILE, Identity, encode_identity
 from storage.errors import BackupError, DiskError, ShortageError, StorageError, SyncError
 from storage.files import PRIVATE_MODE, File, replace_file
 from storage.frame import Damage, scan
+from storage.kinds import below
 from storage.rows import LogKind
 
 PIECE_BYTES: Final = 1 << 20
@@ -108,14 +109,14 @@ class BackingUp:
         StorageError: nothing is left of it, unless the disk does not let it be deleted."""
         asked, shelf = self._asked, self._shelf
         try:
-            before = max(shelf.manifests(), key=lambda one: one.taken_ms, default=None)
+            before = next(reversed(shelf.manifests()), None)
             self.total_bytes = snapshot.total_bytes
             try:
                 place = shelf.begin(asked.name)
                 manifest = self._make(place, snapshot, taken_ms, timeline, before)
                 shelf.finish(manifest)
             except BaseException:
-                with contextlib.suppress(StorageError, FileNotFoundError):
+                with contextlib.suppress(StorageError):
                     shelf.remove(asked.name)
                 raise
         finally:
@@ -164,6 +165,8 @@ class BackingUp:
             is_verified=self._asked.is_verified,
             copied_bytes=self.copied_bytes,
             files=files,
+            life=self._shelf.life,
+            number=1 if before is None else before.number + 1,
             timeline=timeline,
         )
 
@@ -215,7 +218,7 @@ class BackingUp:
             self._shelf.files.link(source, target)
         except (SyncError, ShortageError):
             raise
-        except (DiskError, FileNotFoundError):
+        except DiskError:
             return False  # The file system knows no such, or has too many of them.
         return True
 

@@ -1,8 +1,10 @@
 """Backups: what stands in the directory of backups, and what each says of itself.
 
+    BACKUP_DIR/KIND                      whose backups they are (`storage.kinds`)
     BACKUP_DIR/NAME/                     of a server alone: a data directory at a checkpoint, and
                     BACKUP               its manifest, written last
                     PARTIAL              it is being made or deleted: nothing in it counts
+                    KIND                 that it is a backup
     BACKUP_DIR/NAME/SHARDS               of several shards: how many they are
                     shard-0000/BACKUP    each is such a directory, with a manifest of its own
     BACKUP_DIR/_log/                     the message log behind them (`shipped_log`); no backup can
@@ -11,8 +13,12 @@
 A backup is whole: it needs no other. What it has in common with the one before is the same file
 under a second name (a hard link), where the file system knows such; so either may be deleted.
 
-Whoever is killed leaves PARTIAL behind, and the next backup, or the next start, deletes what is
-there. What has another stamp is of another server, and is left alone.
+The directory of all backups belongs to one life of one server: the first that uses it writes KIND
+(`Shelf.claim`), and every other is refused. Without that a restored server, which has the stamp and
+the shards of the lost one, would delete its backups, and continue its log with other records.
+
+A process that is killed leaves PARTIAL behind, and the next backup, or the next start, deletes what
+is there. A backup of another life that somebody has moved there is left alone.
 
 Cost: a list reads each manifest: 60 bytes for each file of a backup. Threads: any, one at a time.
 """
@@ -29,13 +35,26 @@ import structlog
 
 from delayserver.recovery.snapshots import COPIED
 from storage.directory import FORMAT_FILE, Identity
-from storage.errors import BackupError, DamageError, StorageError
+from storage.errors import BackupError, DamageError, OtherLifeError, StorageError
 from storage.files import Files, replace_file
+from storage.kinds import (
+    KIND_FILE,
+    MANIFEST_FILE,
+    PARTIAL_FILE,
+    Kind,
+    Mark,
+    below,
+    read_mark,
+    require,
+    write_mark,
+)
 from storage.shards import SHARDS_FILE, encode_shard_count, shard_directory
 
+_OTHER_DIRECTORY: Final = (
+    "nothing in it was changed: start this server with another backup_dir (--backup-dir), which "
+    "may be empty, and make a backup then"
+)
 NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-MANIFEST_FILE: Final = "BACKUP"
-PARTIAL_FILE: Final = "PARTIAL"
 MANIFEST_VERSION: Final = 1
 _NAME: Final = re.compile(NAME_PATTERN)
 
@@ -79,6 +98,10 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     copied_bytes: int
     """Of the files that were not taken over from the backup before."""
     files: list[BackupFile]
+    life: str = ""
+    """Of the server (`storage.kinds`). Empty: an older version has made it."""
+    number: int = 0
+    """From 1, in the order in which they were made, whatever the clock said. 0: likewise."""
     timeline: int = 0
     """That of the message log behind it (`delayserver.recovery.shipped_log`); 0: there is none."""
 
@@ -86,6 +109,11 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     def total_bytes(self) -> int:
         """Of all files."""
         return sum(file.length for file in self.files)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By this they are sorted: the newest has the largest."""
+        return self.number, self.taken_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +164,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 class _Partial(msgspec.Struct, frozen=True):
     stamp: int
     shard: int
+    life: str = ""
 
 
 _decode_sealed = msgspec.json.Decoder(_Sealed).decode
@@ -176,30 +205,56 @@ def read_manifest(files: Files, place: str) -> BackupManifest | None:
 
 def is_backup_name(name: str) -> bool:
     """Whether a backup may be called so."""
-    return _NAME.fullmatch(name) is not None
-
-
-def below(place: str, path: str) -> str:
-    """A path of the backup in the directory `place`, from that of all backups on."""
-    return f"{place}/{path}" if place else path
+    return _NAME.fullmatch(name) is not None and name != KIND_FILE
 
 
 class Shelf:
     """The backups of one shard."""
 
-    def __init__(self, files: Files, identity: Identity, shards: int) -> None:
-        """`files`: those below the directory of all backups; `shards`: how many the server has."""
+    def __init__(self, files: Files, identity: Identity, shards: int, life: str) -> None:
+        """`files`: those below the directory of all backups; `shards`: how many the server has;
+        `life`: the name of the life that it is in."""
         self.files = files
         self._identity = identity
         self._shards = shards
+        self.life = life
+
+    def claim(self) -> None:
+        """Let the directory be that of the backups of this life, if it belongs to none yet.
+
+        Raises as `require_own`."""
+        self.require_own()
+        # Of several shards one writes it, since two processes would get into each other's way.
+        if self._identity.shard == 0 and read_mark(self.files) is None:
+            write_mark(self.files, Mark(Kind.BACKUPS, self.life))
+
+    def require_own(self) -> None:
+        """Raises OtherLifeError, DirectoryKindError, DamageError, DiskError: the directory must not
+        be used."""
+        require(self.files, (Kind.BACKUPS,))
+        mark = read_mark(self.files)
+        if mark is not None:
+            if mark.life != self.life:
+                raise OtherLifeError(
+                    self.files.root, "the directory of the backups", _OTHER_DIRECTORY
+                )
+            return
+        # An older version has used it, or none has.
+        for name in filter(is_backup_name, self.files.list("")):
+            with contextlib.suppress(DamageError, BackupError):
+                manifest = read_manifest(self.files, self.place(name))
+                if manifest is not None and not self._is_own(manifest):
+                    raise OtherLifeError(
+                        self.files.root, "the directory of the backups", _OTHER_DIRECTORY
+                    )
 
     def place(self, name: str) -> str:
         """The directory of a backup of this shard."""
         return name if self._shards == 1 else f"{name}/{shard_directory(self._identity.shard)}"
 
     def manifests(self, *, skips_unreadable: bool = True) -> list[BackupManifest]:
-        """Those that count, oldest first. One that cannot be read is told to the log, or raised:
-        DamageError, BackupError."""
+        """Those that count, in the order in which they were made. One that cannot be read is told
+        to the log, or raised: DamageError, BackupError."""
         found = []
         for name in filter(is_backup_name, self.files.list("")):
             try:
@@ -211,7 +266,7 @@ class Shelf:
                 continue
             if manifest is not None:
                 found.append(manifest)
-        return sorted(found, key=lambda one: one.taken_ms)
+        return sorted(found, key=lambda one: one.order)
 
     def find(self, name: str) -> BackupManifest | None:
         """The one of that name, if it counts and is of this shard. Raises as `read_manifest`."""
@@ -219,7 +274,8 @@ class Shelf:
         return manifest if manifest is not None and self._is_own(manifest) else None
 
     def _is_own(self, found: "BackupManifest | _Partial") -> bool:
-        return (found.stamp, found.shard) == (self._identity.stamp, self._identity.shard)
+        is_of_shard = (found.stamp, found.shard) == (self._identity.stamp, self._identity.shard)
+        return is_of_shard and found.life in ("", self.life)
 
     def is_free(self, name: str) -> bool:
         """Whether a backup of that name can be begun."""
@@ -233,14 +289,16 @@ class Shelf:
         place = self.place(name)
         self.files.make_directory(place)
         self._mark(place)
+        write_mark(self.files, Mark(Kind.BACKUP, self.life), place)
         if self._shards > 1 and self._identity.shard == 0:
+            write_mark(self.files, Mark(Kind.BACKUP, self.life), name)
             replace_file(self.files, below(name, SHARDS_FILE), encode_shard_count(self._shards))
         for directory in COPIED:
             self.files.make_directory(below(place, directory))
         return place
 
     def _mark(self, place: str) -> None:
-        partial = _Partial(self._identity.stamp, self._identity.shard)
+        partial = _Partial(self._identity.stamp, self._identity.shard, self.life)
         replace_file(self.files, below(place, PARTIAL_FILE), msgspec.json.encode(partial))
 
     def finish(self, manifest: BackupManifest) -> None:
@@ -272,9 +330,11 @@ class Shelf:
 
     def _remove_above(self, name: str) -> None:
         """The last of the shards to go takes along what is of all of them."""
-        if self.files.list(name) == [SHARDS_FILE]:
+        left = self.files.list(name)
+        if set(left) <= {SHARDS_FILE, KIND_FILE}:
             with contextlib.suppress(FileNotFoundError):  # Another was last at the same moment.
-                self.files.unlink(below(name, SHARDS_FILE))
+                for one in left:
+                    self.files.unlink(below(name, one))
                 self.files.remove_directory(name)
 
     def clear(self) -> None:

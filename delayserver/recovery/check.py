@@ -20,7 +20,7 @@ Cost: see `storage.check`; besides, one pass over the catalog. Threads: one, any
 
 import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,7 @@ from delayserver.records.tables import (
 )
 from delayserver.recovery.definitions import differences, read_generation
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
+from storage import kinds
 from storage.buckets import bucket_path
 from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
@@ -84,13 +85,16 @@ def check_path(
     *,
     catalog_max_bytes: int,
     progress: Progress = lambda what, done, total: None,
+    of: Collection[kinds.Kind] = kinds.READABLE,
 ) -> Report:
     """Check the directory `data_dir` and its catalog; nothing is written.
 
-    Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
-    if not (data_dir / FORMAT_FILE).is_file():
-        raise NotADataDirectoryError(str(data_dir))
+    `of`: the kinds of directory that are checked. Raises DirectoryKindError for another kind,
+    NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
     files, path = OsFiles(str(data_dir), readonly=True), str(data_dir / CATALOG_DIRECTORY)
+    kinds.require(files, of)
+    if not files.exists(FORMAT_FILE):
+        raise NotADataDirectoryError(str(data_dir))
     return check_files(files, path, catalog_max_bytes=catalog_max_bytes, progress=progress)
 
 
@@ -140,7 +144,7 @@ def check(
     """Check the logs, the catalog with its key runs, and the one against the other.
 
     `catalog`: the inner one. Raises as `check_path`."""
-    stamp = open_identity(files, random_bytes=None).stamp
+    stamp = open_identity(files, random_bytes=None, of=kinds.ANY).stamp
     try:
         tiered = TieredCatalog(catalog, files, stamp=stamp, readonly=True)
     except DamageError as error:
@@ -263,7 +267,7 @@ class _Promised:
 
     def _check_imports(self, report: Report) -> None:
         needed = set()
-        stamp = open_identity(self._files, random_bytes=None).stamp
+        stamp = open_identity(self._files, random_bytes=None, of=kinds.ANY).stamp
         for last_seq, record in self._needed:
             needed.add(record.id)
             parts = tuple(Part(*part) for part in record.parts)
@@ -343,7 +347,7 @@ class _Promised:
 
 
 def _check_definitions(files: Files, catalog: Catalog, report: Report) -> None:
-    identity = open_identity(files, random_bytes=None)
+    identity = open_identity(files, random_bytes=None, of=kinds.ANY)
     if not identity.has_definitions:
         reason = f"of version {identity.version}: the next start of a server makes it"
         report.add(DEFINITIONS_DIRECTORY, reason, severity=Severity.NOTE)

@@ -43,9 +43,10 @@ from delayserver.recovery.shipped_log import (
     write_reach,
 )
 from storage.directory import Identity
-from storage.errors import DamageError, DiskError
+from storage.errors import DamageError, DiskError, OtherLifeError
 from storage.files import File, Files, size_of
 from storage.frame import HEADER_BYTES, Damage, Frame, scan
+from storage.kinds import KIND_FILE, Kind, Mark, read_mark, write_mark
 from storage.message_log import MessageLog
 from storage.rows import LogKind
 
@@ -82,16 +83,20 @@ class LogShipper:
         *,
         take: Callable[[int], None],
         next_seq: int,
+        life: str,
     ) -> None:
         """`source`: the data directory; `files`: that of all backups; `take` waits until so many
         bytes may be read, and raises BackupError if all is to end; `next_seq`: of the first record
-        that is made since this start. Everything is held back until `resume`."""
+        that is made since this start; `life`: that the server is in. Everything is held back until
+        `resume`."""
         self._source = source
         self._log = message_log
         self._files = files
         self._identity = identity
         self._take = take
         self._next_seq = next_seq
+        self._life = life
+        self._is_marked = False
         self._place: _Place | None = None
         self._newest = 0
         """The number of the newest timeline that there is, or ever was since the start."""
@@ -128,6 +133,7 @@ class LogShipper:
         if self._place is not None:
             return  # A backup was quicker.
         stamp, shard = self._identity.stamp, self._identity.shard
+        self._refuse_other_life()
         known = timelines_in(self._files, stamp, shard)
         named = [one.timeline for one in manifests if one.timeline]
         self._newest = max([self._newest, *known, *named])
@@ -149,6 +155,26 @@ class LogShipper:
             self._log.hold_from(place.last_seq + 1)
         except (_BrokenError, DamageError) as error:
             self._break(str(error))
+
+    def _refuse_other_life(self) -> None:
+        """Raises OtherLifeError, DamageError, DiskError."""
+        place = log_place(self._identity.stamp, self._identity.shard)
+        mark = read_mark(self._files, place)
+        if mark is not None and mark.life != self._life:
+            raise OtherLifeError(
+                f"{self._files.root}/{place}",
+                "the message log",
+                "move it away, together with the backups that it belongs to",
+            )
+        self._is_marked = mark is not None
+
+    def _mark(self) -> None:
+        """Say whose log it is: before the first record is copied."""
+        if not self._is_marked:
+            place = log_place(self._identity.stamp, self._identity.shard)
+            self._files.make_directory(place)
+            write_mark(self._files, Mark(Kind.LOG, self._life), place)
+            self._is_marked = True
 
     def _resumed(self, timeline: int, from_seq: int) -> _Place:
         stamp = self._identity.stamp
@@ -222,6 +248,7 @@ class LogShipper:
         written = self._log.written()
         seqs = written.first_seqs
         directory = timeline_place(self._identity.stamp, self._identity.shard, place.timeline)
+        self._mark()
         self._files.make_directory(directory)
         while True:
             first_seq = place.first_seq
@@ -314,11 +341,20 @@ class LogShipper:
                 f"the message log has no records {last_seq + 1}–{frame.first_seq - 1}"
             )
 
-    def _break(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """Hold nothing back: the directory of backups is not this server's."""
+        if why != self.broken:
+            self._end(why)
+            log.error("this server makes no backups", reason=why)
+
+    def _end(self, why: str) -> None:
         self._place = None
         self._log.hold_from(None)
         self.broken = why
         self.breaks_total += 1
+
+    def _break(self, why: str) -> None:
+        self._end(why)
         log.error(
             "the message log is not copied behind the backups any more: make a backup, from which "
             "it goes on",
@@ -352,6 +388,9 @@ class LogShipper:
                 self._files.remove_directory(place)
         if not self.timeline and not timelines_in(self._files, stamp, shard):
             # The last one goes; other shards may have theirs.
-            with contextlib.suppress(FileNotFoundError, DiskError):
+            with contextlib.suppress(DiskError):
+                self._is_marked = False
+                if self._files.exists(f"{log_place(stamp, shard)}/{KIND_FILE}"):
+                    self._files.unlink(f"{log_place(stamp, shard)}/{KIND_FILE}")
                 self._files.remove_directory(log_place(stamp, shard))
                 self._files.remove_directory(DIRECTORY)

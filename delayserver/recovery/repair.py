@@ -83,6 +83,7 @@ from storage.frame import Damage, Rows
 from storage.frame_runs import FrameRun
 from storage.hour_log import HourLog
 from storage.key_runs import DIRECTORY as KEYS_DIRECTORY
+from storage.kinds import OWNED, require
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import Durability, MessageLog, parse_segment_name
 from storage.rows import SEQ_MAX, LogKind
@@ -140,9 +141,11 @@ def repair_path(
 ) -> RepairReport:
     """Repair the directory `data_dir`. May be interrupted at any point and called again.
 
-    Raises NotADataDirectoryError, DirectoryLockedError while a server runs on it,
+    Raises NotADataDirectoryError, DirectoryKindError, DirectoryLockedError while a server runs on
+    it,
     FormatVersionError, FormatOutdatedError, DamageError for a broken FORMAT file (restore that from
     a copy: the logs cannot be read without it), DiskError, CatalogError."""
+    require(OsFiles(str(data_dir), readonly=True), OWNED)  # Before it is locked: it is written to.
     if not (data_dir / FORMAT_FILE).is_file():
         raise NotADataDirectoryError(str(data_dir))
     return repair(
@@ -169,7 +172,7 @@ def repair(
     A test hands in files that it damaged. May be interrupted at any point and called again. Raises
     what `repair_path` raises, but for NotADataDirectoryError."""
     with files.lock(LOCK_FILE):
-        identity = open_identity(files, random_bytes=None)
+        identity = open_identity(files, random_bytes=None, of=OWNED)
         if not identity.has_definitions:
             raise FormatOutdatedError(files.root, identity.version)
         run = _Repair(files, data_dir, identity.stamp, now_ms, dry_run, catalog_max_bytes, progress)

@@ -1,11 +1,15 @@
 """A data directory is made of a backup: verified, copied, and opened once.
 
-    BACKUP ── every file: length, checksum ──▶ copied ──▶ FORMAT ──▶ opened at its checkpoint, and
-                                                                     next_seq is set far ahead
+    BACKUP ── every file: length, checksum ──▶ RESTORING ──▶ copied ──▶ opened at its checkpoint,
+        and next_seq is set far ahead ──▶ checked ──▶ RESTORING is removed: the directory counts
 
 Nothing is written before every byte of the backup has been read and is what its manifest says. The
-new directory must be empty. FORMAT comes last: who is interrupted leaves a directory that no server
-starts on.
+new directory must be empty. RESTORING comes first and goes last, and both are synced: a restore
+that is interrupted at any moment leaves a directory that no server and no command takes for whole.
+Of several shards each directory has one, besides the one above them.
+
+A restored directory begins another life of its server (`storage.kinds`), so it never takes up the
+backups and the shipped log of the life before.
 
 With a moment (`until_ms`) the message log behind the backup is taken as well, cut behind the last
 record that was accepted by then: it is copied into messages/, and filed as a start files it.
@@ -20,7 +24,8 @@ owns both directories.
 """
 
 import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,10 +34,8 @@ import google_crc32c
 from delayserver.config import Settings
 from delayserver.recovery.backing_up import PIECE_BYTES
 from delayserver.recovery.backups import (
-    MANIFEST_FILE,
     BackupFile,
     BackupManifest,
-    below,
     is_backup_name,
     read_manifest,
 )
@@ -43,13 +46,25 @@ from delayserver.recovery.store import Store, Surroundings
 from delayserver.security.tokens import TOKENS_FILE
 from delayserver.times import format_time
 from storage.catalog import MAX_BYTES, Catalog, LmdbCatalog
-from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, FORMAT_VERSION
+from storage.directory import CATALOG_DIRECTORY, FORMAT_VERSION, LOCK_FILE
 from storage.errors import BackupError, DamageError, FormatVersionError
-from storage.files import FILE_MODE, PRIVATE_MODE, Files, OsFiles
+from storage.files import FILE_MODE, PRIVATE_MODE, Files, OsFiles, replace_file
 from storage.frame import Damage
+from storage.kinds import (
+    LIFE_BYTES,
+    MANIFEST_FILE,
+    Kind,
+    Mark,
+    begin_restore,
+    below,
+    end_restore,
+    require_fresh,
+    require_servable,
+    write_mark,
+)
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import SPARE_NAMES, parse_segment_name
-from storage.shards import SHARDS_FILE, fix_shard_count, read_shard_count, shard_directory
+from storage.shards import SHARDS_FILE, encode_shard_count, read_shard_count, shard_directory
 
 SEGMENT_BYTES: Final = 4096
 """Nothing is written to the message log here, but a spare segment is made."""
@@ -105,6 +120,9 @@ def find_parts(backup: Path) -> list[PartToRestore]:
         if manifest.format_version > FORMAT_VERSION:
             raise FormatVersionError(str(backup / place), manifest.format_version, FORMAT_VERSION)
         parts.append(PartToRestore(manifest, files, place, place))
+    if len({(part.manifest.name, part.manifest.life) for part in parts}) > 1:
+        names = ", ".join(part.manifest.name for part in parts)
+        raise BackupError(f"{backup} has parts of several backups ({names}): copy one of them anew")
     return parts
 
 
@@ -112,7 +130,7 @@ def find_backup(backups: Path, until_ms: int) -> list[PartToRestore]:
     """The parts of the newest backup in a directory of backups that is not newer than a moment.
 
     Raises BackupError, DamageError, DiskError, FormatVersionError."""
-    found: list[tuple[int, list[PartToRestore]]] = []
+    found: list[list[PartToRestore]] = []
     for path in sorted(backups.iterdir()):
         if not is_backup_name(path.name) or not path.is_dir():
             continue
@@ -122,21 +140,32 @@ def find_backup(backups: Path, until_ms: int) -> list[PartToRestore]:
             parts = find_parts(path)
         except BackupError:
             continue
-        found.append((max(part.manifest.taken_ms for part in parts), parts))
+        found.append(parts)
     if not found:
         raise BackupError(
             f"{backups} is neither a backup that counts nor a directory with one: name either"
         )
-    if len({parts[0].manifest.stamp for _, parts in found}) > 1:
-        raise BackupError(f"there are backups of several servers in {backups}: name one of them")
-    fitting = [(taken_ms, parts) for taken_ms, parts in found if taken_ms <= until_ms]
+    servers = {(parts[0].manifest.stamp, parts[0].manifest.life) for parts in found}
+    # An older version did not say of which life a backup is.
+    lives = {life for _, life in servers if life}
+    if len({stamp for stamp, _ in servers}) > 1 or len(lives) > 1:
+        raise BackupError(
+            f"there are backups of several servers in {backups}, or of one before and after it was "
+            "restored: name one of them"
+        )
+    fitting = [parts for parts in found if taken_ms_of(parts) <= until_ms]
     if not fitting:
-        oldest_ms = min(taken_ms for taken_ms, _ in found)
+        oldest_ms = min(map(taken_ms_of, found))
         raise BackupError(
             f"the oldest backup in {backups} was taken at {format_time(oldest_ms)}: nothing before "
             "that can be restored"
         )
-    return max(fitting, key=lambda one: one[0])[1]
+    return max(fitting, key=lambda parts: parts[0].manifest.order)
+
+
+def taken_ms_of(parts: Sequence[PartToRestore]) -> int:
+    """Nothing that came later than this is in a backup."""
+    return max(part.manifest.taken_ms for part in parts)
 
 
 def find_parts_until(backup: Path, until_ms: int) -> tuple[Path, list[PartToRestore]]:
@@ -147,7 +176,7 @@ def find_parts_until(backup: Path, until_ms: int) -> tuple[Path, list[PartToRest
     if not any((backup / name).exists() for name in (MANIFEST_FILE, SHARDS_FILE)):
         return backup, find_backup(backup, until_ms)
     parts = find_parts(backup)
-    taken_ms = max(part.manifest.taken_ms for part in parts)
+    taken_ms = taken_ms_of(parts)
     if taken_ms > until_ms:
         raise BackupError(
             f"the backup {backup.name} was taken at {format_time(taken_ms)}, and goes no further "
@@ -168,18 +197,17 @@ def restore(
     """Make the data directory `data_dir`, which is empty or not there, of a backup.
 
     `until_ms`: with what was accepted behind it by then (LATEST_MS: as far as the log reaches);
-    `backup` may be the directory of all backups then. Raises BackupError, DamageError, DiskError,
-    FormatVersionError."""
+    `backup` may be the directory of all backups then. A directory that is found damaged in the end
+    counts all the same, for `delayserver repair`. Raises BackupError, DamageError, DiskError,
+    DirectoryKindError, FormatVersionError."""
     backups = backup
     if until_ms is None:
         parts = find_parts(backup)
     else:
         backups, parts = find_parts_until(backup, until_ms)
     log_files = OsFiles(str(backups), readonly=True)
-    if data_dir.exists() and any(data_dir.iterdir()):
-        raise BackupError(
-            f"{data_dir} is not empty: name another directory, or move what is there out of the way"
-        )
+    require_fresh(OsFiles(str(data_dir), readonly=True))
+    require_servable(str(data_dir))
     total = sum(part.manifest.total_bytes for part in parts)
     done = 0
     for part in parts:
@@ -190,31 +218,107 @@ def restore(
     cuts: list[LogCut | None] = [None] * len(parts)
     if until_ms is not None:
         cuts = [*cut_all(log_files, parts, until_ms, progress)]
-    root = OsFiles(str(data_dir))
-    fix_shard_count(root, len(parts))
-    done = 0
-    total += sum(cut.total_bytes for cut in cuts if cut is not None)
-    restored = []
-    for part, cut in zip(parts, cuts, strict=True):
-        target = OsFiles(str(data_dir / part.target)) if part.target else root
+
+    def check(target: Files) -> str:
+        report = check_path(
+            Path(target.root), catalog_max_bytes=catalog_max_bytes, of={Kind.UNFINISHED}
+        )
+        return str(report.damage[0]) if report.damage else ""
+
+    making = Restoring(
+        log_files,
+        lambda name: OsFiles(str(data_dir / name)),
+        lambda target: LmdbCatalog(
+            f"{target.root}/{CATALOG_DIRECTORY}", max_bytes=catalog_max_bytes
+        ),
+        check,
+        life=os.urandom(LIFE_BYTES).hex(),
+        now_ms=now_ms,
+        progress=progress,
+    )
+    return making.run(parts, cuts)
+
+
+class Restoring:
+    """Makes a directory of the parts of a backup, which were verified."""
+
+    def __init__(
+        self,
+        log_files: Files,
+        open_directory: Callable[[str], Files],
+        open_catalog: Callable[[Files], Catalog],
+        check: Callable[[Files], str],
+        *,
+        life: str,
+        now_ms: int,
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        """`log_files`: those of the directory of all backups; `open_directory`: opens the new
+        directory (""), or one below it, which is made; `check` says what is wrong with a directory,
+        empty if it is sound; `life`: the name of the life that begins."""
+        self._log_files = log_files
+        self._open_directory = open_directory
+        self._open_catalog = open_catalog
+        self._check = check
+        self._life = life
+        self._now_ms = now_ms
+        self._progress = progress
+        self._done_bytes = 0
+        self._total_bytes = 0
+
+    def run(self, parts: Sequence[PartToRestore], cuts: Sequence[LogCut | None]) -> list[Restored]:
+        """Make it; `cuts`: what of the log belongs to each part. Raises StorageError: what there is
+        then is refused by every opener."""
+        self._total_bytes = sum(part.manifest.total_bytes for part in parts)
+        self._total_bytes += sum(cut.total_bytes for cut in cuts if cut is not None)
+        root = self._open_directory("")
+        with root.lock(LOCK_FILE):
+            begin_restore(root, parts[0].manifest.name)
+        targets = [root]
+        if len(parts) > 1:
+            write_mark(root, Mark(Kind.SHARDS, self._life))
+            replace_file(root, SHARDS_FILE, encode_shard_count(len(parts)))
+            targets = [self._open_directory(part.target) for part in parts]
+            for target in targets:
+                begin_restore(target, parts[0].manifest.name)
+        restored = [
+            self._make(part, cut, root, target)
+            for part, cut, target in zip(parts, cuts, targets, strict=True)
+        ]
+        for target in targets if len(parts) > 1 else ():
+            end_restore(target)
+        end_restore(root)
+        return restored
+
+    def _make(
+        self, part: PartToRestore, cut: LogCut | None, root: Files, target: Files
+    ) -> Restored:
+        """The directory of one shard, whole but for its RESTORING."""
+        write_mark(target, Mark(Kind.DATA, self._life))
         if cut is not None:
-            copy_log(log_files, cut, target)
-            done += cut.total_bytes
-            progress("copying", done, total)
-        for file in sorted(part.manifest.files, key=lambda one: one.path == FORMAT_FILE):
+            copy_log(self._log_files, cut, target)
+            self._tell("copying", cut.total_bytes)
+        for file in part.manifest.files:
             # Those of all shards stand above them.
             copy_file(part, file, root if file.path == TOKENS_FILE else target)
-            done += file.length
-            progress("copying", done, total)
-        last_seq = go_ahead(target, part.manifest, now_ms, catalog_max_bytes, progress)
+            self._tell("copying", file.length)
+        last_seq = go_ahead(
+            target,
+            part.manifest,
+            self._now_ms,
+            lambda: self._open_catalog(target),
+            self._progress,
+        )
         assert cut is None or cut.last_seq == last_seq, (cut, last_seq)
-        progress("checking", done, total)
-        report = check_path(Path(target.root), catalog_max_bytes=catalog_max_bytes)
-        problem = str(report.damage[0]) if report.damage else ""
+        self._tell("checking", 0)
+        problem = self._check(target)
         last_ms = None if cut is None else cut.last_ms
         copied_bytes = part.manifest.total_bytes + (0 if cut is None else cut.total_bytes)
-        restored.append(Restored(part.manifest, last_seq, last_ms, copied_bytes, problem))
-    return restored
+        return Restored(part.manifest, last_seq, last_ms, copied_bytes, problem)
+
+    def _tell(self, what: str, count: int) -> None:
+        self._done_bytes += count
+        self._progress(what, self._done_bytes, self._total_bytes)
 
 
 def cut_all(
@@ -280,17 +384,14 @@ def copy_file(part: PartToRestore, wanted: BackupFile, target: Files) -> None:
 
 
 def go_ahead(
-    files: OsFiles,
+    files: Files,
     manifest: BackupManifest,
     now_ms: int,
-    catalog_max_bytes: int,
+    open_catalog: Callable[[], Catalog],
     progress: Progress,
 ) -> int:
     """Open the directory, file what stands in its message log, and skip seqs that are taken;
     returns the last one that is in it."""
-
-    def open_catalog() -> Catalog:
-        return LmdbCatalog(f"{files.root}/{CATALOG_DIRECTORY}", max_bytes=catalog_max_bytes)
 
     def now() -> int:
         return now_ms
@@ -305,6 +406,7 @@ def go_ahead(
         random=lambda: 0.0,
         monotonic=lambda: 0.0,
         shard=manifest.shard,
+        of=frozenset({Kind.UNFINISHED}),
     )
     # Of the settings none matters here but the directory, whatever the environment says.
     settings = Settings.model_construct(data_dir=Path(files.root), segment_bytes=SEGMENT_BYTES)

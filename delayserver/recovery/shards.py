@@ -8,7 +8,7 @@ Cost: that of each shard, in turn. Threads: one, any.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from delayserver.recovery.check import check_path
 from delayserver.recovery.repair import RepairReport, repair_path
+from storage import kinds
 from storage.check import Progress, Report
 from storage.directory import DROPPED_FILE, FORMAT_FILE, LOCK_FILE, open_identity
 from storage.errors import StorageError
@@ -52,10 +53,15 @@ class ShardReports(Generic[Found]):
         return json.dumps({"root": self.root, "shards": shards}, indent=1)
 
 
-def count_shards(data_dir: Path) -> int | None:
+def count_shards(data_dir: Path, of: Collection[kinds.Kind] = kinds.READABLE) -> int | None:
     """How many shards the directory is of; None where it is that of a server alone, of one shard,
-    or no data directory. Raises DamageError, FormatVersionError."""
-    return read_shard_count(OsFiles(str(data_dir), readonly=True))
+    or no data directory.
+
+    `of`: the kinds of directory that the caller can use, besides that of several shards. Raises
+    DirectoryKindError, DamageError, FormatVersionError."""
+    files = OsFiles(str(data_dir), readonly=True)
+    kinds.require(files, {*of, kinds.Kind.SHARDS})
+    return read_shard_count(files)
 
 
 def check_shards(
@@ -109,7 +115,8 @@ def _each(
             continue
         try:
             if (path / FORMAT_FILE).is_file():
-                made = open_identity(OsFiles(str(path), readonly=True), random_bytes=None)
+                files = OsFiles(str(path), readonly=True)
+                made = open_identity(files, random_bytes=None, of=kinds.ANY)
                 refuse_another(str(path), made.shard, shard)
             found.reports[shard] = look(path, partial(_tell, progress, shard))
         except (StorageError, OSError) as error:

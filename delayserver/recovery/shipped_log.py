@@ -1,6 +1,7 @@
 """The shipped log: the message log behind the backups, copied to their directory while it grows.
 
-    BACKUP_DIR/_log/<stamp>-<shard>/<timeline>/<first seq>.messages    segments, as in messages/
+    BACKUP_DIR/_log/<stamp>-<shard>/KIND                               whose log it is
+                                   /<timeline>/<first seq>.messages    segments, as in messages/
                                               /REACH                   how far they reach
 
 A timeline is one stretch of the log without a gap. It begins at the checkpoint of a backup, and the
@@ -21,7 +22,7 @@ Cost: `find_cut` reads each byte once. Memory: a frame. Threads: functions witho
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import google_crc32c
@@ -33,10 +34,11 @@ from delayserver.times import format_time
 from storage.errors import BackupError, DamageError
 from storage.files import Files, replace_file
 from storage.frame import Damage, Frame, scan, with_torn_payload
+from storage.kinds import LOG_DIRECTORY, read_mark
 from storage.message_log import SUFFIX, parse_segment_name
 from storage.rows import LogKind
 
-DIRECTORY: Final = "_log"
+DIRECTORY: Final = LOG_DIRECTORY
 """No backup can be called so."""
 REACH_FILE: Final = "REACH"
 LATEST_MS: Final = (1 << 63) - 1
@@ -162,6 +164,7 @@ def find_cut(
     Raises BackupError (there is no log, it does not reach so far, or there is something on the way
     that it does not have), DiskError."""
     assert until_ms >= manifest.taken_ms
+    refuse_other_life(files, manifest)
     place = timeline_place(manifest.stamp, manifest.shard, manifest.timeline)
     seqs = segments_in(files, place) if manifest.timeline else []
     reach = read_reach(files, place) if manifest.timeline else None
@@ -194,6 +197,19 @@ def find_cut(
     if cutting.last_ms is None:
         segments = []
     return LogCut(place, segments, cutting.next_seq - 1, cutting.last_ms)
+
+
+def refuse_other_life(files: Files, manifest: BackupManifest) -> None:
+    """Raises BackupError where the log is that of another life of the server than a backup: what
+    it says of the seqs behind the backup is of other records."""
+    place = log_place(manifest.stamp, manifest.shard)
+    mark = read_mark(files, place)
+    if mark is not None and manifest.life and mark.life != manifest.life:
+        raise BackupError(
+            f"{files.root}/{place} is the log of what the server was before or after it was "
+            f"restored, and not that behind the backup {manifest.name}: put the log beside the "
+            "backup that was copied with it, or restore the backup without --until"
+        )
 
 
 class _Cutting:
@@ -267,7 +283,7 @@ class _Cutting:
             )
 
 
-def read_reaches(files: Files, manifests: list[BackupManifest]) -> dict[int, int]:
+def read_reaches(files: Files, manifests: Sequence[BackupManifest]) -> dict[int, int]:
     """Until when each timeline of these backups of a shard reaches, by its number. Raises
     DiskError."""
     found = {}

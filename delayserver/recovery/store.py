@@ -27,6 +27,7 @@ from storage.directory import FORMAT_VERSION, LOCK_FILE, Identity, open_identity
 from storage.errors import ShardNumberError
 from storage.files import Files
 from storage.hour_log import HourLog
+from storage.kinds import SERVED, Kind
 from storage.message_log import MessageLog
 from storage.replicated.transactions import SettledTransactions
 from storage.rows import LogKind
@@ -77,6 +78,8 @@ class Surroundings:
     """Its number among those of a server."""
     identity: Identity | None = None
     """What the directory is to be, where others have a copy of it; None: its own."""
+    of: frozenset[Kind] = SERVED
+    """The kinds of directory that it may be."""
     schedule_hours_max: int = WRITTEN_HOURS_MIN
     """Files of hours that the schedule log has open where it is written."""
     load_sizes: LoadSizes = LOAD_SIZES
@@ -126,6 +129,7 @@ class Store:
             random_bytes=surroundings.random_bytes,
             shard=surroundings.shard,
             given=surroundings.identity,
+            of=surroundings.of,
         )
         if identity.shard != surroundings.shard:
             raise ShardNumberError(files.root, identity.shard, surroundings.shard)

@@ -43,9 +43,15 @@ from delayserver.server.calls import Calls
 from delayserver.server.futures import answering
 from delayserver.server.shard import Shard
 from delayserver.times import format_time
-from storage.directory import FORMAT_VERSION
-from storage.errors import StorageError
+from storage.directory import FORMAT_VERSION, life_of
+from storage.errors import (
+    DirectoryKindError,
+    DirectoryLockedError,
+    OtherLifeError,
+    StorageError,
+)
 from storage.files import OsFiles
+from storage.kinds import Kind, read_mark
 from storage.message_log import MessageLog
 
 _NO_DIRECTORY: Final = (
@@ -58,6 +64,9 @@ _CLUSTER: Final = (
     "replicas on several nodes (GET /v1/cluster shows them); docs/backup.md says how a cluster is "
     "kept safe"
 )
+
+_UNNAMED_LIFE: Final = "unnamed"
+"""Of shards without a supervisor, which names it (`delayserver.api.supervisor`)."""
 
 log = structlog.get_logger()
 
@@ -93,6 +102,7 @@ class BackupMaker:
         self._tokens_directory = tokens_directory
         self._monotonic = monotonic
         self._identity = replace(shard.store.identity, version=FORMAT_VERSION)
+        self._life = self._read_life()
         is_alone = self._settings.cluster is None
         self._snapshots = Snapshots(shard.files, self._identity) if is_alone else None
         self._ends = threading.Event()
@@ -113,12 +123,16 @@ class BackupMaker:
         """Held by whoever has the shipper do something."""
         self._resumed = asyncio.Event()
         self._log_error = ""
+        self._held = contextlib.ExitStack()
+        """The lock on this shard's backups, once it was taken."""
+        self._is_held = False
+        self._claim_lock = threading.Lock()
 
     # ── what is asked ──────────────────────────────────────────────────────────────────────────
 
     async def begin(self, name: str | None, *, is_verified: bool) -> BackupView:
         """Begin one. Raises ConflictError, InputError, StorageError."""
-        shelf = self._shelf()
+        shelf = await self._own_shelf()
         now_ms = self._clock()
         name = format_time(now_ms).replace(":", "-") if name is None else name
         if not is_backup_name(name):
@@ -151,7 +165,7 @@ class BackupMaker:
             if making in (None, self._making):
                 break  # Else it has ended meanwhile, and may not be among them.
         unfinished = self._unfinished()
-        reaches = await asyncio.to_thread(read_reaches, self._shelf().files, list(manifests))
+        reaches = await asyncio.to_thread(read_reaches, self._shown_shelf().files, manifests)
         views = [
             view_of(manifest, reaches.get(manifest.timeline))
             for manifest in manifests
@@ -168,7 +182,7 @@ class BackupMaker:
 
     async def delete(self, name: str) -> None:
         """Delete one; if it is being made, it is given up. Raises as `get`."""
-        shelf = self._shelf()
+        shelf = await self._own_shelf()
         if self._making is not None and self._making[0].name == name:
             await self._give_up()
         unfinished = self._unfinished()
@@ -187,9 +201,10 @@ class BackupMaker:
         wrong with that is told when somebody asks for a backup. From then on the log is shipped."""
         if self._settings.backup_dir is None or self._snapshots is None:
             return
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(StorageError, ConflictError):
+            shelf = await self._own_shelf()
             async with self._shelf_lock:
-                await asyncio.to_thread(self._shelf().clear)
+                await asyncio.to_thread(shelf.clear)
             await self._manifests()
         if self.shipper is not None and self._shipping is None:
             self._shipping = asyncio.get_running_loop().create_task(self._ship_on())
@@ -202,12 +217,21 @@ class BackupMaker:
 
     async def finish_log(self) -> None:
         """Nothing is accepted any more: ship what is left, if that does not take long."""
-        if self._shipping is None:
-            return
-        self._log_stops.set()
-        await asyncio.wait([self._shipping], timeout=_LAST_STEP_S)
-        self._log_ends.set()
-        # A step that hangs in the system cannot be ended, and nobody waits for it.
+        if self._shipping is not None:
+            self._log_stops.set()
+            await asyncio.wait([self._shipping], timeout=_LAST_STEP_S)
+            self._log_ends.set()
+            # A step that hangs in the system cannot be ended, and the server does not wait for it.
+        self._held.close()
+
+    def _read_life(self) -> str:
+        """That of the server: the directory above its shards has one name for all of them."""
+        files = self._shard.files
+        if self._shards == 1:
+            return life_of(files, self._identity)
+        above = OsFiles(str(self._tokens_directory), readonly=True)
+        mark = read_mark(above)
+        return _UNNAMED_LIFE if mark is None else mark.life
 
     # ── the log behind them ────────────────────────────────────────────────────────────────────
 
@@ -224,6 +248,7 @@ class BackupMaker:
             self._identity,
             take=pace.take,
             next_seq=self._shard.engine.sequencer.next_seq,
+            life=self._life,
         )
 
     async def _ship_on(self) -> None:
@@ -256,34 +281,40 @@ class BackupMaker:
             async with self._log_lock:
                 await asyncio.to_thread(shipper.step, through_ms)
             self._log_error = ""
-        except (StorageError, DelayServerError, FileNotFoundError) as error:
-            # The last: somebody has deleted what is there.
+        except (StorageError, DelayServerError) as error:
             if str(error) != self._log_error:
                 self._log_error = str(error)
                 log.error("the message log is not copied; it is tried again", error=str(error))
 
     async def _resume_log(self) -> None:
         """Have the shipper go on where an earlier process has stopped. Raises StorageError."""
-        if self.shipper is None or self._resumed.is_set():
+        shipper = self.shipper
+        if shipper is None or self._resumed.is_set():
             return
+        try:
+            await self._own_shelf()
+        except ConflictError as error:
+            shipper.refuse(str(error))
+            self._log_error = str(error)  # It was told.
+            raise
         async with self._log_lock:
             if self._resumed.is_set():
-                return  # Somebody else was quicker.
+                return  # Another task was quicker.
             found = await asyncio.to_thread(self._all_manifests)
-            await asyncio.to_thread(self.shipper.resume, found)
+            await asyncio.to_thread(shipper.resume, found)
             self._resumed.set()
         await self._prune_log()
 
     async def _prune_log(self) -> None:
         """Delete what no backup needs of the log. Nobody waits for that."""
-        if self.shipper is None:
+        if self.shipper is None or not self._is_held:
             return
         async with self._shelf_lock, self._log_lock:
             is_making = self._making is not None
             try:
                 found = await asyncio.to_thread(self._all_manifests)
                 await asyncio.to_thread(self.shipper.prune, found, is_making=is_making)
-            except (StorageError, FileNotFoundError) as error:
+            except StorageError as error:
                 log.error("the log behind the backups is not deleted", error=str(error))
 
     def _all_manifests(self) -> Sequence[BackupManifest]:
@@ -291,15 +322,52 @@ class BackupMaker:
 
     # ── how it is made ─────────────────────────────────────────────────────────────────────────
 
-    def _shelf(self) -> Shelf:
+    def _shelf_is_there(self) -> None:
         if self._snapshots is None:
             raise ConflictError(_CLUSTER)
         if self._settings.backup_dir is None:
             raise ConflictError(_NO_DIRECTORY)
-        return Shelf(OsFiles(str(self._settings.backup_dir)), self._identity, self._shards)
+
+    def _shelf(self) -> Shelf:
+        self._shelf_is_there()
+        return self._shelf_of(OsFiles(str(self._settings.backup_dir)))
+
+    def _shelf_of(self, files: OsFiles) -> Shelf:
+        return Shelf(files, self._identity, self._shards, self._life)
+
+    async def _own_shelf(self) -> Shelf:
+        """The shelf, which no other server has. Raises ConflictError, StorageError."""
+        shelf = self._shelf()
+        try:
+            await asyncio.to_thread(self._claim, shelf)
+        except (OtherLifeError, DirectoryKindError, DirectoryLockedError) as error:
+            raise ConflictError(str(error)) from error
+        return shelf
+
+    def _claim(self, shelf: Shelf) -> None:
+        """Raises StorageError."""
+        shelf.require_own()
+        with self._claim_lock:
+            if not self._is_held:
+                # Of a copy of the data directory, e.g. of the whole machine, the life is the same.
+                name = f"_lock-{self._identity.shard:04d}"
+                self._held.enter_context(shelf.files.lock(name))
+                self._is_held = True
+            shelf.claim()
+
+    def _shown_shelf(self) -> Shelf:
+        """The shelf for one who only reads: also where the disk is read-only. Raises ConflictError,
+        StorageError."""
+        self._shelf_is_there()
+        shelf = self._shelf_of(OsFiles(str(self._settings.backup_dir), readonly=True))
+        try:
+            shelf.require_own()
+        except (OtherLifeError, DirectoryKindError) as error:
+            raise ConflictError(str(error)) from error
+        return shelf
 
     async def _manifests(self) -> Sequence[BackupManifest]:
-        found = await asyncio.to_thread(self._shelf().manifests)
+        found = await asyncio.to_thread(lambda: self._shown_shelf().manifests())
         self.last = found[-1] if found else None
         return found
 
@@ -390,7 +458,9 @@ class BackupMaker:
 
         assert self._settings.backup_dir is not None
         report = check_path(
-            self._settings.backup_dir / place, catalog_max_bytes=self._settings.catalog_max_bytes
+            self._settings.backup_dir / place,
+            catalog_max_bytes=self._settings.catalog_max_bytes,
+            of={Kind.PARTIAL},
         )
         # What was known to be damaged before is not the copy's fault.
         found = next((one for one in report.damage if not one.is_known_damage), None)

@@ -47,10 +47,11 @@ from delayserver.server.shard import Shard
 from delayserver.server.source_runner import SourceRunner
 from delayserver.server.webhook_sink import WebhookSink
 from storage.catalog import Catalog, LmdbCatalog
-from storage.directory import CATALOG_DIRECTORY
+from storage.directory import CATALOG_DIRECTORY, keep_mark
 from storage.errors import DamageError, StorageError
 from storage.files import Files, OsFiles
 from storage.frame import Damage
+from storage.kinds import Kind
 
 if TYPE_CHECKING:
     from delayserver.server.telemetry import Telemetry
@@ -148,6 +149,8 @@ class Server(Shard):
         )
         open_catalog = partial(open_catalog_in, files, settings, verify_all=verify_catalog)
         super().__init__(settings, files, open_catalog, around(surroundings))
+        kind = Kind.DATA if settings.cluster is None else Kind.REPLICA
+        keep_mark(files, kind, self.store.identity)
         self.engine.subscribing.on_defined = self._on_defined
         self.gauges = Gauges(self.engine, settings, self.clock)
         self.metrics = self.gauges.metrics

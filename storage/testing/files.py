@@ -42,7 +42,13 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from storage.errors import DirectoryLockedError, DiskError, SyncError, UnreadableError
+from storage.errors import (
+    DirectoryLockedError,
+    DiskError,
+    MissingFileError,
+    SyncError,
+    UnreadableError,
+)
 from storage.files import FILE_MODE, Buffer, File
 
 SECTOR_BYTES = 512
@@ -198,10 +204,6 @@ class _NameChange(NamedTuple):
             del names[source.directory][source.name]
 
 
-def _not_found(path: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-
-
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
 
@@ -306,7 +308,7 @@ class SimulatedFiles:
         """Let every read of `[start, end)` of a file fail from now on."""
         inode = self._find(path)
         if inode is None:
-            raise _not_found(path)
+            raise MissingFileError("fail_reads", path)
         inode.bad.append(range(start, end))
 
     def mend_reads(self) -> None:
@@ -380,7 +382,7 @@ class SimulatedFiles:
         inode = self._names[slot.directory].get(slot.name)
         if inode is None:
             if not create:
-                raise _not_found(path)
+                raise MissingFileError("open", path)
             inode = _Inode(bytearray(), bytearray(), [])
             self._change_name(_NameChange(inode, None, slot))
         return SimulatedFile(path, inode, self)
@@ -412,7 +414,7 @@ class SimulatedFiles:
         source_slot = self._slot("rename", source)
         inode = self._find(source)
         if inode is None:
-            raise _not_found(source)
+            raise MissingFileError("rename", source)
         target_slot = self._slot("rename", target)
         replaced = self._find(target)
         if replaced is not inode:  # Of two names of one file POSIX leaves both.
@@ -422,7 +424,7 @@ class SimulatedFiles:
         self._slot("link", source)
         inode = self._find(source)
         if inode is None:
-            raise _not_found(source)
+            raise MissingFileError("link", source)
         slot = self._slot("link", target)
         if self._find(target) is not None:
             raise DiskError("link", source, os.strerror(errno.EEXIST))
@@ -432,7 +434,7 @@ class SimulatedFiles:
         slot = self._slot("unlink", path)
         inode = self._find(path)
         if inode is None:
-            raise _not_found(path)
+            raise MissingFileError("unlink", path)
         self._change_name(_NameChange(inode, slot, None))
 
     def make_directory(self, path: str) -> None:
@@ -450,7 +452,7 @@ class SimulatedFiles:
     def remove_directory(self, path: str) -> None:
         self._check_on("rmdir", path)
         if path not in self._names:
-            raise _not_found(path)
+            raise MissingFileError("rmdir", path)
         if self.list(path):
             raise DiskError("rmdir", path, os.strerror(errno.ENOTEMPTY))
         # What it held is gone with it, durably: nothing of it can come back.
@@ -488,7 +490,7 @@ class SimulatedFiles:
         self._check_on("map", path)
         inode = self._find(path)
         if inode is None:
-            raise _not_found(path)
+            raise MissingFileError("map", path)
         return memoryview(bytes(inode.content))
 
     def scratch(self, length: int) -> memoryview:
@@ -547,7 +549,7 @@ class SimulatedFiles:
         if directory not in self._names:
             if self._file_above(path) is not None:
                 raise DiskError(call, path, os.strerror(errno.ENOTDIR))
-            raise _not_found(path)
+            raise MissingFileError(call, path)
         return _Slot(directory, name)
 
     def _change_name(self, change: _NameChange) -> None:

@@ -84,6 +84,7 @@ class World:
             IDENTITY,
             take=lambda count: None,
             next_seq=self.last_seq + 1,
+            life="a life",
         )
 
     def _note(self, first_seq: int, last_seq: int, created_ms: int) -> None:

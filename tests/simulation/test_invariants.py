@@ -27,20 +27,23 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived
+from delayserver.recovery import restoring
+from delayserver.recovery.backups import BackupManifest, Shelf, encode_manifest
 from delayserver.schedule.archives import Archives, retired_hours
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from delayserver.server.threads import CheckpointRequest, ConfirmRequest
 from delayserver.testing import Observer, SimulatedClock, SimulatedServer, Violation
 from delayserver.testing.publishes import publish_all
-from storage import frame
+from storage import frame, kinds
 from storage.buckets import bucket_path
 from storage.errors import DirectoryLockedError
-from storage.files import OsFiles
+from storage.files import Files, OsFiles, replace_file
 from storage.rows import HOUR_MS, LogKind
 from storage.testing.catalog import MemoryCatalog
 from storage.testing.faults import Faults, FaultyFiles
 from storage.testing.files import SimulatedFiles
+from tests.simulation.half_made import backups, kept, restores
 
 SETTINGS = Settings(segment_bytes=1 << 20, lead_ms=1000)
 MESSAGES = 20
@@ -394,6 +397,66 @@ def the_lock_is_not_taken(patch: Patch) -> None:
     patch.setattr(SimulatedFiles, "lock", lambda self, path: contextlib.nullcontext())
 
 
+# ── I18 ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def half_a_directory_is_refused() -> None:
+    restores(range(200), kept(1))
+    restores(range(100), kept(2))
+
+
+def a_restore_is_not_marked(patch: Patch) -> None:
+    patch.setattr(kinds, "require", lambda files, of, names=None: None)
+
+
+def the_mark_of_a_restore_is_not_synced(patch: Patch) -> None:
+    original = SimulatedFiles.sync_directory
+
+    def begin(files: Files, origin: str) -> None:
+        files.open(kinds.RESTORING_FILE, create=True).pwrite([b"{}"], 0)
+
+    def sync_all_but_it(machine: SimulatedFiles, path: str) -> None:
+        def is_it(change: Any) -> bool:
+            return change.target is not None and change.target.name == kinds.RESTORING_FILE
+
+        held = [change for change in machine._unsynced_names if is_it(change)]
+        machine._unsynced_names = [one for one in machine._unsynced_names if not is_it(one)]
+        original(machine, path)
+        machine._unsynced_names = held + machine._unsynced_names
+
+    patch.setattr(restoring, "begin_restore", begin)
+    patch.setattr(SimulatedFiles, "sync_directory", sync_all_but_it)
+
+
+def a_restore_counts_before_seqs_are_left_out(patch: Patch) -> None:
+    original = restoring.go_ahead
+
+    def early(files: Files, *rest: Any) -> int:
+        kinds.end_restore(files)
+        replace_file(files, kinds.RESTORING_FILE, b"{}")
+        return original(files, *rest)
+
+    patch.setattr(restoring, "go_ahead", early)
+
+
+def a_restored_directory_goes_on_with_the_life_before(patch: Patch) -> None:
+    patch.setattr(restoring, "write_mark", lambda files, mark, place="": None)
+
+
+def half_a_backup_is_refused() -> None:
+    backups(range(40))
+
+
+def a_backup_is_not_marked_while_it_is_made(patch: Patch) -> None:
+    patch.setattr(Shelf, "_mark", lambda self, place: None)
+    patch.setattr(Shelf, "finish", _finish_without_mark)
+
+
+def _finish_without_mark(shelf: Shelf, manifest: BackupManifest) -> None:
+    path = f"{shelf.place(manifest.name)}/BACKUP"
+    replace_file(shelf.files, path, encode_manifest(manifest))
+
+
 # ── all of them ────────────────────────────────────────────────────────────────────────────────
 
 CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
@@ -410,11 +473,27 @@ CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
     (an_hour_that_came_back_is_archived_again, an_hour_that_came_back_counts_as_archived),
     (a_start_does_not_read_the_backlog, the_whole_backlog_is_loaded),
     (a_second_server_is_refused, the_lock_is_not_taken),
+    (half_a_directory_is_refused, a_restore_is_not_marked),
+    (half_a_directory_is_refused, the_mark_of_a_restore_is_not_synced),
+    (half_a_directory_is_refused, a_restore_counts_before_seqs_are_left_out),
+    (half_a_directory_is_refused, a_restored_directory_goes_on_with_the_life_before),
+    (half_a_backup_is_refused, a_backup_is_not_marked_while_it_is_made),
 ]
 
 
-@pytest.mark.parametrize("check", [check for check, _ in CHECKS])
+_HALF_MADE = (half_a_directory_is_refused, half_a_backup_is_refused)
+
+
+@pytest.mark.parametrize(
+    "check", dict.fromkeys(check for check, _ in CHECKS if check not in _HALF_MADE)
+)
 def test_it_holds(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.unchecked("hundreds of machines, each of which is checked here")
+@pytest.mark.parametrize("check", _HALF_MADE)
+def test_it_holds_at_each_call(check: Callable[[], None]) -> None:
     check()
 
 

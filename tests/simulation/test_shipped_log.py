@@ -104,6 +104,7 @@ class WorldOfTheLog(WorldOfSnapshots):
             open_identity(self.disk, random_bytes=None),
             take=lambda count: None,
             next_seq=server.engine.sequencer.next_seq,
+            life="a life",
         )
         self.shipper.resume([] if self.base is None else [self.base.manifest])
 

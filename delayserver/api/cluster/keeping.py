@@ -29,9 +29,10 @@ from delayserver.recovery.replica import Replica
 from delayserver.recovery.snapshots import Snapshots
 from delayserver.recovery.standby import Standby
 from storage.catalog import Catalog, LmdbCatalog
-from storage.directory import FORMAT_FILE, LOCK_FILE
+from storage.directory import FORMAT_FILE, LOCK_FILE, keep_mark
 from storage.errors import DamageError, EngineError, NoPeerError, ReplicatedLogError
 from storage.files import OsFiles
+from storage.kinds import Kind
 from storage.replicated.adoption import concerns, is_reached
 from storage.replicated.meta import AdoptRecord, MetaLog
 from storage.replicated.office import OfficeState
@@ -113,6 +114,7 @@ class ReplicaKeeper:
         """The replica as it is in the directory. Raises StorageError."""
         with self._files.lock(LOCK_FILE):
             finish_swap(self._files)
+            keep_mark(self._files, Kind.REPLICA, self._membership.of_shard(self._number))
         standby = self._replica.stand_by(self._files, self._open_catalog)
         self.instruct(standby)
         self._reports.stopped = (0, 0)

@@ -112,14 +112,16 @@ def add_forecasts(documents: Iterable[ForecastDocument]) -> ForecastDocument:
 
 
 def add_backups(lists: Mapping[int, Sequence[BackupDocument]]) -> list[BackupDocument]:
-    """The backups of all shards, by shard; the oldest first."""
+    """The backups of all shards, by shard; in the order in which they were made, as each list is,
+    whatever the clock said."""
     names = {one.name: None for some in lists.values() for one in some}
     by_name = [{one.name: one for one in some} for some in lists.values()]
     found = [
         add_backup({shard: some.get(name) for shard, some in zip(lists, by_name, strict=True)})
         for name in names
     ]
-    return sorted(found, key=lambda one: one.started_at)
+    newer = [{name: len(some) - at for at, name in enumerate(some)} for some in by_name]
+    return sorted(found, key=lambda one: -min(some[one.name] for some in newer if one.name in some))
 
 
 def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:

@@ -63,6 +63,7 @@ from delayserver.records.message import Content
 from delayserver.records.subjects import is_subject
 from storage.directory import FORMAT_FILE, Identity, open_identity
 from storage.files import OsFiles
+from storage.kinds import OWNED
 from storage.shards import (
     find_directory_above,
     read_shard_count,
@@ -228,7 +229,7 @@ def _open_target(load: LoadJob, shard: int | None, cleanup: contextlib.ExitStack
             "with (--data-dir); every executor must see it under the same path"
         )
     files = OsFiles(str(data_dir))
-    identity = open_identity(files, random_bytes=None)
+    identity = open_identity(files, random_bytes=None, of=OWNED)
     if shard is not None:
         refuse_another(str(data_dir), identity.shard, shard)
     adoption = Adoption(load.server, load.id, shard=shard, token=load.token, wait_s=load.wait_s)

@@ -48,6 +48,7 @@ from storage.directory import CATALOG_DIRECTORY, ID_SECRET_BYTES, open_identity
 from storage.errors import DiskError
 from storage.files import Files, OsFiles
 from storage.frame import Damage, Frame, Rows, unseal
+from storage.kinds import READABLE
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import parse_segment_name
 from storage.replicated.log import OFFICE_KEY
@@ -111,7 +112,7 @@ class Directory:
 def check_here(files: Files, root: str, stamp: int) -> None:
     """Whether the directory of a stamp, which no other one has, is here. Raises OtherNodeError."""
     try:
-        found = open_identity(files, random_bytes=None)
+        found = open_identity(files, random_bytes=None, of=READABLE)
     except (FileNotFoundError, DiskError):
         found = None  # An export in a directory is a matter of mounts, too.
     if found is None or found.stamp != stamp:
@@ -121,7 +122,8 @@ def check_here(files: Files, root: str, stamp: int) -> None:
 def open_directory(root: str) -> Directory:
     """Raises NotADataDirectoryError, FormatVersionError, DamageError."""
     try:
-        identity = open_identity(OsFiles(root, readonly=True), random_bytes=None)
+        files = OsFiles(root, readonly=True)
+        identity = open_identity(files, random_bytes=None, of=READABLE)
     except FileNotFoundError:
         raise NotADataDirectoryError(root) from None
     return Directory(root, identity.stamp, identity.shard, identity.id_secret)

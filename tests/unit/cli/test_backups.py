@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from delayserver.cli.backups import outdated
+
 RUNNING: dict[str, Any] = {
     **{"name": "one", "state": "running", "step": "copying", "started_at": "2026-11-20T16:00:00Z"},
     **{"taken_at": None, "completed_at": None, "total_bytes": 9000, "done_bytes": 3},
@@ -54,6 +56,33 @@ def test_older_ones_are_deleted_behind_it(cli):
     assert cli.run("backup", "one", "--keep", "2").exit_code == 0
     assert [one.url.path for one in cli.requests[2:]] == ["/v1/backups/zero"]
     assert cli.run("backup", "--keep", "2", "--no-wait").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("listed", "keep", "deleted"),
+    [
+        # Upper case: verified. The last one was made just now.
+        ("ABC", 2, "A"),
+        ("ABCxyz", 3, ""),
+        ("ABxyz", 1, "Axy"),
+        ("AxByCz", 2, "Ax"),
+        ("xyA", 1, "x"),
+        ("Ax", 1, ""),
+        ("x", 1, ""),
+    ],
+)
+def test_verified_ones_are_counted_by_themselves(listed, keep, deleted):
+    backups = [COMPLETE | {"name": name, "verified": name.isupper()} for name in listed]
+    backups.insert(1, RUNNING | {"name": "failed", "state": "failed"})
+    found = outdated(backups, keep, listed[-1])
+    assert sorted(found) == sorted(deleted)
+    verified = [name for name in listed if name.isupper()]
+    assert not verified or verified[-1] not in found
+
+
+def test_the_one_that_was_made_just_now_stays_wherever_it_is_listed():
+    backups = [COMPLETE | {"name": name} for name in "ABC"]
+    assert outdated(backups, 1, "A") == ["B"]
 
 
 def test_they_are_listed_and_deleted(cli):

@@ -30,6 +30,7 @@ from tests.peers import content_of
 from tests.unit.recovery.test_incoming import IDENTITY, Source
 
 TAKEN_MS = 5000
+LIFE = "a life"
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +50,12 @@ def back_up(
     snapshots: Snapshots | None = None,
 ) -> BackupManifest:
     snapshots = snapshots or source.snapshots
+    identity = source.server.store.identity
     making = BackingUp(
         WantedBackup(name, 4000, is_verified=True),
-        Shelf(files, IDENTITY, shards),
+        Shelf(files, identity, shards, LIFE),
         snapshots,
-        IDENTITY,
+        identity,
         shards=shards,
         pace=ReadPace(1 << 20, lambda: 0.0, wait),
         check=check,
@@ -94,7 +96,7 @@ def test_it_is_a_data_directory_with_all_that_the_source_had(source: Source) -> 
     manifest = back_up(source, files, check=check)
     assert checked == ["one"]
     assert decode_manifest(encode_manifest(manifest), "BACKUP") == manifest
-    assert Shelf(files, IDENTITY, 1).manifests() == [manifest]
+    assert Shelf(files, IDENTITY, 1, LIFE).manifests() == [manifest]
     assert (manifest.began_ms, manifest.taken_ms, manifest.completed_ms) == (4000, 5000, 6000)
     assert manifest.total_bytes == sum(
         files.open(f"one/{path}").size() for path, _, _ in manifest.files
@@ -115,9 +117,9 @@ def test_what_has_not_changed_is_the_same_file(source: Source) -> None:
     assert shared
     for path in shared:
         assert files._find(f"one/{path}") is files._find(f"two/{path}")
-    Shelf(files, IDENTITY, 1).remove("one")
+    Shelf(files, IDENTITY, 1, LIFE).remove("one")
     assert files.list("") == ["two"]
-    assert Shelf(files, IDENTITY, 1).manifests() == [second]
+    assert Shelf(files, IDENTITY, 1, LIFE).manifests() == [second]
 
 
 def test_a_name_and_a_length_prove_nothing(source: Source) -> None:
@@ -178,11 +180,11 @@ def test_a_part_of_several_shards_stands_below_all_of_them(source: Source) -> No
     files = SimulatedFiles()
     manifest = back_up(source, files, shards=2)
     assert (manifest.shard, manifest.shards) == (0, 2)
-    assert files.list("one") == ["SHARDS", "shard-0000"]
-    shelf = Shelf(files, IDENTITY, 2)
+    assert files.list("one") == ["KIND", "SHARDS", "shard-0000"]
+    shelf = Shelf(files, IDENTITY, 2, LIFE)
     assert shelf.find("one") == manifest and not shelf.is_free("one")
     # The name is taken for whoever has one shard alone, and for another server.
-    assert not Shelf(files, IDENTITY, 1).is_free("one")
+    assert not Shelf(files, IDENTITY, 1, LIFE).is_free("one")
     shelf.remove("one")
     assert files.list("") == []
 
@@ -197,7 +199,7 @@ def test_a_crash_at_any_call_leaves_a_backup_or_none(source: Source) -> None:
         with pytest.raises(SimulatedCrash):
             back_up(source, FaultyFiles(disk, Faults(Fault(at, FaultKind.CRASH))))
         left = disk.crash() if at % 2 else disk.kill()
-        shelf = Shelf(left, IDENTITY, 1)
+        shelf = Shelf(left, IDENTITY, 1, LIFE)
         found = shelf.manifests()
         outcomes.add(len(found))
         for manifest in found:
@@ -221,8 +223,8 @@ def test_a_call_that_fails_leaves_none(source: Source) -> None:
             back_up(source, FaultyFiles(disk, Faults(Fault(at=at, kind=FaultKind.IO_ERROR))))
         except StorageError:
             failed += 1
-            assert Shelf(disk, IDENTITY, 1).manifests() == []
-            Shelf(disk, IDENTITY, 1).clear()
+            assert Shelf(disk, IDENTITY, 1, LIFE).manifests() == []
+            Shelf(disk, IDENTITY, 1, LIFE).clear()
             assert disk.list("") == []
     assert failed > 10
 
@@ -230,12 +232,12 @@ def test_a_call_that_fails_leaves_none(source: Source) -> None:
 def test_what_is_of_another_server_is_left_alone(source: Source) -> None:
     files = SimulatedFiles()
     back_up(source, files)
-    other = Shelf(files, Identity(stamp=78, shard=0, id_secret=bytes(16)), 1)
+    other = Shelf(files, Identity(stamp=78, shard=0, id_secret=bytes(16)), 1, LIFE)
     assert other.manifests() == [] and other.find("one") is None
     files.open("one/PARTIAL", create=True).pwrite([b'{"stamp": 77, "shard": 0}'], 0)
     other.clear()
     assert files.exists("one/BACKUP")
-    Shelf(files, IDENTITY, 1).clear()
+    Shelf(files, IDENTITY, 1, LIFE).clear()
     assert files.list("") == []
 
 
@@ -252,7 +254,7 @@ def test_a_manifest_that_is_damaged_is_none(source: Source) -> None:
         decode_manifest(newer, "BACKUP")
     file = files.open("one/BACKUP")
     file.pwrite([b"x"], 0)
-    assert Shelf(files, IDENTITY, 1).manifests() == []
+    assert Shelf(files, IDENTITY, 1, LIFE).manifests() == []
 
 
 def test_names() -> None:

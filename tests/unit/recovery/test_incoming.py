@@ -42,7 +42,7 @@ IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
 class Source:
     """A server with some messages, from which others copy."""
 
-    def __init__(self, messages: int, seed: int = 1) -> None:
+    def __init__(self, messages: int, seed: int = 1, identity: Identity = IDENTITY) -> None:
         self.disk, self.catalog = SimulatedFiles(), MemoryCatalog()
         rng = random.Random(seed)
         clock = SimulatedClock()
@@ -53,7 +53,7 @@ class Source:
             clock,
             rng,
             Observer(),
-            around=_with_identity,
+            around=partial(_with_identity, identity=identity),
         )
         for number in range(messages):
             body = rng.randbytes(rng.randrange(3000))
@@ -80,8 +80,8 @@ class Source:
         return content_of(self.disk, self.catalog)
 
 
-def _with_identity(around: Surroundings) -> Surroundings:
-    return replace(around, identity=IDENTITY)
+def _with_identity(around: Surroundings, identity: Identity = IDENTITY) -> Surroundings:
+    return replace(around, identity=identity, shard=identity.shard)
 
 
 def incoming(files: Files, told: Callable[[str, int, int], None] | None = None) -> Incoming:

@@ -74,6 +74,7 @@ class Source:
             IDENTITY,
             take=lambda count: None,
             next_seq=self.next_seq,
+            life="a life",
         )
 
 

@@ -24,7 +24,7 @@ from delayserver.recovery.shipped_log import LATEST_MS
 from delayserver.server.server import Server, wall_clock_ms
 from delayserver.testing.server import stage
 from delayserver.times import parse_time_ms
-from storage.errors import BackupError, DamageError, DiskFullError
+from storage.errors import BackupError, DamageError, DirectoryKindError, DiskFullError
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
@@ -99,12 +99,17 @@ def keys_in(directory: Path) -> set[str]:
     return found
 
 
+OF_THE_DIRECTORY = {"KIND", "_lock-0000"}
+"""They stay, whatever backups there are."""
+
+
 def files_below(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+    found = {str(path.relative_to(directory)) for path in directory.rglob("*")}
+    return sorted(found - OF_THE_DIRECTORY)
 
 
 def names_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    return sorted({path.name for path in directory.iterdir()} - OF_THE_DIRECTORY)
 
 
 def test_what_was_answered_before_is_in_it_and_nothing_else(tmp_path: Path) -> None:
@@ -311,7 +316,7 @@ def test_nothing_is_restored_of_what_is_not_as_the_manifest_says(tmp_path: Path)
         assert not target.exists() or list(target.iterdir()) == [target / "mine"]
 
     for path in sorted(one.rglob("*")):
-        if path.is_dir() or path.name == "lock.mdb":
+        if path.is_dir() or path.name in ("lock.mdb", "KIND"):
             continue
         data = path.read_bytes()
         flipped = bytearray(data)
@@ -330,7 +335,7 @@ def test_nothing_is_restored_of_what_is_not_as_the_manifest_says(tmp_path: Path)
     (one / "PARTIAL").unlink()
     target.mkdir()
     (target / "mine").touch()
-    refused("is not empty")
+    refused("is not empty", DirectoryKindError)
     with pytest.raises(BackupError, match="there is no directory"):
         restore(tmp_path / "backups/two", target, now_ms=wall_clock_ms())
 
@@ -455,7 +460,7 @@ def test_a_log_goes_with_the_last_backup_that_needs_it(tmp_path: Path) -> None:
         await server.backups.delete("one")
         assert 0 < len([*backups.rglob("*.messages")]) < before
         await server.backups.delete("two")
-        assert [*backups.iterdir()] == []
+        assert names_in(backups) == []
         shipper = server.backups.shipper
         assert shipper is not None and (shipper.timeline, shipper.reach_ms) == (0, 0)
         # It begins anew with the next one.
@@ -466,34 +471,74 @@ def test_a_log_goes_with_the_last_backup_that_needs_it(tmp_path: Path) -> None:
     serve(tmp_path, body, backup_dir=backups, backup_log_ms=60_000)
 
 
-def test_a_restored_server_begins_a_timeline_of_its_own(tmp_path: Path) -> None:
-    moments: list[int] = []
-
-    async def lost(server: Server) -> None:
+def test_a_restored_server_never_shares_the_backups_of_the_one_before(tmp_path: Path) -> None:
+    async def before(server: Server) -> None:
         await publish(server, "a")
         await made(server, "one")
         await publish(server, "b")
-        moments.append(await moment(server))
 
-    async def restored(server: Server) -> None:
+    async def after(server: Server) -> None:
         await publish(server, "c")
-        # Whoever is second finds that all is decided.
-        await asyncio.gather(server.backups.ship(), server.backups.ship())
+        await server.backups.look()
         shipper = server.backups.shipper
-        assert shipper is not None and not shipper.timeline
-        assert shipper.breaks_total == 1 and "was restored" in shipper.broken
-        await made(server, "two")
-        assert (shipper.timeline, shipper.broken) == (2, "")
+        assert shipper is not None
+        for call in (
+            server.backups.begin("two", is_verified=True),
+            server.backups.list(),
+            server.backups.delete("one"),
+        ):
+            with pytest.raises(ConflictError, match=r"before it was restored.*--backup-dir"):
+                await call
+        await asyncio.gather(server.backups.ship(), server.backups.ship())
+        assert not shipper.timeline and shipper.breaks_total == 1
+        assert "before it was restored" in shipper.broken
+        log = server.store.message_log
+        assert isinstance(log, MessageLog) and log._held_from is None
+
+    async def before_again(server: Server) -> None:
         await publish(server, "d")
+        await server.backups.ship()
+        shipper = server.backups.shipper
+        assert shipper is not None and (shipper.timeline, shipper.broken) == (1, "")
+
+    async def with_a_directory_of_its_own(server: Server) -> None:
+        await publish(server, "d")
+        await made(server, "two")
 
     backups, new = tmp_path / "backups", tmp_path / "new"
     settings: dict[str, Any] = {"backup_dir": backups, "backup_log_ms": 60_000}
-    serve(tmp_path, lost, **settings)
-    restore(backups, new / "data", now_ms=wall_clock_ms(), until_ms=moments[0])
-    serve(new, restored, **settings)
-    assert keys_until(tmp_path, backups / "one", LATEST_MS) == set("ab")
-    assert keys_until(tmp_path, backups, moments[0]) == set("ab")
-    assert keys_until(tmp_path, backups, LATEST_MS) == set("abcd")
+    serve(tmp_path, before, **settings)
+    restore(backups, new / "data", now_ms=wall_clock_ms(), until_ms=LATEST_MS)
+    known = files_below(backups)
+    serve(new, after, **settings)
+    assert files_below(backups) == known
+    serve(tmp_path, before_again, **settings)
+    assert keys_until(tmp_path, backups, LATEST_MS) == set("abd")
+    others = tmp_path / "others"
+    serve(new, with_a_directory_of_its_own, backup_dir=others, backup_log_ms=60_000)
+    assert keys_until(tmp_path, others, LATEST_MS) == set("abcd")
+    # Whoever puts both into one directory has to say which one is wanted, and has its log alone.
+    shutil.copytree(others / "two", backups / "two")
+    with pytest.raises(BackupError, match="before and after it was restored"):
+        keys_until(tmp_path, backups, LATEST_MS)
+    with pytest.raises(BackupError, match="not that behind the backup two"):
+        keys_until(tmp_path, backups / "two", LATEST_MS)
+    assert keys_until(tmp_path, backups / "one", LATEST_MS) == set("abd")
+
+
+def test_a_copy_of_a_server_that_runs_does_not_share_its_backups(tmp_path: Path) -> None:
+    async def body(server: Server) -> None:
+        await made(server, "one")
+        shutil.copytree(tmp_path / "data", tmp_path / "copy", ignore=lambda *_: ["snapshots"])
+        other = Server(
+            server.settings.model_copy(update={"data_dir": tmp_path / "copy"}),
+            fatal=server._fatal,
+        )
+        with pytest.raises(ConflictError, match="in use by process"):
+            await other.backups.begin("two", is_verified=True)
+        other.close()
+
+    serve(tmp_path, body, backup_dir=tmp_path / "backups")
 
 
 def test_a_directory_that_takes_nothing_holds_up_nobody(

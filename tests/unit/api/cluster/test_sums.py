@@ -149,9 +149,16 @@ def test_a_backup_is_complete_when_each_shard_has_its_part() -> None:
 
 def test_backups_of_all_shards_are_put_together_by_name() -> None:
     found = add_backups(
-        {0: [backup(0, name="b"), backup(0, name="a", began_ms=5)], 1: [backup(1, name="b")]}
+        {
+            0: [backup(0, name=name) for name in ("lost", "b", "a")],
+            1: [backup(1, name=name, began_ms=began_ms) for name, began_ms in (("b", 9), ("a", 5))],
+        }
     )
-    assert [(one.name, one.state) for one in found] == [("a", "failed"), ("b", "complete")]
+    assert [(one.name, one.state) for one in found] == [
+        ("lost", "failed"),
+        ("b", "complete"),
+        ("a", "complete"),
+    ]
 
 
 def test_a_subscription_fails_since_the_earliest_failure_in_a_shard() -> None:
