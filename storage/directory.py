@@ -164,14 +164,17 @@ def _write(files: Files, identity: Identity) -> None:
     replace_file(files, FORMAT_FILE, encode_identity(identity))
 
 
-def life_of(files: Files, identity: Identity) -> str:
-    """The name of the life that the directory is in. Raises DamageError, DiskError."""
-    mark = kinds.read_mark(files)
-    return identity.fingerprint if mark is None else mark.life
+def life_of(files: Files, identity: Identity, above: Files | None = None) -> str:
+    """The name of the life that the directory is in. `above`: the directory of all shards, which
+    has the name for them. Raises DamageError, DiskError."""
+    mark = kinds.read_mark(files if above is None else above)
+    if mark is not None:
+        return mark.life
+    return identity.fingerprint if above is None else kinds.UNNAMED_LIFE
 
 
-def keep_mark(files: Files, kind: kinds.Kind, identity: Identity) -> None:
+def keep_mark(files: Files, kind: kinds.Kind, life: str) -> None:
     """Write DIR/KIND where there is none: the directory is new, or an older version has made it.
     Raises DamageError, DiskError."""
     if kinds.read_mark(files) is None:
-        kinds.write_mark(files, kinds.Mark(kind, identity.fingerprint))
+        kinds.write_mark(files, kinds.DirectoryMark(kind, life))

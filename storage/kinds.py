@@ -41,6 +41,8 @@ FRESH_NAMES: Final = frozenset({"lost+found", "LOCK", f"{RESTORING_FILE}.new"})
 was interrupted at its very beginning leaves the others."""
 LIFE_BYTES: Final = 8
 """Of chance in the name of a life."""
+UNNAMED_LIFE: Final = "unnamed"
+"""Of shards without a supervisor, which names it (`delayserver.api.supervisor`)."""
 _FIRST_SHARD: Final = "shard-0000"
 _VERSION: Final = 1
 _FILE_MAX_BYTES: Final = 4096
@@ -106,7 +108,7 @@ _TOLD: Final = {
 }
 
 
-class Mark(NamedTuple):
+class DirectoryMark(NamedTuple):
     """What a file KIND says."""
 
     kind: Kind
@@ -114,7 +116,7 @@ class Mark(NamedTuple):
     """Whose it is: the name of a life, e.g. 16 hex digits."""
 
 
-def read_mark(files: Files, place: str = "") -> Mark | None:
+def read_mark(files: Files, place: str = "") -> DirectoryMark | None:
     """What KIND says in the directory `place` (empty: the root); None: there is no such file.
 
     Raises DamageError, DiskError."""
@@ -129,12 +131,12 @@ def read_mark(files: Files, place: str = "") -> Mark | None:
         document = json.loads(text)
         if int(document["format"]) > _VERSION:
             raise ValueError("a newer version wrote it")
-        return Mark(Kind(document["kind"]), str(document["life"]))
+        return DirectoryMark(Kind(document["kind"]), str(document["life"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DamageError(path, 0, f"not a file of a kind ({error})") from error
 
 
-def write_mark(files: Files, mark: Mark, place: str = "") -> None:
+def write_mark(files: Files, mark: DirectoryMark, place: str = "") -> None:
     """Say what a directory is, durably. Raises DiskError."""
     document = {"format": _VERSION, "kind": mark.kind, "life": mark.life}
     replace_file(files, below(place, KIND_FILE), json.dumps(document).encode() + b"\n")

@@ -42,7 +42,7 @@ from delayserver.errors import DelayServerError
 from storage.directory import LOCK_FILE
 from storage.errors import StorageError
 from storage.files import OsFiles
-from storage.kinds import LIFE_BYTES, Kind, Mark, read_mark, require_servable, write_mark
+from storage.kinds import LIFE_BYTES, DirectoryMark, Kind, read_mark, require_servable, write_mark
 from storage.shards import fix_shard_count, shard_directory
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def supervise(settings: Settings) -> int:
                 cleanup.enter_context(files.lock(LOCK_FILE))
             fix_shard_count(files, count)
             if count > 1 and read_mark(files) is None:
-                write_mark(files, Mark(Kind.SHARDS, os.urandom(LIFE_BYTES).hex()))
+                write_mark(files, DirectoryMark(Kind.SHARDS, os.urandom(LIFE_BYTES).hex()))
             # Nobody else may be there already; and then others of ours may.
             bind(settings).close()
             held = cleanup.enter_context(bind(settings, shares=True))

@@ -41,8 +41,8 @@ from storage.kinds import (
     KIND_FILE,
     MANIFEST_FILE,
     PARTIAL_FILE,
+    DirectoryMark,
     Kind,
-    Mark,
     below,
     read_mark,
     require,
@@ -226,7 +226,7 @@ class Shelf:
         self.require_own()
         # Of several shards one writes it, since two processes would get into each other's way.
         if self._identity.shard == 0 and read_mark(self.files) is None:
-            write_mark(self.files, Mark(Kind.BACKUPS, self.life))
+            write_mark(self.files, DirectoryMark(Kind.BACKUPS, self.life))
 
     def require_own(self) -> None:
         """Raises OtherLifeError, DirectoryKindError, DamageError, DiskError: the directory must not
@@ -289,9 +289,9 @@ class Shelf:
         place = self.place(name)
         self.files.make_directory(place)
         self._mark(place)
-        write_mark(self.files, Mark(Kind.BACKUP, self.life), place)
+        write_mark(self.files, DirectoryMark(Kind.BACKUP, self.life), place)
         if self._shards > 1 and self._identity.shard == 0:
-            write_mark(self.files, Mark(Kind.BACKUP, self.life), name)
+            write_mark(self.files, DirectoryMark(Kind.BACKUP, self.life), name)
             replace_file(self.files, below(name, SHARDS_FILE), encode_shard_count(self._shards))
         for directory in COPIED:
             self.files.make_directory(below(place, directory))

@@ -46,7 +46,7 @@ from storage.directory import Identity
 from storage.errors import DamageError, DiskError, OtherLifeError
 from storage.files import File, Files, size_of
 from storage.frame import HEADER_BYTES, Damage, Frame, scan
-from storage.kinds import KIND_FILE, Kind, Mark, read_mark, write_mark
+from storage.kinds import KIND_FILE, DirectoryMark, Kind, read_mark, write_mark
 from storage.message_log import MessageLog
 from storage.rows import LogKind
 
@@ -173,7 +173,7 @@ class LogShipper:
         if not self._is_marked:
             place = log_place(self._identity.stamp, self._identity.shard)
             self._files.make_directory(place)
-            write_mark(self._files, Mark(Kind.LOG, self._life), place)
+            write_mark(self._files, DirectoryMark(Kind.LOG, self._life), place)
             self._is_marked = True
 
     def _resumed(self, timeline: int, from_seq: int) -> _Place:

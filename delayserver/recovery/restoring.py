@@ -53,8 +53,8 @@ from storage.frame import Damage
 from storage.kinds import (
     LIFE_BYTES,
     MANIFEST_FILE,
+    DirectoryMark,
     Kind,
-    Mark,
     begin_restore,
     below,
     end_restore,
@@ -276,7 +276,7 @@ class Restoring:
             begin_restore(root, parts[0].manifest.name)
         targets = [root]
         if len(parts) > 1:
-            write_mark(root, Mark(Kind.SHARDS, self._life))
+            write_mark(root, DirectoryMark(Kind.SHARDS, self._life))
             replace_file(root, SHARDS_FILE, encode_shard_count(len(parts)))
             targets = [self._open_directory(part.target) for part in parts]
             for target in targets:
@@ -294,7 +294,7 @@ class Restoring:
         self, part: PartToRestore, cut: LogCut | None, root: Files, target: Files
     ) -> Restored:
         """The directory of one shard, whole but for its RESTORING."""
-        write_mark(target, Mark(Kind.DATA, self._life))
+        write_mark(target, DirectoryMark(Kind.DATA, self._life))
         if cut is not None:
             copy_log(self._log_files, cut, target)
             self._tell("copying", cut.total_bytes)

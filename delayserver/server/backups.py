@@ -43,7 +43,7 @@ from delayserver.server.calls import Calls
 from delayserver.server.futures import answering
 from delayserver.server.shard import Shard
 from delayserver.times import format_time
-from storage.directory import FORMAT_VERSION, life_of
+from storage.directory import FORMAT_VERSION
 from storage.errors import (
     DirectoryKindError,
     DirectoryLockedError,
@@ -51,7 +51,7 @@ from storage.errors import (
     StorageError,
 )
 from storage.files import OsFiles
-from storage.kinds import Kind, read_mark
+from storage.kinds import Kind
 from storage.message_log import MessageLog
 
 _NO_DIRECTORY: Final = (
@@ -64,9 +64,6 @@ _CLUSTER: Final = (
     "replicas on several nodes (GET /v1/cluster shows them); docs/backup.md says how a cluster is "
     "kept safe"
 )
-
-_UNNAMED_LIFE: Final = "unnamed"
-"""Of shards without a supervisor, which names it (`delayserver.api.supervisor`)."""
 
 log = structlog.get_logger()
 
@@ -89,11 +86,12 @@ class BackupMaker:
         calls: Calls,
         *,
         shards: int,
+        life: str,
         tokens_directory: Path,
         monotonic: Callable[[], float],
     ) -> None:
-        """`shards`: how many the server has; `tokens_directory`: where TOKENS is. What an earlier
-        process has left of a snapshot is removed. Raises DiskError."""
+        """`shards`: how many the server has; `life`: that it is in; `tokens_directory`: where
+        TOKENS is. What an earlier process has left of a snapshot is removed. Raises DiskError."""
         self._shard = shard
         self._calls = calls
         self._clock = shard.clock
@@ -102,7 +100,7 @@ class BackupMaker:
         self._tokens_directory = tokens_directory
         self._monotonic = monotonic
         self._identity = replace(shard.store.identity, version=FORMAT_VERSION)
-        self._life = self._read_life()
+        self._life = life
         is_alone = self._settings.cluster is None
         self._snapshots = Snapshots(shard.files, self._identity) if is_alone else None
         self._ends = threading.Event()
@@ -223,15 +221,6 @@ class BackupMaker:
             self._log_ends.set()
             # A step that hangs in the system cannot be ended, and the server does not wait for it.
         self._held.close()
-
-    def _read_life(self) -> str:
-        """That of the server: the directory above its shards has one name for all of them."""
-        files = self._shard.files
-        if self._shards == 1:
-            return life_of(files, self._identity)
-        above = OsFiles(str(self._tokens_directory), readonly=True)
-        mark = read_mark(above)
-        return _UNNAMED_LIFE if mark is None else mark.life
 
     # ── the log behind them ────────────────────────────────────────────────────────────────────
 

@@ -47,7 +47,7 @@ from delayserver.server.shard import Shard
 from delayserver.server.source_runner import SourceRunner
 from delayserver.server.webhook_sink import WebhookSink
 from storage.catalog import Catalog, LmdbCatalog
-from storage.directory import CATALOG_DIRECTORY, keep_mark
+from storage.directory import CATALOG_DIRECTORY, keep_mark, life_of
 from storage.errors import DamageError, StorageError
 from storage.files import Files, OsFiles
 from storage.frame import Damage
@@ -150,7 +150,9 @@ class Server(Shard):
         open_catalog = partial(open_catalog_in, files, settings, verify_all=verify_catalog)
         super().__init__(settings, files, open_catalog, around(surroundings))
         kind = Kind.DATA if settings.cluster is None else Kind.REPLICA
-        keep_mark(files, kind, self.store.identity)
+        above = None if shards == 1 else token_files
+        life = life_of(files, self.store.identity, above)
+        keep_mark(files, kind, life)
         self.engine.subscribing.on_defined = self._on_defined
         self.gauges = Gauges(self.engine, settings, self.clock)
         self.metrics = self.gauges.metrics
@@ -162,7 +164,12 @@ class Server(Shard):
         files.on_sync = self.metrics.on_sync
         self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
         self.backups = self.calls.backups = BackupMaker(
-            self, self.calls, shards=shards, tokens_directory=tokens_dir, monotonic=time.monotonic
+            self,
+            self.calls,
+            shards=shards,
+            life=life,
+            tokens_directory=tokens_dir,
+            monotonic=time.monotonic,
         )
         self.gauges.add_backups(self.backups)
         self._sources = SourceRunner(

@@ -236,7 +236,7 @@ def _must_be_whole(
         report = check(files, catalog)
         if identity.stamp != manifest.stamp:
             problem = "it is that of a new server"
-        elif kinds.read_mark(files) != kinds.Mark(kinds.Kind.DATA, NEXT_LIFE):
+        elif kinds.read_mark(files) != kinds.DirectoryMark(kinds.Kind.DATA, NEXT_LIFE):
             problem = "it does not say whose it is"
         elif not report.is_clean:
             problem = str(report.damage[0])

@@ -114,7 +114,8 @@ class ReplicaKeeper:
         """The replica as it is in the directory. Raises StorageError."""
         with self._files.lock(LOCK_FILE):
             finish_swap(self._files)
-            keep_mark(self._files, Kind.REPLICA, self._membership.of_shard(self._number))
+            identity = self._membership.of_shard(self._number)
+            keep_mark(self._files, Kind.REPLICA, identity.fingerprint)
         standby = self._replica.stand_by(self._files, self._open_catalog)
         self.instruct(standby)
         self._reports.stopped = (0, 0)

@@ -12,6 +12,10 @@ are in it: an hour that comes back after it was archived has rows that the archi
 and only these are added, since what became of the others is settled. The job may be killed at any
 point, and run again; at most one runs on a place at a time.
 
+An hour that is archived anew (`--again`) is written and read back beside what the archive has of
+it, and one snapshot puts the one in the place of the other. So a kill leaves the hour as it was or
+as it is to be, and never out of the table, where the server counts it as archived and deletes it.
+
 An hour that one message keeps open is not told of. With `without_unsettled` what is settled of it
 is archived, and the rest when the hour is.
 
@@ -39,7 +43,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from delayserver.errors import InputError, PipelineError
-from delayserver.pipeline.archive.compaction import MANY, Compacted, compact, rewrite
+from delayserver.pipeline.archive.compaction import MANY, Compacted, compact, rewritten
 from delayserver.pipeline.archive.place import ArchivePlace
 from delayserver.pipeline.archive.plain import PlainFiles
 from delayserver.pipeline.archive.rows import ROW_TYPES, Sum, sum_columns, sum_of
@@ -428,8 +432,15 @@ class _Step:
             for hour in hours:
                 self._report(hour, HourFate.SOUND)
         elif hours:
-            self._forget([hour for hour in hours if hour.number in self._again])
-            self._archive(hours)
+            # (Plain files are written as a whole anyway.)
+            target = self._target
+            table = target if isinstance(target, ArchiveTable) else None
+            again: frozenset[int] = frozenset() if table is None else self._again
+            if others := [hour for hour in hours if hour.number not in again]:
+                self._archive(others)
+            anew = [hour for hour in hours if hour.number in again]
+            if anew and table is not None:
+                self._archive_anew(anew, table)
         return [self._reports[hour.number] for hour in self._hours]
 
     def _report(
@@ -524,13 +535,29 @@ class _Step:
         for hour in good:
             self._confirm(hour, added[hour.number])
 
-    def _forget(self, hours: Sequence[_Hour]) -> None:
-        """Take what the archive has of these hours out of it. (Plain files are written as a whole
-        anyway.)"""
-        files = self._files_of(hours)
-        if files and isinstance(self._target, ArchiveTable):
-            run = f"{self._name}-again"
-            rewrite(self._job, self._target, files, run, ~self._is_of(hours))
+    def _archive_anew(self, hours: Sequence[_Hour], table: ArchiveTable) -> None:
+        """Write these hours whatever the archive has of them, and put the one in the place of the
+        other; without an hour that was not what it should be, as `_archive`."""
+        files = self._write(hours, dict.fromkeys((hour.number for hour in hours), 0))
+        added = self._verified(hours, [file.name for file in files], is_anew=True)
+        good = [hour for hour in hours if hour.number in added]
+        if len(good) < len(hours):
+            for file in files:
+                table.place.delete(file.name)
+            if good:
+                self._archive_anew(good, table)
+            return
+        told = [self._summary(hour) for hour in hours]
+        outdated = self._files_of(hours)
+        if outdated:
+            run, kept = f"{self._name}-kept", ~self._is_of(hours)
+            files += rewritten(self._job, table, outdated, run, kept)
+            self._job.progress("replacing files of the archive", 0, 0)
+            table.replace(outdated, files, told)
+        else:
+            table.add(files, told)
+        for hour in hours:
+            self._confirm(hour, added[hour.number])
 
     def _has(self, hours: Sequence[_Hour]) -> dict[int, int]:
         """How many rows the archive has of each hour; hours that cannot be read are left out."""
@@ -592,11 +619,13 @@ class _Step:
 
     # ── whether they are the same ──────────────────────────────────────────────────────────────
 
-    def _verified(self, hours: Sequence[_Hour], files: Sequence[str]) -> dict[int, int]:
+    def _verified(
+        self, hours: Sequence[_Hour], files: Sequence[str], *, is_anew: bool = False
+    ) -> dict[int, int]:
         """The hours of which the archive, with these files, holds what the server has; and how many
-        rows of each are in these files."""
+        rows of each are in these files. `is_anew`: these files alone."""
         with self._job.step("reading the archive back"):
-            found = self._read_back(hours, files)
+            found = self._read_back(hours, files, is_anew=is_anew)
         added = {}
         for hour in hours:
             there, wanted = found.get(hour.number, _ReadBack()), hour.survey.sum
@@ -617,9 +646,11 @@ class _Step:
                 self._report(hour, HourFate.DIFFERENT, reason=reason)
         return added
 
-    def _read_back(self, hours: Sequence[_Hour], files: Sequence[str]) -> dict[int, _ReadBack]:
+    def _read_back(
+        self, hours: Sequence[_Hour], files: Sequence[str], *, is_anew: bool
+    ) -> dict[int, _ReadBack]:
         """What the archive, with these files, holds of each hour."""
-        older = self._files_of(hours)
+        older = [] if is_anew else self._files_of(hours)
         if not older and not files:
             return {}
         parts = [
@@ -641,7 +672,7 @@ class _Step:
             # Which of them is it?
             apart: dict[int, _ReadBack] = {}
             for hour in hours:
-                apart |= self._read_back([hour], files)
+                apart |= self._read_back([hour], files, is_anew=is_anew)
             return apart
 
     # ── telling ────────────────────────────────────────────────────────────────────────────────

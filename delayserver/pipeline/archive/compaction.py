@@ -71,13 +71,21 @@ def _steps(table: ArchiveTable, files_min: int) -> Iterator[list[str]]:
         yield some
 
 
-def rewrite(
-    job: Job, table: ArchiveTable, names: Sequence[str], run: str, kept: Column | None = None
-) -> Compacted:
+def rewrite(job: Job, table: ArchiveTable, names: Sequence[str], run: str) -> Compacted:
     """Write the rows of some files into others, and put these in their place.
 
-    `kept`: which rows; the others are gone from the newest snapshot. Raises PipelineError where a
-    file cannot be read, or what was written is not what was read; the table is as before."""
+    Raises PipelineError as `rewritten` does; the table is as before then."""
+    files = rewritten(job, table, names, run)
+    table.replace(names, files)
+    return Compacted(len(names), len(files))
+
+
+def rewritten(
+    job: Job, table: ArchiveTable, names: Sequence[str], run: str, kept: Column | None = None
+) -> list[WrittenFile]:
+    """Write the rows of some files into others, which do not count yet. `kept`: which rows.
+
+    Raises PipelineError where a file cannot be read, or what was written is not what was read."""
     layout, place = table.layout("", 0, {}), table.place
     files: list[WrittenFile] = []
     try:
@@ -97,8 +105,7 @@ def rewrite(
             f"files of {place.url} stay as they are: of {before.count} rows with checksum "
             f"{before.checksum}, {after.count} with {after.checksum} were read back; check the disk"
         )
-    table.replace(names, files)
-    return Compacted(len(names), len(files))
+    return files
 
 
 def _rows(job: Job, table: ArchiveTable, names: Sequence[str]) -> DataFrame:

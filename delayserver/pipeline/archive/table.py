@@ -176,10 +176,9 @@ class ArchiveTable:
         """Add files, all at once; `hours`: of whom they hold rows. Raises ArchiveConflictError."""
         if self._found is None:
             self._found = self._catalog.create(self._metadata)
-        properties = {HOURS_PROPERTY: json.dumps(list(hours), separators=(",", ":"))}
         added = [self._data_file(one) for one in files]
         with self._found.transaction() as transaction:
-            update = transaction.update_snapshot(snapshot_properties=properties)
+            update = transaction.update_snapshot(snapshot_properties=_told(hours))
             with update.merge_append() as append:
                 for one in added:
                     append.append_data_file(one)
@@ -196,8 +195,14 @@ class ArchiveTable:
                 found[self.place.name_of(file.file_path)] = file.file_size_in_bytes
         return list(groups.values())
 
-    def replace(self, names: Collection[str], files: Sequence[WrittenFile]) -> None:
-        """Put files in the place of others that hold the same rows, all at once.
+    def replace(
+        self,
+        names: Collection[str],
+        files: Sequence[WrittenFile],
+        hours: Iterable[Mapping[str, object]] = (),
+    ) -> None:
+        """Put files in the place of others, all at once: the newest snapshot has the ones or the
+        others. `hours`: of whom they hold rows that were written anew.
 
         Raises ArchiveConflictError."""
         assert self._found is not None
@@ -207,7 +212,7 @@ class ArchiveTable:
         new = [self._data_file(one) for one in files]
         with (
             self._found.transaction() as transaction,
-            transaction.update_snapshot().overwrite() as overwrite,
+            transaction.update_snapshot(snapshot_properties=_told(hours)).overwrite() as overwrite,
         ):
             for one in old:
                 overwrite.delete_data_file(one)
@@ -311,6 +316,12 @@ class ArchiveTable:
                 entries = manifest.fetch_manifest_entry(io, discard_deleted=True)
                 locations |= {entry.data_file.file_path for entry in entries}
         return {self.place.name_of(location) for location in locations}
+
+
+def _told(hours: Iterable[Mapping[str, object]]) -> dict[str, str]:
+    """What a snapshot says of hours, for people."""
+    named = list(hours)
+    return {HOURS_PROPERTY: json.dumps(named, separators=(",", ":"))} if named else {}
 
 
 def _new_metadata(place: ArchivePlace, buckets: int) -> TableMetadata:

@@ -58,9 +58,10 @@ from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.records.tables import HourState, read_checkpoint, read_hours
 from storage.catalog import MAX_BYTES, LmdbCatalog
 from storage.catalog_file import DATA_FILE
-from storage.directory import FORMAT_FILE
+from storage.directory import FORMAT_FILE, life_of, open_identity
 from storage.errors import DamageError
 from storage.files import File, Files, OsFiles, size_of
+from storage.kinds import READABLE
 from storage.shards import shard_directory
 
 PIECE_BYTES: Final = 64 * 1024 * 1024
@@ -150,6 +151,13 @@ class _ShardExporter:
             raise PipelineError(
                 f"{place.url} has the export of another data directory; give each its own --to"
             )
+        identity = open_identity(self._files, random_bytes=None, of=READABLE)
+        self._life = life_of(self._files, identity)
+        if self._previous is not None and self._previous.life not in ("", self._life):
+            raise PipelineError(
+                f"{place.url} has the export of what this data directory was before or after it "
+                "was restored; give each its own --to"
+            )
         # Two runs never write under the same name, whatever the clock does.
         self._taken_ms = max(now_ms, self._previous.taken_ms + 1 if self._previous else 0)
         self._known = {one.path: one for one in self._previous.files} if self._previous else {}
@@ -208,6 +216,7 @@ class _ShardExporter:
             catalog=name,
             catalog_crc=google_crc32c.value(catalog_data),
             files=copied,
+            life=self._life,
         )
 
     def _catalog(self) -> tuple[bytes, dict[int, HourState], int]:

@@ -61,6 +61,8 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     catalog: str
     catalog_crc: int
     files: list[ExportedPath]
+    life: str = ""
+    """Of the directory (`storage.kinds`). Empty: an older version has made the export."""
 
     @property
     def name(self) -> str:

@@ -529,11 +529,11 @@ def test_an_archive_that_is_not_what_the_server_has_is_not_told_of(
     read_back = archives._Step._read_back
     damaged: list[Path] = []
 
-    def tampered(self: Any, hours: Any, files: Any) -> Any:
+    def tampered(self: Any, hours: Any, files: Any, **rest: Any) -> Any:
         if not damaged:
             damaged.append(file_of(to, "order.paid"))
             tamper(damaged[0])
-        return read_back(self, hours, files)
+        return read_back(self, hours, files, **rest)
 
     monkeypatch.setattr(archives._Step, "_read_back", tampered)
     monkeypatch.setattr(ArchiveCalls, "confirm", lambda self, hour, *rest: told.append(hour.hour))
@@ -586,7 +586,7 @@ def test_an_archive_that_rots_before_the_server_heard_of_it(
 
 
 def test_an_hour_that_is_archived_comes_into_another_place_if_asked(
-    lasting_api: ApiServer, job: Job, tmp_path: Path
+    lasting_api: ApiServer, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(job, wanted(lasting_api, tmp_path / "first", again=frozenset([HOUR, HOUR + 1])))
     assert waiting(lasting_api) == []
@@ -597,6 +597,20 @@ def test_an_hour_that_is_archived_comes_into_another_place_if_asked(
     assert archived.hours[0].added == archived.hours[0].count == len(rows_of(other)) == 10
     hours = lasting_api.ask("GET", "/v1/archives?state=all&limit=1000")["hours"]
     assert [Path(one["location"]).name for one in hours] == ["other", "first"]
+
+    def killed(*arguments: Any) -> None:
+        raise Killed
+
+    # Wherever a run is killed that archives an hour anew, the hour is in the table: the server
+    # counts it as archived, and deletes it.
+    for kind, name in ((ArchiveTable, "replace"), (ArchiveCalls, "confirm")):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, killed)
+            with pytest.raises(Killed):
+                run(job, wanted(lasting_api, other, again=frozenset([HOUR])))
+        assert {row["hour"] for row in rows_of(other)} == {HOUR}
+        assert run(job, wanted(lasting_api, other)).hours == []
+        check_archive(other, 10)
     with pytest.raises(InputError, match=f"--again {hour_name(HOUR + 7)}: there is no such"):
         run(job, wanted(lasting_api, other, again=frozenset([HOUR, HOUR + 7])))
 

@@ -1,7 +1,9 @@
 """The table of an archive by itself: versions, commits, what nobody names."""
 
+import itertools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -157,3 +159,59 @@ def test_manifests_are_merged(place: ArchivePlace, monkeypatch: pytest.MonkeyPat
     # Those that became one while they were written are named by nobody.
     assert all(name.endswith("-m0.avro") for name in table.sweep())
     assert seqs_of(place) == list(range(7))
+
+
+# ---- a kill at any point -----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The job ends here, and cleans nothing up."""
+
+
+CHANGES = ("create", "replace", "sync", "delete", "rename")
+
+
+def killed_in(at: int, place: ArchivePlace, patch: pytest.MonkeyPatch) -> bool:
+    """Archive an hour anew until the call number `at` that changes something; whether that came."""
+    calls = itertools.count(1)
+
+    def mortal(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            if next(calls) == at:
+                raise Killed
+            return original(*arguments)
+
+        return call
+
+    table = ArchiveTable(place)
+    outdated = table.files_of("s", 0, [HOUR])
+    with patch.context() as planted:
+        for name in CHANGES:
+            planted.setattr(ArchivePlace, name, mortal(getattr(ArchivePlace, name)))
+        try:
+            with table.running("again"):
+                table.replace(outdated, [made_file(table, range(100, 110))], [{"hour": "one"}])
+        except Killed:
+            return True
+    return False
+
+
+def test_an_hour_that_is_archived_anew_is_never_out_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for at in itertools.count(1):
+        place = ArchivePlace(str(tmp_path / f"archive-{at}"))
+        table = ArchiveTable(place)
+        table.add([made_file(table, range(10))], [])
+        was_killed = killed_in(at, place, monkeypatch)
+        seqs = tuple(seqs_of(place))
+        assert seqs in (tuple(range(10)), tuple(range(100, 110))), at
+        found.add(seqs)
+        # The next run deletes what nobody names, and the hour stays.
+        with ArchiveTable(place).running("next"):
+            pass
+        assert tuple(seqs_of(place)) == seqs
+        if not was_killed:
+            break
+    assert len(found) == 2 and at > 5

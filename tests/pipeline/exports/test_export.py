@@ -20,7 +20,9 @@ from delayserver.pipeline.reports.forecast import forecast
 from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.records.tables import HourState
 from storage.errors import CatalogError, DamageError, DiskError
+from storage.files import OsFiles
 from storage.frame import Rows
+from storage.kinds import DirectoryMark, Kind, write_mark
 from storage.rows import HOUR_MS, LogKind
 from tests.pipeline.states.test_settlement import settle_all
 from tests.pipeline.store import START_MS, Store, make_shards
@@ -204,6 +206,9 @@ def test_several_shards(tmp_path: Path) -> None:
 def test_another_directory_is_refused(store: Store, tmp_path: Path) -> None:
     to = str(tmp_path / "export")
     export_of(store, to)
+    write_mark(OsFiles(store.root), DirectoryMark(Kind.DATA, "the next life"))
+    with pytest.raises(PipelineError, match="before or after it was restored"):
+        export_of(store, to)
     other = Store(tmp_path / "other", shard=1)
     other.stop()
     with pytest.raises(PipelineError, match="another data directory"):

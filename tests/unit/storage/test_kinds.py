@@ -24,8 +24,8 @@ from storage.kinds import (
     OWNED,
     READABLE,
     SERVED,
+    DirectoryMark,
     Kind,
-    Mark,
     begin_restore,
     end_restore,
     kind_of,
@@ -88,10 +88,10 @@ def test_a_mark_says_more_than_the_files_and_what_is_unfinished_more_than_a_mark
     fill(files, {"FORMAT": FORMAT})
     assert life_of(files, IDENTITY) == IDENTITY.fingerprint
     for kind in (Kind.DATA, Kind.REPLICA, Kind.BACKUP, Kind.LOG):
-        write_mark(files, Mark(kind, "a life"))
+        write_mark(files, DirectoryMark(kind, "a life"))
         assert (kind_of(files), life_of(files, IDENTITY)) == (kind, "a life")
-    keep_mark(files, Kind.DATA, IDENTITY)
-    assert read_mark(files) == Mark(Kind.LOG, "a life"), "it was there"
+    keep_mark(files, Kind.DATA, life_of(files, IDENTITY))
+    assert read_mark(files) == DirectoryMark(Kind.LOG, "a life"), "it was there"
     fill(files, {"RESTORING": b""})
     assert kind_of(files) is Kind.UNFINISHED
     for damaged in (b"", b"{}", b'{"format": 2, "kind": "data", "life": "x"}', b'{"format": 1}'):
@@ -104,19 +104,19 @@ def test_a_mark_says_more_than_the_files_and_what_is_unfinished_more_than_a_mark
 def test_a_directory_of_an_older_version_gets_its_mark() -> None:
     files = SimulatedFiles()
     fill(files, {"FORMAT": FORMAT})
-    keep_mark(files, Kind.DATA, IDENTITY)
-    assert read_mark(files.crash()) == Mark(Kind.DATA, IDENTITY.fingerprint)
+    keep_mark(files, Kind.DATA, life_of(files, IDENTITY))
+    assert read_mark(files.crash()) == DirectoryMark(Kind.DATA, IDENTITY.fingerprint)
 
 
 @pytest.mark.unchecked("no logs are in it")
 def test_a_server_alone_does_not_start_on_a_replica_nor_a_node_on_a_backup() -> None:
     files = SimulatedFiles()
     fill(files, {"FORMAT": FORMAT})
-    write_mark(files, Mark(Kind.REPLICA, "a life"))
+    write_mark(files, DirectoryMark(Kind.REPLICA, "a life"))
     with pytest.raises(DirectoryKindError, match="--cluster"):
         open_identity(files, random_bytes=bytes)
     assert open_identity(files, random_bytes=bytes, given=IDENTITY) == IDENTITY
-    write_mark(files, Mark(Kind.BACKUP, "a life"))
+    write_mark(files, DirectoryMark(Kind.BACKUP, "a life"))
     with pytest.raises(DirectoryKindError, match="delayserver restore"):
         open_identity(files, random_bytes=bytes, given=IDENTITY)
 
@@ -153,13 +153,13 @@ def test_no_server_starts_in_a_directory_of_backups(tmp_path: Path) -> None:
     ):
         files = OsFiles(str(tmp_path / above))
         if content is None:
-            write_mark(files, Mark(Kind.BACKUPS, "a life"))
+            write_mark(files, DirectoryMark(Kind.BACKUPS, "a life"))
         else:
             fill(files, content)
         with pytest.raises(DirectoryKindError, match=f"in {tmp_path / above}"):
             require_servable(str(tmp_path / above / "deep/data"))
         assert not (tmp_path / above / "deep").exists()
-    write_mark(OsFiles(str(tmp_path / "data")), Mark(Kind.SHARDS, "a life"))
+    write_mark(OsFiles(str(tmp_path / "data")), DirectoryMark(Kind.SHARDS, "a life"))
     require_servable(str(tmp_path / "data/shard-0000"))
     require_servable(str(tmp_path / "not there/data"))
 
