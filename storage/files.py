@@ -247,6 +247,10 @@ def _wrap(call: str, path: str, error: OSError) -> DiskError:
         return ExhaustedError(call, path, reason)
     if error.errno == errno.ENOENT:
         return MissingFileError(call, path)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        where = error.filename or path
+        advice = f"let user {os.geteuid()}, as which this runs, read and write {where} (chown -R)"
+        return DiskError(call, path or str(where), reason, advice)
     return DiskError(call, path, reason)
 
 

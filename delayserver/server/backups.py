@@ -163,7 +163,9 @@ class BackupMaker:
             if making in (None, self._making):
                 break  # Else it has ended meanwhile, and may not be among them.
         unfinished = self._unfinished()
-        reaches = await asyncio.to_thread(read_reaches, self._shown_shelf().files, manifests)
+        reaches = await asyncio.to_thread(
+            lambda: read_reaches(self._shown_shelf().files, manifests)
+        )
         views = [
             view_of(manifest, reaches.get(manifest.timeline))
             for manifest in manifests
@@ -199,11 +201,16 @@ class BackupMaker:
         wrong with that is told when somebody asks for a backup. From then on the log is shipped."""
         if self._settings.backup_dir is None or self._snapshots is None:
             return
-        with contextlib.suppress(StorageError, ConflictError):
+        try:
             shelf = await self._own_shelf()
             async with self._shelf_lock:
                 await asyncio.to_thread(shelf.clear)
             await self._manifests()
+        except StorageError:
+            pass
+        except ConflictError as error:
+            if self.shipper is None:  # Else that says so.
+                log.error("this server makes no backups", reason=str(error))
         if self.shipper is not None and self._shipping is None:
             self._shipping = asyncio.get_running_loop().create_task(self._ship_on())
 
@@ -311,30 +318,36 @@ class BackupMaker:
 
     # ── how it is made ─────────────────────────────────────────────────────────────────────────
 
-    def _shelf_is_there(self) -> None:
+    def _directory(self) -> str:
+        """Raises ConflictError."""
         if self._snapshots is None:
             raise ConflictError(_CLUSTER)
         if self._settings.backup_dir is None:
             raise ConflictError(_NO_DIRECTORY)
-
-    def _shelf(self) -> Shelf:
-        self._shelf_is_there()
-        return self._shelf_of(OsFiles(str(self._settings.backup_dir)))
+        return str(self._settings.backup_dir)
 
     def _shelf_of(self, files: OsFiles) -> Shelf:
         return Shelf(files, self._identity, self._shards, self._life)
 
+    def _shelf(self) -> Shelf:
+        return self._shelf_of(OsFiles(self._directory()))
+
     async def _own_shelf(self) -> Shelf:
         """The shelf, which no other server has. Raises ConflictError, StorageError."""
-        shelf = self._shelf()
         try:
-            await asyncio.to_thread(self._claim, shelf)
-        except (OtherLifeError, DirectoryKindError, DirectoryLockedError) as error:
+            return await asyncio.to_thread(self._claimed)
+        except (OtherLifeError, DirectoryKindError) as error:
             raise ConflictError(str(error)) from error
-        return shelf
+        except DirectoryLockedError as error:
+            raise ConflictError(
+                f"the directory of backups {self._directory()} is in use by another server, which "
+                "runs on a copy of this data directory: start one of them with another backup_dir "
+                "(--backup-dir)"
+            ) from error
 
-    def _claim(self, shelf: Shelf) -> None:
-        """Raises StorageError."""
+    def _claimed(self) -> Shelf:
+        """Raises ConflictError, StorageError."""
+        shelf = self._shelf()
         shelf.require_own()
         with self._claim_lock:
             if not self._is_held:
@@ -343,12 +356,12 @@ class BackupMaker:
                 self._held.enter_context(shelf.files.lock(name))
                 self._is_held = True
             shelf.claim()
+        return shelf
 
     def _shown_shelf(self) -> Shelf:
-        """The shelf for one who only reads: also where the disk is read-only. Raises ConflictError,
-        StorageError."""
-        self._shelf_is_there()
-        shelf = self._shelf_of(OsFiles(str(self._settings.backup_dir), readonly=True))
+        """The shelf for a caller that only reads: also where the disk is read-only. Raises
+        ConflictError, StorageError."""
+        shelf = self._shelf_of(OsFiles(self._directory(), readonly=True))
         try:
             shelf.require_own()
         except (OtherLifeError, DirectoryKindError) as error:

@@ -534,7 +534,7 @@ def test_a_copy_of_a_server_that_runs_does_not_share_its_backups(tmp_path: Path)
             server.settings.model_copy(update={"data_dir": tmp_path / "copy"}),
             fatal=server._fatal,
         )
-        with pytest.raises(ConflictError, match="in use by process"):
+        with pytest.raises(ConflictError, match="in use by another server"):
             await other.backups.begin("two", is_verified=True)
         other.close()
 

@@ -666,3 +666,17 @@ def test_a_file_is_read_past_its_bad_sectors() -> None:
         (4 * size, data[4 * size :], False),
     ]
     assert past(files, 8, 2 * size) == [(2 * size, UNREADABLE_BYTE * 8, True)]
+
+
+def test_a_user_who_may_not_is_told_where_and_as_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = OsFiles(str(tmp_path))
+
+    def refused(path: str, *rest: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    with pytest.raises(DiskError, match=f"user 1234.*{tmp_path}/FORMAT"):
+        files.open("FORMAT")
