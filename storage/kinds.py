@@ -174,7 +174,8 @@ def _kind(files: Files, place: str, names: Collection[str]) -> Kind | None:
         return Kind.BACKUP if is_backup else Kind.SHARDS
     if FORMAT_FILE in names:
         return Kind.DATA
-    if LOG_DIRECTORY in names or any(_has_backup(files, below(place, name)) for name in names):
+    others = sorted(set(names) - FRESH_NAMES)
+    if LOG_DIRECTORY in names or any(_has_backup(files, below(place, name)) for name in others):
         return Kind.BACKUPS
     return None
 
