@@ -1,4 +1,4 @@
-"""What a directory is, whose it is, and whether all of it is there.
+"""The kind of a directory, whose it is, and whether all of it is there.
 
     DIR/KIND         JSON: the kind of the directory, and whose life it belongs to
     DIR/RESTORING    a restore makes the directory, or was interrupted: nothing in it counts
@@ -11,8 +11,8 @@ things, so backups, shipped logs and exports belong to one of them. The name of 
 the fingerprint of the directory's identity, or drawn where there are several shards. A restore
 draws the name of the next one.
 
-Whoever opens a directory says which kinds it can use (`require`). A directory without KIND was made
-by a version that wrote none, or is new; then the files in it tell its kind. RESTORING and PARTIAL
+Each opener of a directory says which kinds it can use (`require`). A directory without KIND was
+made by a version that wrote none, or is new; then the files in it tell its kind. RESTORING and PARTIAL
 are durable before anything else in the directory is, and are removed after all else is durable. So
 a crash at any moment leaves a directory that is whole, or one that no opener takes for whole.
 
@@ -40,23 +40,23 @@ FRESH_NAMES: Final = frozenset({"lost+found", "LOCK", f"{RESTORING_FILE}.new"})
 """A directory with nothing else in it is empty: a new file system has the first, and a restore that
 was interrupted at its very beginning leaves the others."""
 LIFE_BYTES: Final = 8
-"""Of chance in the name of a life."""
+"""Random bytes in the name of a life."""
 UNNAMED_LIFE: Final = "unnamed"
-"""Of shards without a supervisor, which names it (`delayserver.api.supervisor`)."""
+"""The life of shards without a supervisor, which names it (`delayserver.api.supervisor`)."""
 _FIRST_SHARD: Final = "shard-0000"
 _VERSION: Final = 1
 _FILE_MAX_BYTES: Final = 4096
 
 
 class Kind(StrEnum):
-    """What a directory is."""
+    """The kinds of directory."""
 
     DATA = "data"
     """A data directory: of a server alone, or of one shard."""
     SHARDS = "shards"
     """The data directory of several shards, which are below it."""
     REPLICA = "replica"
-    """What a node of a cluster has of a shard."""
+    """The copy of a shard that a node of a cluster has."""
     BACKUP = "backup"
     """A backup, or a shard's part of one. It shares its files with others."""
     BACKUPS = "backups"
@@ -109,7 +109,7 @@ _TOLD: Final = {
 
 
 class DirectoryMark(NamedTuple):
-    """What a file KIND says."""
+    """The content of a file KIND."""
 
     kind: Kind
     life: str
@@ -117,7 +117,7 @@ class DirectoryMark(NamedTuple):
 
 
 def read_mark(files: Files, place: str = "") -> DirectoryMark | None:
-    """What KIND says in the directory `place` (empty: the root); None: there is no such file.
+    """The content of KIND in the directory `place` (empty: the root); None: there is no such file.
 
     Raises DamageError, DiskError."""
     path = below(place, KIND_FILE)

@@ -99,7 +99,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Of the files that were not taken over from the backup before."""
     files: list[BackupFile]
     life: str = ""
-    """Of the server (`storage.kinds`). Empty: an older version has made it."""
+    """The life that the server is in (`storage.kinds`). Empty: an older version has made it."""
     number: int = 0
     """From 1, in the order in which they were made, whatever the clock said. 0: likewise."""
     timeline: int = 0
@@ -224,7 +224,7 @@ class Shelf:
 
         Raises as `require_own`."""
         self.require_own()
-        # Of several shards one writes it, since two processes would get into each other's way.
+        # One of several shards writes it: two processes would get into each other's way.
         if self._identity.shard == 0 and read_mark(self.files) is None:
             write_mark(self.files, DirectoryMark(Kind.BACKUPS, self.life))
 

@@ -6,7 +6,7 @@
 Nothing is written before every byte of the backup has been read and is what its manifest says. The
 new directory must be empty. RESTORING comes first and goes last, and both are synced: a restore
 that is interrupted at any moment leaves a directory that no server and no command takes for whole.
-Of several shards each directory has one, besides the one above them.
+With several shards each directory has one, besides the one above them.
 
 A restored directory begins another life of its server (`storage.kinds`), so it never takes up the
 backups and the shipped log of the life before.

@@ -351,7 +351,7 @@ class BackupMaker:
         shelf.require_own()
         with self._claim_lock:
             if not self._is_held:
-                # Of a copy of the data directory, e.g. of the whole machine, the life is the same.
+                # A copy of the data directory, e.g. of the whole machine, is in the same life.
                 name = f"_lock-{self._identity.shard:04d}"
                 self._held.enter_context(shelf.files.lock(name))
                 self._is_held = True

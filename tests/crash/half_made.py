@@ -105,7 +105,7 @@ class Mortal:
 
 
 def in_a_process(act: Callable[[], int]) -> int:
-    """What comes back of it; the number of the signal that has ended it, below 0."""
+    """The number that the act returns; the number of the signal that has ended it, below 0."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -134,7 +134,7 @@ def restore_in_a_process(backups: Path, target: Path, at: int, until_ms: int | N
 
 
 def fate_of(target: Path, count: int, checkpoint_seq: int) -> str:
-    """What a server, and every command, makes of the directory."""
+    """The fate of the directory, as a server and every command see it."""
     names = set(os.listdir(target)) if target.is_dir() else set()
     if not names - FRESH_NAMES:
         return "empty"

@@ -111,14 +111,14 @@ def struck(seed: int, calls: int, act: Act, disk: SimulatedFiles | None = None) 
 
 
 class Kept(NamedTuple):
-    """What is restored from."""
+    """The source of a restore."""
 
     disk: SimulatedFiles
     """The directory of backups."""
     parts: list[PartToRestore]
     cuts: list[LogCut | None]
     contents: list[Content]
-    """Of each shard, as it is to be."""
+    """The content that each shard is to have."""
 
 
 @cache
@@ -196,7 +196,7 @@ def restores(seeds: Iterable[int], wanted: Kept) -> Counter[str]:
 
 
 def fate_of_restore(disk: SimulatedFiles, wanted: Kept) -> str:
-    """What a server, and every command, makes of the directory. Raises Violation."""
+    """The fate of the directory, as a server and every command see it. Raises Violation."""
     roots: list[Files] = [disk]
     if len(wanted.parts) > 1:
         try:
@@ -255,7 +255,7 @@ def _must_be_whole(
 
 @cache
 def source() -> Source:
-    """Of backups."""
+    """The source of backups."""
     return Source(3)
 
 
@@ -267,7 +267,7 @@ def backups(seeds: Iterable[int]) -> Counter[str]:
 
 
 def fate_of_backup(disk: SimulatedFiles) -> str:
-    """What a server, a command and a restore make of it, and the next backup. Raises Violation."""
+    """The fate of a backup, as a server, a command and a restore see it. Raises Violation."""
     shelf = Shelf(disk, IDENTITY, 1, LIFE)
     found, fate = shelf.find("one"), "nothing" if shelf.is_free("one") else "refused"
     place = Below(disk, "one")
@@ -318,7 +318,7 @@ def adoptions(seeds: Iterable[int]) -> Counter[str]:
 
 
 def fate_of_replica(disk: SimulatedFiles) -> str:
-    """What a start makes of it, which goes on with a swap that was begun. Raises Violation."""
+    """The fate of a replica after a start, which ends a swap that was begun. Raises Violation."""
     _, old, new = replicas()
     if is_unfinished(disk):
         with contextlib.suppress(RepairUnfinishedError):

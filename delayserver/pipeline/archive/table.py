@@ -319,7 +319,7 @@ class ArchiveTable:
 
 
 def _told(hours: Iterable[Mapping[str, object]]) -> dict[str, str]:
-    """What a snapshot says of hours, for people."""
+    """The hours as a snapshot names them, for people."""
     named = list(hours)
     return {HOURS_PROPERTY: json.dumps(named, separators=(",", ":"))} if named else {}
 

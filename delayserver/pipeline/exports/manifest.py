@@ -62,7 +62,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     catalog_crc: int
     files: list[ExportedPath]
     life: str = ""
-    """Of the directory (`storage.kinds`). Empty: an older version has made the export."""
+    """The life of the directory (`storage.kinds`). Empty: an older version has made it."""
 
     @property
     def name(self) -> str:

@@ -517,7 +517,7 @@ def test_a_restored_server_never_shares_the_backups_of_the_one_before(tmp_path: 
     others = tmp_path / "others"
     serve(new, with_a_directory_of_its_own, backup_dir=others, backup_log_ms=60_000)
     assert keys_until(tmp_path, others, LATEST_MS) == set("abcd")
-    # Whoever puts both into one directory has to say which one is wanted, and has its log alone.
+    # An operator who puts both into one directory names the one that is wanted.
     shutil.copytree(others / "two", backups / "two")
     with pytest.raises(BackupError, match="before and after it was restored"):
         keys_until(tmp_path, backups, LATEST_MS)

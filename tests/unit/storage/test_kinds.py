@@ -1,4 +1,4 @@
-"""What a directory is: what its files say, what an older version has left, and who is refused."""
+"""Kinds of directories: marks, directories of older versions, and openers that are refused."""
 
 from __future__ import annotations
 
