@@ -12,9 +12,10 @@ the fingerprint of the directory's identity, or drawn where there are several sh
 draws the name of the next one.
 
 Each opener of a directory says which kinds it can use (`require`). A directory without KIND was
-made by a version that wrote none, or is new; then the files in it tell its kind. RESTORING and PARTIAL
-are durable before anything else in the directory is, and are removed after all else is durable. So
-a crash at any moment leaves a directory that is whole, or one that no opener takes for whole.
+made by a version that wrote none, or is new; then the files in it tell its kind. RESTORING and
+PARTIAL are durable before anything else in the directory is, and are removed after all else is
+durable. So a crash at any moment leaves a directory that is whole, or one that no opener takes for
+whole.
 
 Cost: one list of the directory, and a small file. Threads: functions without state.
 """
