@@ -123,6 +123,13 @@ class Settings(BaseSettings):
     answer_max_bytes: int = Field(
         16 * MIB, gt=0, le=GIB, description="most bytes of messages in one answer; at least one"
     )
+    broker_bodies_max_bytes: int = Field(
+        64 * MIB,
+        gt=0,
+        le=64 * GIB,
+        description="most bytes of messages on their way to brokers; one of each subscription "
+        "besides",
+    )
     import_max_messages: int = Field(
         20_000_000, gt=0, description="most messages in one import; 40 bytes of memory per key"
     )
@@ -400,6 +407,7 @@ def _read_toml(path: object) -> dict[str, Any]:
 
 
 _OF_ALL: Final = (
+    "broker_bodies_max_bytes",
     "connections_max",
     "heartbeats_max",
     "receiving_max_bytes",
@@ -462,6 +470,7 @@ GROUPS: Final = {
         "webhook_connections_max",
         "answer_kept_max_bytes",
         "answer_max_bytes",
+        "broker_bodies_max_bytes",
         "lead_ms",
         "drain_ms",
         "fire_rows_max",

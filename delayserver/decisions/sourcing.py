@@ -138,6 +138,7 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
             version=seq,
             changed_ms=now_ms,
             positions={} if is_other_topic else before.state.positions,
+            identity="" if is_other_topic else before.state.identity,
         )
         return Known(source, state)
 
@@ -161,14 +162,20 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
     # ── what its reader does ───────────────────────────────────────────────────────────────────
 
     def take(
-        self, name: str, version: int, records: Sequence[SourceRecord], now_ms: int
+        self,
+        name: str,
+        version: int,
+        records: Sequence[SourceRecord],
+        now_ms: int,
+        identity: str = "",
     ) -> Group | None:
         """Publish records of its topic, in the order of each partition, and go on behind them.
         Returns the group that has both; None: there was nothing that had not been taken.
 
         `version`: of the state that the reader began with; one that reads what is no longer wanted
-        takes nothing. Raises OverloadedError, DiskReserveError, StoppingError: nothing was taken,
-        and the same records may be given again."""
+        takes nothing. `identity`: of the topic that they stand in. Raises OverloadedError,
+        DiskReserveError, StoppingError: nothing was taken, and the same records may be given
+        again."""
         known = self.find(name)
         if known is None or known.state.version != version or known.state.is_paused:
             return None
@@ -179,6 +186,9 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
         for record in records:
             if record.offset < positions.get(record.partition, 0):
                 continue  # it was taken before the reader had begun
+            if record.is_mark:
+                positions[record.partition] = record.offset + 1
+                continue
             try:
                 messages.append(self._message(source, record, now_ms))
             except InputError as error:
@@ -199,6 +209,7 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
             last_skipped=last_skipped,
             is_paused=is_stopped,
             is_stopped=is_stopped,
+            identity=identity or state.identity,
         )
         # Nothing may come between the first message and the record: they are one frame.
         room_bytes = _room_bytes(Known(source, state))

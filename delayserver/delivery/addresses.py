@@ -1,37 +1,103 @@
 """To which address a connection to a broker is made: one that the allow list has seen.
 
 The name is resolved here, each address goes through `TargetPolicy.check_address`, and the client is
-given the address. The name stays what a certificate has to be for.
+given one address. The name stays what a certificate has to be for.
 
-Cost: a thread of the loop's pool for each look-up. Threads: belongs to the event loop.
+A name may have several addresses, of which some are away. The first that takes a connection is
+chosen: they are tried in the order of the resolver, each HEAD_START_S before the next one (RFC
+8305), and the connection that shows it is closed again. Where there is one address, the client
+finds out by itself.
+
+Cost: a thread for each look-up, of its own (`delayserver.delivery.own_threads`), and a connection
+more where a name has several addresses. Threads: belongs to the event loop.
 """
 
 import asyncio
 import socket
+from collections.abc import Callable
+from typing import Final
 
 from delayserver.delivery.outlets import OutletError
+from delayserver.delivery.own_threads import in_own_thread
 from delayserver.errors import InputError
 from delayserver.security.targets import Target, TargetPolicy
 
+HEAD_START_S: Final = 0.25
+CONNECT_S: Final = 3.0
+ADDRESSES_MAX: Final = 8
+RESOLVE_S: Final = 10.0
 
-async def checked_address(policy: TargetPolicy, target: Target) -> str:
-    """The first address of a host that is allowed.
+Resolve = Callable[[str, int], list[str]]
+"""The addresses of a name, in a thread. Raises OSError."""
 
-    Raises InputError where none is, and OutletError where the name cannot be resolved."""
+
+def resolve_by_system(host: str, port: int) -> list[str]:
+    """The addresses of a name, in the order of the resolver; blocks. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+async def checked_address(
+    policy: TargetPolicy, target: Target, resolve: Resolve = resolve_by_system
+) -> str:
+    """An allowed address of a host that takes connections, as far as that is known.
+
+    Raises InputError where none is allowed, and OutletError where the name cannot be resolved or
+    no address takes a connection."""
     policy.check_broker(target, "/url")
     if target.is_address:
         return target.host
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            target.host, target.port, type=socket.SOCK_STREAM
-        )
-    except OSError as error:
-        raise OutletError(f"cannot resolve {target.host}: {error}") from error
+        async with asyncio.timeout(RESOLVE_S):
+            found = await in_own_thread(
+                "delayserver-broker-name", resolve, target.host, target.port
+            )
+    except OSError as error:  # TimeoutError is one.
+        reason = str(error) or f"no answer within {RESOLVE_S:.0f} s"
+        raise OutletError(f"cannot resolve {target.host}: {reason}") from error
     refusal = InputError(f"{target.host} has no address", "/url")
-    for address in dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found):
+    allowed: list[str] = []
+    for address in dict.fromkeys(found):
         try:
             policy.check_address(target.host, target.port, address)
-            return address
+            allowed.append(address)
         except InputError as error:
             refusal = error
-    raise refusal
+    if not allowed:
+        raise refusal
+    if len(allowed) == 1:
+        return allowed[0]
+    return await _first_that_answers(target, allowed[:ADDRESSES_MAX])
+
+
+async def _first_that_answers(target: Target, addresses: list[str]) -> str:
+    trying: set[asyncio.Task[str]] = set()
+    failures: list[str] = []
+    left = list(addresses)
+    loop = asyncio.get_running_loop()
+    try:
+        while left or trying:
+            if left:
+                trying.add(loop.create_task(_try(left.pop(0), target.port)))
+            wait_s = HEAD_START_S if left else None
+            done, trying = await asyncio.wait(
+                trying, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            errors = {task: task.exception() for task in done}
+            for task, error in errors.items():
+                if error is None:
+                    return task.result()
+                failures.append(str(error) or type(error).__name__)
+    finally:
+        for task in trying:
+            task.cancel()
+        await asyncio.gather(*trying, return_exceptions=True)
+    raise OutletError(f"none of {len(addresses)} addresses of {target.host}: {failures[-1]}")
+
+
+async def _try(address: str, port: int) -> str:
+    """The address, once a connection to it was made. Raises OSError."""
+    async with asyncio.timeout(CONNECT_S):
+        _, writer = await asyncio.open_connection(address, port)
+    writer.close()
+    return address

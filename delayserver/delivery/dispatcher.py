@@ -178,6 +178,8 @@ class Dispatcher:
         than before, perhaps."""
         self.permits: Permits | None = None
         """Where several shards count together; set before anything fires."""
+        self.broker_room: Callable[[int], int] = lambda subscription_id: ANSWER_BYTES_MAX
+        """How many bytes may leave the queue of a subscription for its broker; 0: nothing."""
         self.may_deliver: Callable[[], bool] = lambda: True
         """Whether anything may leave now: where others could take over, only under a lease."""
         self.look_rows_max = READ_ROWS_MAX
@@ -502,7 +504,9 @@ class Dispatcher:
             bytes_max = min(bytes_max, BATCH_BYTES_MAX)
         if request is not None and request.max_bytes:
             bytes_max = min(bytes_max, request.max_bytes)
-        slices = queue.pop(rows_max, bytes_max, instant)
+        if queue.subscription.takes_many:
+            bytes_max = min(bytes_max, self.broker_room(queue.subscription.id))
+        slices = queue.pop(rows_max, bytes_max, instant) if bytes_max else []
         if not slices:
             return 0
         handout = Handout(queue.subscription, slices, queue.attempts, request)

@@ -11,19 +11,22 @@ Cost: one call of the event loop for each batch. Threads: as each method says.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from delayserver.delivery.own_threads import post
 from delayserver.errors import DelayServerError
-from delayserver.records.sources import Source, SourceRecord
+from delayserver.records.sources import KnownSource, SourceRecord
 
 BATCHES_MAX: Final = 2
 BATCH_RECORDS_MAX: Final = 500
 BATCH_MAX_BYTES: Final = 512 * 1024
-"""Of keys and values, unless one record alone has more."""
+"""Of keys, values and headers, unless one record alone has more."""
 
 Batch = Sequence[SourceRecord]
+Health = Callable[[str | None], None]
+"""On the event loop: why a topic, or a part of it, cannot be read now although its feed goes on by
+itself; None: all of it is read."""
 
 
 class FeedError(DelayServerError):
@@ -32,6 +35,12 @@ class FeedError(DelayServerError):
 
 class Feed(Protocol):
     """Records of one source."""
+
+    @property
+    def identity(self) -> str:
+        """Which topic it is that is read, whatever its name; empty: the broker does not say. Known
+        when something was read."""
+        ...
 
     async def read(self) -> Batch:
         """The next ones, at least one, in the order of each partition. Raises FeedError."""
@@ -49,16 +58,21 @@ class Feed(Protocol):
 class FeedOpener(Protocol):
     """Makes feeds of one kind of broker."""
 
-    async def open(self, source: Source, positions: Mapping[int, int]) -> Feed:
-        """A feed that begins there. What is wrong is said by its first `read`."""
+    async def open(self, known: KnownSource, health: Health) -> Feed:
+        """A feed that begins where the state says. What is wrong at its beginning is said by its
+        first `read`, and later by `health`."""
         ...
 
 
 class Handover:
     """A bounded queue from one thread to the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, health: Health = lambda reason: None
+    ) -> None:
         self._loop = loop
+        self._health = health
+        self._last_health: str | None = ""
         self._batches: deque[Batch] = deque()
         self._room = threading.Semaphore(BATCHES_MAX)
         self._news = asyncio.Event()
@@ -73,15 +87,19 @@ class Handover:
         self._tell()
         return True
 
+    def tell(self, reason: str | None) -> None:
+        """In the thread: whether all is well, see `Health`; the same again is not told."""
+        if reason != self._last_health:
+            self._last_health = reason
+            post(self._loop, self._health, reason)
+
     def fail(self, error: FeedError) -> None:
         """In the thread: nothing more comes."""
         self._error = error
         self._tell()
 
     def _tell(self) -> None:
-        # The loop is closed already when a server ends whose brokers are away.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._news.set)
+        post(self._loop, self._news.set)
 
     async def take(self) -> Batch:
         """On the event loop: the next batch. Raises FeedError behind the last one."""

@@ -10,8 +10,12 @@ partition by its key as the Java clients choose it.
 An outlet (`delayserver.delivery.outlets`) is an idempotent producer, for all subscriptions with the
 same brokers and the same time-out: what librdkafka sends again by itself is there once. Whether a
 record that was not confirmed within the time-out is there, nobody knows: its message is tried
-again, with the same id. What the client has not sent yet is bounded; a subscription whose outlet is
-full waits, and its messages in their queue.
+again, with the same id. What the client has not sent yet is bounded by the window of the outlet,
+with a share for each subscription; the rest waits in front of it.
+
+Records that go to a partition together share a batch, and a broker refuses a batch as a whole: as
+too large, or since one of its records is bad. Such an answer is shared, so the messages go again in
+halves, then singly, by a producer of their own.
 
 Brokers have to be allowed, by name and by address, and so have those that they name: this is looked
 at before the first record goes to a broker. Unlike with webhooks the client looks names up by
@@ -37,13 +41,25 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from delayserver.delivery.answers import (
+    STORED,
+    UNSENT,
+    AnswerTable,
+    BrokerAnswer,
+    Certainty,
+    Meaning,
+    not_stored,
+)
 from delayserver.delivery.carried import filled, headers
+from delayserver.delivery.complaints import QuietLogger
 from delayserver.delivery.outlets import OutletError, OutletSink, Report, target_of
+from delayserver.delivery.own_threads import post
 from delayserver.delivery.sink import Failed, MayBegin, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
+from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import KafkaTarget, Subscription
-from delayserver.security.targets import Target, TargetPolicy, split_bootstrap, split_broker
+from delayserver.security.targets import Target, TargetPolicy, split_broker
 from storage.replicated.kafka_settings import sink_settings
 from storage.replicated.transactions import Header, SettledTransactions, TopicRecord
 
@@ -53,10 +69,77 @@ OPEN_TRY_S: Final = 1.0
 POLL_S: Final = 0.5
 CLOSE_TRIES: Final = 20
 CLOSE_POLL_S: Final = 0.05
+CLOSE_S: Final = 5.0
+"""A thread that a name server holds up is not waited for any longer."""
+WINDOW_BYTES: Final = 32 * 1024 * 1024
 
 _REFUSED: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
-log = logging.getLogger(__name__)
+log = QuietLogger(logging.getLogger(__name__))
+
+_NOT_STORED: Final = Meaning(Certainty.NOT_STORED)
+_NEIGHBOUR: Final = Meaning(Certainty.NOT_STORED, is_shared=True)
+_UNKNOWN: Final = Meaning(Certainty.UNKNOWN)
+_LOST: Final = Meaning(Certainty.UNKNOWN, is_shared=True)
+
+ANSWERS: Final = AnswerTable(
+    "Kafka",
+    {
+        # The whole batch is refused, and one record may be the cause.
+        KafkaError.MSG_SIZE_TOO_LARGE: _NEIGHBOUR,
+        KafkaError.RECORD_LIST_TOO_LARGE: _NEIGHBOUR,
+        KafkaError.INVALID_MSG: _NEIGHBOUR,
+        KafkaError.INVALID_MSG_SIZE: _NEIGHBOUR,
+        KafkaError.INVALID_RECORD: _NEIGHBOUR,
+        KafkaError.INVALID_TIMESTAMP: _NEIGHBOUR,
+        KafkaError.POLICY_VIOLATION: _NEIGHBOUR,
+        KafkaError.UNSUPPORTED_COMPRESSION_TYPE: _NEIGHBOUR,
+        # The topic, for all of them.
+        KafkaError.UNKNOWN_TOPIC_OR_PART: _NOT_STORED,
+        KafkaError.UNKNOWN_TOPIC_ID: _NOT_STORED,
+        KafkaError.TOPIC_EXCEPTION: _NOT_STORED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: _NOT_STORED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: _NOT_STORED,
+        KafkaError.INVALID_REQUIRED_ACKS: _NOT_STORED,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: _NOT_STORED,
+        KafkaError._UNKNOWN_TOPIC: _NOT_STORED,
+        KafkaError._UNKNOWN_PARTITION: _NOT_STORED,
+        KafkaError._INVALID_ARG: _NOT_STORED,
+        # Leaders that move, and replicas that are away: the client has asked until the time was up.
+        KafkaError.LEADER_NOT_AVAILABLE: _NOT_STORED,
+        KafkaError.NOT_LEADER_FOR_PARTITION: _NOT_STORED,
+        KafkaError.FENCED_LEADER_EPOCH: _NOT_STORED,
+        KafkaError.UNKNOWN_LEADER_EPOCH: _NOT_STORED,
+        KafkaError.BROKER_NOT_AVAILABLE: _NOT_STORED,
+        KafkaError.REPLICA_NOT_AVAILABLE: _NOT_STORED,
+        KafkaError.NOT_ENOUGH_REPLICAS: _NOT_STORED,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _UNKNOWN,
+        KafkaError.REQUEST_TIMED_OUT: _UNKNOWN,
+        KafkaError.NETWORK_EXCEPTION: _UNKNOWN,
+        KafkaError.KAFKA_STORAGE_ERROR: _UNKNOWN,
+        KafkaError.UNKNOWN: _UNKNOWN,
+        KafkaError._MSG_TIMED_OUT: _UNKNOWN,
+        KafkaError._TIMED_OUT: _UNKNOWN,
+        KafkaError._TRANSPORT: _UNKNOWN,
+        KafkaError._ALL_BROKERS_DOWN: _UNKNOWN,
+        # A topic that was made anew does not know the numbers of this producer; another begins
+        # with new ones.
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER: _LOST,
+        KafkaError.UNKNOWN_PRODUCER_ID: _LOST,
+        KafkaError.INVALID_PRODUCER_EPOCH: _LOST,
+        KafkaError.DUPLICATE_SEQUENCE_NUMBER: Meaning(Certainty.STORED),
+        # The client can do nothing any more, or was told to end.
+        KafkaError._FATAL: _LOST,
+        KafkaError._STATE: _LOST,
+        KafkaError._GAPLESS_GUARANTEE: _LOST,
+        KafkaError._PURGE_QUEUE: _NEIGHBOUR,
+        KafkaError._PURGE_INFLIGHT: _LOST,
+        KafkaError._DESTROY: _LOST,
+        KafkaError._QUEUE_FULL: _NOT_STORED,
+        KafkaError._AUTHENTICATION: _NOT_STORED,
+        KafkaError._SSL: _NOT_STORED,
+    },
+)
 
 T = TypeVar("T")
 
@@ -124,6 +207,10 @@ class Refusals:
     def __bool__(self) -> bool:
         return self._last is not None
 
+    def forget(self) -> None:
+        """They let the client in."""
+        self._last = None
+
     def reason(self, error: BaseException) -> str:
         """Why a question has failed."""
         if not isinstance(error, KafkaException):
@@ -138,27 +225,48 @@ def asked(ask: Callable[[float], T], is_refused: Callable[[], bool]) -> T:
         try:
             return ask(OPEN_TRY_S)
         except KafkaException:
-            if not left or is_refused():
+            if is_refused() or not left:
                 raise
     raise AssertionError
+
+
+def answer_of(error: KafkaError) -> BrokerAnswer:
+    """What an error of the client says of a record."""
+    return ANSWERS.of((error.code(),), f"{error.str()} ({error.name()})", error.name())
 
 
 # ---- outlets ---------------------------------------------------------------------------------
 
 
 class ProducerOutlet:
-    """An `Outlet`: a producer, and the thread that polls it. Made in any thread, then of the event
-    loop."""
+    """An `Outlet`: a producer, and the thread that makes it, asks for its brokers, and polls it."""
 
-    def __init__(self, settings: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Raises KafkaException where a setting is wrong."""
+    window_bytes = WINDOW_BYTES
+    is_blocked = False
+    connections, channels = 1, 0
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        check: Callable[[str], None],
+        topic: str,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`check`: raises where brokers are not allowed, of `host:port` with commas; in the
+        thread."""
         self._loop = loop
-        self._reports: deque[tuple[partial[None], str | None]] = deque()
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._settings = settings
+        self._check = check
+        self._topic = topic
+        self._refusals = Refusals()
+        self._reports: deque[tuple[partial[None], BrokerAnswer]] = deque()
         self._is_ending = False
-        self._producer = Producer(dict(settings), logger=log)
+        self._producer: Producer | None = None
+        self.opened: asyncio.Future[None] = loop.create_future()
+        """Raises OutletError, InputError."""
+        self._ended: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(
-            target=self._poll, name="delayserver-kafka-sink", daemon=True
+            target=self._run, name="delayserver-kafka-sink", daemon=True
         )
         self._thread.start()
 
@@ -167,28 +275,18 @@ class ProducerOutlet:
         """See `Outlet`."""
         return self._is_ending
 
-    def brokers(self, topic: str, is_refused: Callable[[], bool]) -> list[tuple[str, int]]:
-        """All that the cluster has; in any thread. Raises KafkaException."""
-        found = asked(lambda wait_s: self._producer.list_topics(topic, timeout=wait_s), is_refused)
-        return [(broker.host, broker.port) for broker in found.brokers.values()]
-
-    async def send(
+    def send(
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
     ) -> None:
         """See `Outlet`."""
         for delivery in deliveries:
-            record = topic_record(subscription, delivery)
-            reported = partial(report, delivery)
-            while not self._produce(record, reported):
-                room = self._loop.create_future()
-                self._room.append(room)
-                await room
+            self._produce(topic_record(subscription, delivery), partial(report, delivery))
 
-    def _produce(self, record: TopicRecord, reported: "partial[None]") -> bool:
-        """False: there is no room now."""
+    def _produce(self, record: TopicRecord, reported: "partial[None]") -> None:
+        assert self._producer is not None
         if self._is_ending:
-            reported("Kafka: the producer was closed")
-            return True
+            reported(UNSENT)
+            return
         try:
             self._producer.produce(
                 record.topic,
@@ -198,14 +296,54 @@ class ProducerOutlet:
                 on_delivery=partial(self._on_report, reported),
             )
         except BufferError:
-            return False
+            reported(not_stored("Kafka: the client is full"))
         except KafkaException as error:
-            reported(reason_of(error.args[0]))
-        return True
+            cause = error.args[0]
+            if cause.fatal() or cause.code() == KafkaError._FATAL:
+                self._is_ending = True
+                reported(UNSENT)
+            else:
+                reported(answer_of(cause).alone())
+        except Exception as error:
+            # What the client makes of a message that it cannot write is about that message alone.
+            reported(ANSWERS.of_error(error).alone())
 
-    # In the thread that polls.
+    def let_go(self, subscription_id: int) -> None:
+        """See `Outlet`. Nothing is kept for one subscription."""
+
+    # In the thread.
+
+    def _run(self) -> None:
+        try:
+            self._open()
+        except InputError as error:
+            post(self._loop, _fail, self.opened, error)
+        except Exception as error:
+            # The client's, the network's; whatever it is, those who wait have to be told.
+            post(self._loop, _fail, self.opened, OutletError(self._refusals.reason(error)))
+        else:
+            post(self._loop, _succeed, self.opened)
+            self._poll()
+        finally:
+            self._is_ending = True
+            post(self._loop, _succeed, self._ended)
+
+    def _open(self) -> None:
+        """Raises KafkaException, InputError, OSError."""
+        self._check(str(self._settings["bootstrap.servers"]))
+        more = {"error_cb": self._refusals}
+        self._producer = producer = Producer({**self._settings, **more}, logger=log)
+
+        def is_in_vain() -> bool:
+            producer.poll(0)  # nothing was produced yet, so only what is wrong comes
+            return self._is_ending or bool(self._refusals)
+
+        found = asked(lambda wait_s: producer.list_topics(self._topic, timeout=wait_s), is_in_vain)
+        named = [authority(broker.host, broker.port) for broker in found.brokers.values()]
+        self._check(",".join(named))
 
     def _poll(self) -> None:
+        assert self._producer is not None
         while not self._is_ending:
             try:
                 self._producer.poll(POLL_S)
@@ -215,48 +353,63 @@ class ProducerOutlet:
                 log.error("a producer is replaced: %s", error)
                 self._is_ending = True
             self._hand_over()
-        self._purge()
+        self._purge(self._producer)
 
-    def _purge(self) -> None:
-        """What is not confirmed is reported as failed."""
-        self._producer.purge()
+    def _purge(self, producer: Producer) -> None:
+        """What is not confirmed is reported as unknown."""
+        producer.purge()
         for _ in range(CLOSE_TRIES):
             with suppress(KafkaException, SystemError):
-                self._producer.poll(CLOSE_POLL_S)
-            if not len(self._producer):
+                producer.poll(CLOSE_POLL_S)
+            if not len(producer):
                 break
         self._hand_over()
 
     def _hand_over(self) -> None:
         if self._reports or self._is_ending:
-            # The loop is closed already when a server ends whose brokers are away.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._take_reports)
+            post(self._loop, self._take_reports)
 
     def _on_report(
         self, reported: "partial[None]", error: KafkaError | None, message: Message | None
     ) -> None:
-        self._reports.append((reported, None if error is None else reason_of(error)))
+        if error is None:
+            answer = STORED
+        else:
+            answer = answer_of(error)
+            if error.fatal():
+                self._is_ending = True
+        self._reports.append((reported, answer))
 
     # On the event loop.
 
     def _take_reports(self) -> None:
         reports = self._reports
         for _ in range(len(reports)):
-            reported, failure = reports.popleft()
-            reported(failure)
-        while self._room:
-            room = self._room.popleft()
-            if not room.done():
-                room.set_result(None)
+            reported, answer = reports.popleft()
+            reported(answer)
 
     async def close(self) -> None:
         """See `Outlet`."""
         self._is_ending = True
-        await asyncio.to_thread(self._thread.join)
-        # What was produced while the thread was about to end by itself.
-        await asyncio.to_thread(self._purge)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.shield(self._ended)
         self._take_reports()
+        if self._producer is not None and self._ended.done():
+            # What was produced while the thread was about to end by itself.
+            self._producer.purge()
+            self._producer.poll(0)
+            self._take_reports()
+
+
+def _succeed(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _fail(future: "asyncio.Future[None]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 # ---- the sink --------------------------------------------------------------------------------
@@ -282,24 +435,22 @@ class KafkaOpener:
 
     async def open(self, subscription: Subscription) -> ProducerOutlet:
         """See `OutletOpener`."""
-        target, loop = target_of(subscription, KafkaTarget), asyncio.get_running_loop()
-        settings = self._make_settings(target.bootstrap, subscription.timeout_ms)
-        refusals = Refusals()
-        more = {**login_settings(target), "error_cb": refusals}
+        target = target_of(subscription, KafkaTarget)
+        settings = {
+            **self._make_settings(target.bootstrap, subscription.timeout_ms),
+            **login_settings(target),
+        }
+
+        def check(brokers: str) -> None:
+            check_brokers(self._policy, tuple(map(split_broker, brokers.split(","))))
+
+        loop = asyncio.get_running_loop()
+        outlet = ProducerOutlet(settings, check, target.topic, loop)
         try:
-            await asyncio.to_thread(check_brokers, self._policy, split_bootstrap(target.bootstrap))
-            outlet = await asyncio.to_thread(ProducerOutlet, {**settings, **more}, loop)
-            try:
-                named = await asyncio.to_thread(
-                    outlet.brokers, target.topic, lambda: bool(refusals)
-                )
-                brokers = tuple(split_broker(authority(host, port)) for host, port in named)
-                await asyncio.to_thread(check_brokers, self._policy, brokers)
-            except BaseException:
-                await outlet.close()
-                raise
-        except (KafkaException, OSError) as error:
-            raise OutletError(refusals.reason(error)) from error
+            await asyncio.shield(outlet.opened)
+        except BaseException:
+            await outlet.close()
+            raise
         return outlet
 
 

@@ -1,38 +1,63 @@
 """Streams of NATS JetStream: a message for each, confirmed when the stream has stored it.
 
-    send ──▶ publish_async ──▶ NATS
+    send ──▶ publish, with an inbox of its own ──▶ NATS
       report ◀── the acknowledgement of the stream, or the time-out
 
 `Nats-Msg-Id` is the message id, so a message that comes again within the stream's window of
-duplicates is there once. The other headers are those of every broker
-(`delayserver.delivery.carried`), but `delay-key` is percent-encoded where it is not visible ASCII,
-as in a webhook: a line break in a header would end it. Headers of a message that begin with `nats-`
-are orders to the server (`Nats-Rollup` empties a stream) and do not leave; nor does anything go to
-a subject that begins with `$` or `_INBOX`, where NATS itself listens.
+duplicates is there once. An acknowledgement may say that the stream has left a message out as a
+duplicate. That is right where the stream has it from an earlier attempt. Where it has the message
+from another subscription, under another subject, this one would be lost: so the stream is asked
+what it has, and unless that has our subject the message goes again, as `ID:SUBJECT`. A replay is
+wanted once more, and goes as `ID:replay-N`.
+
+The other headers are those of every broker (`delayserver.delivery.carried`), but `delay-key` is
+percent-encoded where it is not visible ASCII, as in a webhook: a line break in a header would end
+it. Headers of a message that begin with `nats-` are orders to the server (`Nats-Rollup` empties a
+stream) and do not leave; nor does anything go to a subject that begins with `$` or `_INBOX`, where
+NATS itself listens.
 
 One connection for all subscriptions with the same URL and the same time-out; acknowledgements come
-in any order, so one stream that hangs holds up no other. The client does not connect again by
-itself: the servers that it hears of have passed no allow list. Pings find a server that has gone.
+in any order, so one stream that hangs holds up no other. What is acknowledged is forgotten at once.
+The client does not connect again by itself: the servers that it hears of have passed no allow list.
+Pings find a server that has gone.
+
+Rejected: `publish_async` of the client, which raises instead of telling where a stream answers with
+an error of 400, 404, 500 or 503, so that only the time-out comes.
 
 Cost: 45 µs of the event loop for a message: nats-py's, nearly all of it. Threads: belongs to the
 event loop.
 """
 
 import asyncio
+import itertools
 import re
 import ssl
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Coroutine, Hashable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
+from nats import errors as client_errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error
-from nats.js import JetStreamContext
 
 from delayserver.delivery.addresses import checked_address
+from delayserver.delivery.answers import (
+    DUPLICATE,
+    STORED,
+    AnswerTable,
+    BrokerAnswer,
+    Certainty,
+    Meaning,
+    not_stored,
+    unknown,
+)
 from delayserver.delivery.carried import filled, headers
+from delayserver.delivery.complaints import quiet
 from delayserver.delivery.outlets import Outlet, OutletError, Report, target_of
 from delayserver.delivery.webhook import KEY_SAFE
 from delayserver.errors import InputError
@@ -47,8 +72,51 @@ CLOSE_S: Final = 1.0
 PING_S: Final = 10
 WATCH_S: Final = 0.2
 """How long it may take until a lost connection is seen."""
-IN_FLIGHT_MAX: Final = 20_000
-"""Messages of a connection; who has more waits."""
+ASK_S: Final = 2.0
+"""For the question what a stream has in place of a duplicate."""
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+_HEAD_BYTES: Final = len("NATS/1.0\r\n\r\n")
+NO_RESPONDERS: Final = "503"
+NO_STREAM: Final = "no stream"
+MESSAGE_ID: Final = "Nats-Msg-Id"
+
+ANSWERS: Final = AnswerTable(
+    "NATS",
+    {
+        # Nobody listens to the subject: no stream stores it, or JetStream is not there.
+        NO_STREAM: Meaning(Certainty.NOT_STORED, text="no response from stream"),
+        # Errors of JetStream, by its own code, and otherwise by the class of the code.
+        10077: Meaning(Certainty.NOT_STORED),  # the stream is full and discards what is new
+        10054: Meaning(Certainty.NOT_STORED),  # longer than the stream takes
+        10023: Meaning(Certainty.NOT_STORED),  # insufficient resources
+        10008: Meaning(Certainty.NOT_STORED),  # JetStream is temporarily unavailable
+        10109: Meaning(Certainty.NOT_STORED),  # the stream is sealed
+        10071: Meaning(Certainty.NOT_STORED),  # wrong last sequence
+        10060: Meaning(Certainty.NOT_STORED),  # another stream than was expected
+        "4xx": Meaning(Certainty.NOT_STORED),
+        "503": Meaning(Certainty.NOT_STORED),
+        # A server that has failed in the middle of it.
+        "5xx": Meaning(Certainty.UNKNOWN),
+        # The client has refused to send it.
+        client_errors.MaxPayloadError: Meaning(Certainty.NOT_STORED),
+        client_errors.BadSubjectError: Meaning(Certainty.NOT_STORED),
+        client_errors.BadHeaderError: Meaning(Certainty.NOT_STORED),
+        client_errors.OutboundBufferLimitError: Meaning(Certainty.NOT_STORED),
+        UnicodeError: Meaning(Certainty.NOT_STORED),
+        # The connection went. A server ends one for the sake of a single message that it does
+        # not like.
+        client_errors.ConnectionClosedError: Meaning(Certainty.UNKNOWN, is_shared=True),
+        client_errors.ConnectionDrainingError: Meaning(Certainty.UNKNOWN, is_shared=True),
+        client_errors.ConnectionReconnectingError: Meaning(Certainty.UNKNOWN, is_shared=True),
+        client_errors.StaleConnectionError: Meaning(Certainty.UNKNOWN, is_shared=True),
+        client_errors.FlushTimeoutError: Meaning(Certainty.UNKNOWN),
+        # So the client says that it closes at this moment.
+        AttributeError: Meaning(Certainty.UNKNOWN, is_shared=True, text="the connection was lost"),
+        OSError: Meaning(Certainty.UNKNOWN, is_shared=True),
+        TimeoutError: Meaning(Certainty.UNKNOWN),
+    },
+)
+_REFUSED: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 _SUBJECT: Final = re.compile(r"[!-)+\-/-=?-~]+(?:\.[!-)+\-/-=?-~]+)*")
 _OWN: Final = ("$", "_INBOX")
 
@@ -80,7 +148,20 @@ def nats_headers(delivery: DueDelivery) -> dict[str, str]:
     if "delay-key" in carried:
         carried["delay-key"] = quote(carried["delay-key"], KEY_SAFE)
     kept = {name: text for name, text in carried.items() if not name.lower().startswith("nats-")}
-    return {"Nats-Msg-Id": delivery.message_id, **kept}
+    return {MESSAGE_ID: nats_message_id(delivery), **kept}
+
+
+def nats_message_id(delivery: DueDelivery) -> str:
+    """By which a stream knows duplicates. A replay is none of the delivery before."""
+    if delivery.payload.is_replay:
+        return f"{delivery.message_id}:replay-{delivery.entry.seq}"
+    return delivery.message_id
+
+
+def wire_bytes(body: bytes, carried: dict[str, str]) -> int:
+    """How long a message is for the server, which counts headers as they are on the wire."""
+    lines = sum(len(name.encode()) + len(text.encode()) + 4 for name, text in carried.items())
+    return len(body) + lines + _HEAD_BYTES
 
 
 class NatsOpener:
@@ -100,11 +181,14 @@ class NatsOpener:
         parts = split_nats_url(target_of(subscription, NatsTarget).url)
         target = parts.target
         address = await checked_address(self._policy, target)
+        quiet("nats.aio.client")
         client = Client()
         errors: list[Exception] = []
+        outlet = _NatsOutlet(client, subscription.timeout_ms)
 
         async def on_error(error: Exception) -> None:
             errors[:] = [error]
+            outlet.on_error(error)
 
         def password() -> str:
             # Asked when the server has said whether it wants TLS. The client goes on without where
@@ -133,93 +217,236 @@ class NatsOpener:
                     error_cb=on_error,
                     **tls,
                 )
-        except Exception as error:  # Its own, the network's, and ValueError for what is no NATS.
+                await outlet.start()
+        except BaseException as error:
             await _close(client)
+            if not isinstance(error, Exception):
+                raise
+            # Its own, the network's, and ValueError for what is no NATS.
             raise OutletError(_refusal(errors[0] if errors else error, client)) from error
-        return _NatsOutlet(client, subscription.timeout_ms)
+        return outlet
+
+
+class _Error(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Reply(msgspec.Struct):
+    """What a stream answers to a publish."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: _Error | None = None
+
+
+class _Stored(msgspec.Struct):
+    subject: str = ""
+
+
+class _StoredReply(msgspec.Struct):
+    """What a stream answers who asks for a message."""
+
+    message: _Stored | None = None
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
+_decode_stored = msgspec.json.Decoder(_StoredReply).decode
+
+
+def answer_of(data: bytes, status: str | None) -> tuple[BrokerAnswer, _Reply | None]:
+    """What a reply to a publish says. With the reply where the stream has left the message out as a
+    duplicate of another."""
+    if status == NO_RESPONDERS:
+        return ANSWERS.of((NO_STREAM,), "", ""), None
+    try:
+        reply = _decode_reply(data)
+    except msgspec.MsgspecError:
+        return unknown(f"NATS: an acknowledgement cannot be read: {data[:100]!r}"), None
+    if reply.error is not None:
+        error = reply.error
+        # 503 is a JetStream that takes nothing now; other codes from 500 on are failures of it.
+        kind = "503" if error.code == 503 else f"{error.code // 100}xx"
+        name = f"code {error.code}, err_code {error.err_code}"
+        return ANSWERS.of((error.err_code, kind), f"{error.description} ({name})", name), None
+    if not reply.stream:
+        return unknown(f"NATS: an answer that is no acknowledgement: {data[:100]!r}"), None
+    return STORED, reply if reply.duplicate else None
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message that is not acknowledged."""
+
+    delivery: DueDelivery
+    report: Report
+    subject: str
+    give_up_s: float
+    is_again: bool = False
+    """Sent again under an id of its own, since another was in its place."""
 
 
 class _NatsOutlet:
     """An `Outlet`: one connection."""
 
+    window_bytes = WINDOW_BYTES
+    is_blocked = False
+    connections, channels = 1, 0
+
     def __init__(self, client: Client, timeout_ms: int) -> None:
         self._client = client
-        self._stream: JetStreamContext = client.jetstream(
-            timeout=timeout_ms / 1000, publish_async_max_pending=IN_FLIGHT_MAX
-        )
         self._timeout_ms = timeout_ms
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self._inbox = ""
+        self._tokens = itertools.count()
+        self._under_way: OrderedDict[str, _Sent] = OrderedDict()
+        """By the last word of the inbox; the oldest is first."""
+        self._publishing: set[asyncio.Task[None]] = set()
         self._watching: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listen to acknowledgements. Raises the client's errors."""
+        self._inbox = self._client.new_inbox()
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
 
     @property
     def is_broken(self) -> bool:
         return not self._client.is_connected
 
-    async def send(
+    def send(
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
     ) -> None:
-        sent: list[asyncio.Future[Any]] = []
-        # The clock of all that is sent here runs from the first one on.
-        timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._time_out, sent)
+        target = target_of(subscription, NatsTarget)
+        self._start(self._publish_all(target, deliveries, report))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
+
+    async def _publish_all(
+        self, target: NatsTarget, deliveries: list[DueDelivery], report: Report
+    ) -> None:
         for delivery in deliveries:
-            failure = None
             try:
-                acknowledged = await self._publish(target_of(subscription, NatsTarget), delivery)
+                subject = filled(target.subject, delivery) or ""
+                check_subject(subject)
+                carried = nats_headers(delivery)
+                self._check_length(delivery, carried)
             except InputError as error:
-                failure = f"NATS: {error.detail}"
+                report(delivery, not_stored(f"NATS: {error.detail}"))
             except Exception as error:
-                # Its own, the network's, and AttributeError where it closes at this moment.
-                failure = _text(error)
-            if failure is not None:
-                report(delivery, failure)
-                continue
-            sent.append(acknowledged)
-            self._under_way.add(acknowledged)
-            acknowledged.add_done_callback(partial(self._on_done, delivery, report))
-        if not sent:
-            timer.cancel()
-        elif self._watching is None:
+                # A message that nobody reports would stay on its way for good.
+                report(delivery, ANSWERS.of_error(error))
+            else:
+                await self._publish(delivery, report, subject, carried)
+
+    def _check_length(self, delivery: DueDelivery, carried: dict[str, str]) -> None:
+        """The server would end the connection of all. Raises InputError."""
+        size, most = wire_bytes(delivery.payload.body, carried), self._client.max_payload
+        if size > most:
+            raise InputError(f"its {size} bytes are longer than the server takes ({most})")
+
+    async def _publish(
+        self,
+        delivery: DueDelivery,
+        report: Report,
+        subject: str,
+        carried: dict[str, str],
+        *,
+        is_again: bool = False,
+    ) -> None:
+        body = delivery.payload.body
+        token = str(next(self._tokens))
+        now_s = asyncio.get_running_loop().time()
+        give_up_s = now_s + self._timeout_ms / 1000
+        self._under_way[token] = _Sent(delivery, report, subject, give_up_s, is_again)
+        try:
+            await self._client.publish(
+                subject, body, reply=f"{self._inbox}.{token}", headers=carried
+            )
+        except Exception as error:
+            self._answer(token, ANSWERS.of_error(error))
+        if self._watching is None:
             self._watch()
 
-    async def _publish(self, target: NatsTarget, delivery: DueDelivery) -> "asyncio.Future[Any]":
-        """Raises InputError where it would be no message for NATS; what is refused behind its
-        publish would take one of the client's places for good."""
-        subject = filled(target.subject, delivery) or ""
-        check_subject(subject)
-        body, carried = delivery.payload.body, nats_headers(delivery)
-        size = len(body) + sum(len(name) + 4 * len(text) + 4 for name, text in carried.items())
-        if size > self._client.max_payload:
-            raise InputError(f"it is longer than the server takes ({self._client.max_payload})")
-        return await self._stream.publish_async(subject, body, headers=carried)
+    async def _on_reply(self, message: Msg) -> None:
+        token = message.subject.rpartition(".")[2]
+        sent = self._under_way.get(token)
+        if sent is None:
+            return
+        status = message.headers.get("Status") if message.headers else None
+        answer, duplicate = answer_of(message.data, status)
+        if duplicate is None or sent.is_again:
+            self._answer(token, answer if duplicate is None else DUPLICATE)
+            return
+        del self._under_way[token]
+        self._start(self._look_at_duplicate(sent, duplicate))
 
-    def _on_done(
-        self, delivery: DueDelivery, report: Report, acknowledged: "asyncio.Future[Any]"
-    ) -> None:
-        self._under_way.discard(acknowledged)
-        if acknowledged.cancelled():
-            waited = f"no acknowledgement within {self._timeout_ms} ms"
-            report(delivery, f"NATS: {'the connection was lost' if self.is_broken else waited}")
-        else:
-            error = acknowledged.exception()
-            report(delivery, None if error is None else _text(error))
+    async def _look_at_duplicate(self, sent: _Sent, reply: _Reply) -> None:
+        """The stream has a message with that id: is it this one?"""
+        found = ""
+        # Whatever keeps it from telling: then nobody knows.
+        with suppress(Exception):
+            asked = msgspec.json.encode({"seq": reply.seq})
+            place = f"$JS.API.STREAM.MSG.GET.{reply.stream}"
+            answer = await self._client.request(place, asked, timeout=ASK_S)
+            stored = _decode_stored(answer.data).message
+            found = "" if stored is None else stored.subject
+        if found == sent.subject:
+            sent.report(sent.delivery, DUPLICATE)
+            return
+        # Another subscription has put it there under another subject, or nobody may know.
+        carried = nats_headers(sent.delivery)
+        carried[MESSAGE_ID] = f"{sent.delivery.message_id}:{sent.subject}"
+        await self._publish(sent.delivery, sent.report, sent.subject, carried, is_again=True)
+
+    def _answer(self, token: str, answer: BrokerAnswer) -> None:
+        is_alone = len(self._under_way) == 1
+        sent = self._under_way.pop(token, None)
+        if sent is not None:
+            sent.report(sent.delivery, answer.alone() if is_alone else answer)
+
+    def on_error(self, error: Exception) -> None:
+        """The client tells of something that no reply says: where this account may not publish."""
+        refused = _REFUSED.search(str(error))
+        if refused is not None:
+            subject = refused[1]
+            for token in [one for one, sent in self._under_way.items() if sent.subject == subject]:
+                self._answer(token, not_stored(_text(error)))
 
     def _watch(self) -> None:
-        """The client does not always say that it has lost its connection: not where it failed to
-        write what was left."""
+        """Give up what has waited for too long. The client does not always say that it has lost its
+        connection: not where it failed to write what was left."""
         self._watching = None
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
         if self.is_broken:
-            self._time_out(list(self._under_way))
-        elif self._under_way:
-            self._watching = asyncio.get_running_loop().call_later(WATCH_S, self._watch)
+            self._lose_all("the connection was lost")
+        while self._under_way:
+            token, sent = next(iter(self._under_way.items()))
+            if sent.give_up_s > now_s:
+                break
+            waited = f"NATS: no acknowledgement within {self._timeout_ms} ms"
+            self._answer(token, unknown(waited))
+        if self._under_way:
+            self._watching = loop.call_later(WATCH_S, self._watch)
 
-    @staticmethod
-    def _time_out(sent: "list[asyncio.Future[Any]]") -> None:
-        for acknowledged in sent:
-            acknowledged.cancel()
+    def _lose_all(self, reason: str) -> None:
+        is_shared = len(self._under_way) > 1
+        while self._under_way:
+            _, sent = self._under_way.popitem(last=False)
+            sent.report(sent.delivery, unknown(f"NATS: {reason}", is_shared=is_shared))
+
+    def let_go(self, subscription_id: int) -> None:
+        """Nothing is kept for one subscription."""
 
     async def close(self) -> None:
         await _close(self._client)
-        self._time_out(list(self._under_way))
+        # They fail at once, now that there is no connection.
+        await asyncio.gather(*self._publishing, return_exceptions=True)
+        self._lose_all("the connection was closed")
         if self._watching is not None:
             self._watching.cancel()
 

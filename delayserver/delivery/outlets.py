@@ -1,8 +1,9 @@
 """Outlets: clients of brokers, and the one sink that all kinds of brokers share.
 
-    deliver ──▶ outlet of the subscription's broker ──▶ Outlet.send ──▶ broker
-                 │ opened at first use, by an OutletOpener         │
-      told ◀─────┴───── Handed.report ◀───── confirmed, or why not
+    deliver ──▶ shares of the outlet (a line for each subscription) ──▶ Outlet.send ──▶ broker
+                 │ the outlet is opened at first use               │
+      told ◀─────┴───── Handed.report ◀───── stored, not stored, unknown
+                              └─ failed with others: sent again, apart
 
 A kind of broker is a module with an `OutletOpener`: it checks the target against the allow list,
 and makes the client. What is here is the same for all. An outlet serves every subscription with the
@@ -11,8 +12,22 @@ closed when the last subscription that used it was deleted or goes elsewhere, or
 used it for IDLE_S. Each message has a result of its own: those that come in one turn of the event
 loop are told together.
 
-There are at most OUTLETS_MAX for each kind. Where there are so many, one that is idle makes room,
-and if none is, the delivery has failed and is tried again.
+**Shared, with a share for each.** A message waits here, in the line of its subscription, until its
+share of the outlet has room (`delayserver.delivery.shares`). `_send_some` is the one place where a
+message leaves for the client library, and `may_begin` is asked there. Until then it has not begun:
+where its subscription is paused, changed or deleted, what waits is given back untried.
+
+**Apart.** Where an answer may be for the sake of a neighbour (`BrokerAnswer.is_shared`), it is no
+attempt. The messages go again over an outlet of their own: halves, then singly, so that after
+log2(n) rounds the one that is bad stands alone, and only that one has failed. APART_MAX of these
+outlets are there at once, in turn between subscriptions.
+
+**Away.** A broker that cannot be reached is asked again after a pause that grows from 0 to
+REOPEN_MAX_S, by those who wait for it. It is said once, then ever more rarely
+(`delayserver.delivery.complaints`).
+
+There are at most OUTLETS_MAX for each kind. Where there are so many, one that is idle makes room.
+If none is, a delivery waits for ROOM_S, and then has failed and is tried again.
 
 Rejected: a connection for each subscription, whose number no budget of descriptors bounds.
 
@@ -20,14 +35,27 @@ Cost: 2 µs for a message. Threads: belongs to the event loop, whatever an outle
 """
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import structlog
 
+from delayserver.delivery.answers import (
+    CONFIRMED,
+    DUPLICATE,
+    UNSENT,
+    BrokerAnswer,
+    Certainty,
+    unknown,
+)
+from delayserver.delivery.complaints import Complaints
+from delayserver.delivery.shares import Shares
 from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Result, Told, Untried
+from delayserver.delivery.turns import Turns
 from delayserver.errors import DelayServerError, InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription, Target
@@ -36,12 +64,20 @@ OUTLETS_MAX: Final = 64
 IDLE_S: Final = 300.0
 """After which an outlet that nobody uses is closed."""
 SWEEP_S: Final = 30.0
+BLOCKED_LOOK_S: Final = 0.1
+"""After which a broker that takes nothing now is looked at again."""
+REOPEN_MIN_S: Final = 0.1
+REOPEN_MAX_S: Final = 2.0
+"""Between two openings of an outlet that fails."""
+ROOM_S: Final = 5.0
+ROOM_LOOK_S: Final = 0.1
+APART_MAX: Final = 4
 
 log = structlog.get_logger()
 
 T = TypeVar("T", bound=Target)
-Report = Callable[[DueDelivery, str | None], None]
-"""On the event loop, once for each: None where the broker has it, else why it is not known to."""
+Report = Callable[[DueDelivery, BrokerAnswer], None]
+"""On the event loop, once for each message that was sent."""
 
 
 class OutletError(DelayServerError):
@@ -52,19 +88,43 @@ class Outlet(Protocol):
     """A client of one broker."""
 
     @property
+    def window_bytes(self) -> int:
+        """How much it may have under way, see `delayserver.delivery.shares`."""
+        ...
+
+    @property
+    def connections(self) -> int:
+        """How many it has."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """How many it has on them, where the protocol knows channels."""
+        ...
+
+    @property
     def is_broken(self) -> bool:
         """Whether nothing can be sent with it any more."""
         ...
 
-    async def send(
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker has said that it takes nothing now. It says when that is over."""
+        ...
+
+    def send(
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
     ) -> None:
-        """Send them, as soon as there is room for them. Each is reported, before or behind the
-        return, within the time-out of the subscription once it was sent."""
+        """Send them. Each is reported, before or behind the return, within the time-out of the
+        subscription, or when it is known what became of it where the broker is blocked."""
+        ...
+
+    def let_go(self, subscription_id: int) -> None:
+        """A subscription sends nothing more here: give up what is kept for it alone."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything. What is not confirmed is reported as failed."""
+        """Let go of everything. What is not confirmed is reported as unknown."""
         ...
 
 
@@ -116,7 +176,7 @@ class Handed:
     def __init__(self, count: int, told: Told) -> None:
         self._left = count
         self._told = told
-        self._waiting: list[tuple[DueDelivery, str | None]] = []
+        self._waiting: list[tuple[DueDelivery, Confirmed | Failed]] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """All were told of; cancelled with the task that waits for it."""
 
@@ -129,34 +189,123 @@ class Handed:
         if not self._left:
             self.done.set_result(None)
 
-    def report(self, delivery: DueDelivery, failure: str | None) -> None:
-        """What came of one. See `Report`."""
+    def report(self, delivery: DueDelivery, result: Confirmed | Failed) -> None:
+        """What came of one. All that come in one turn of the event loop are told together."""
         if not self._waiting:
             self.done.get_loop().call_soon(self._tell_waiting)
-        self._waiting.append((delivery, failure))
+        self._waiting.append((delivery, result))
 
     def _tell_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        taken = [delivery for delivery, failure in waiting if failure is None]
+        taken = [delivery for delivery, result in waiting if result is CONFIRMED]
         if taken:
-            self.tell(taken, Confirmed())
-        for delivery, failure in waiting:
-            if failure is not None:
-                self.tell([delivery], Failed(failure))
+            self.tell(taken, CONFIRMED)
+        for delivery, result in waiting:
+            if result is not CONFIRMED:
+                self.tell([delivery], result)
+
+
+class _Sending:
+    """One call of `deliver`, as long as it goes on."""
+
+    def __init__(self, subscription: Subscription, handed: Handed, may_begin: MayBegin) -> None:
+        self.subscription = subscription
+        self.handed = handed
+        self.may_begin = may_begin
+        self.is_withdrawn = False
+        """Nothing of it may begin any more."""
+        self._is_apart = False
+        self._open = 0
+        self._answered: asyncio.Future[None] | None = None
+        self.suspects: list[DueDelivery] = []
+        """They failed with others, any of which may be the cause."""
+        self.unsent: list[DueDelivery] = []
+        """They have not left, since their outlet broke before."""
+
+    async def round(self, deliveries: list[DueDelivery], send: Callable[[], None]) -> None:
+        """Call `send`, and wait until there is an answer for each of them."""
+        self._open = len(deliveries)
+        self._answered = asyncio.get_running_loop().create_future()
+        send()
+        if self._open:
+            await self._answered
+
+    async def apart(self, group: list[DueDelivery], send: Callable[[], None]) -> list[DueDelivery]:
+        """The same of a group that nothing else travels with; returns who failed together."""
+        self._is_apart = len(group) == 1
+        await self.round(group, send)
+        suspects, self.suspects = self.suspects, []
+        return suspects
+
+    def on_answer(self, delivery: DueDelivery, answer: BrokerAnswer) -> bool:
+        """One of them has come to that. False: it goes again, apart."""
+        is_final = not answer.is_shared or self._is_apart
+        if is_final:
+            self.handed.report(delivery, answer.result())
+        else:
+            self.suspects.append(delivery)
+        self._count()
+        return is_final
+
+    def on_unsent(self, delivery: DueDelivery) -> None:
+        """One of them has not left."""
+        if self.is_withdrawn:
+            self.handed.tell([delivery], Untried())
+        else:
+            self.unsent.append(delivery)
+        self._count()
+
+    def on_untried(self, delivery: DueDelivery) -> None:
+        """One of them may not leave."""
+        self.handed.tell([delivery], Untried())
+        self._count()
+
+    def _count(self) -> None:
+        self._open -= 1
+        if not self._open and self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+
+_Item = tuple[_Sending, DueDelivery]
 
 
 @dataclass(eq=False, slots=True)
 class _Opened:
+    key: Hashable
     opening: asyncio.Task[Outlet]
     users: int = 0
     idle_since_s: float = 0.0
+    shares: Shares[_Item] | None = None
+    """Once it is open."""
+    is_sending: bool = False
+    looks_again: asyncio.TimerHandle | None = None
+    has_answered: bool = False
+    """A broker is not known to be well because it can be connected to."""
+
+    @property
+    def outlet(self) -> Outlet | None:
+        """None: it is not open."""
+        opening = self.opening
+        is_open = opening.done() and not opening.cancelled() and opening.exception() is None
+        return opening.result() if is_open else None
 
     @property
     def is_broken(self) -> bool:
         if not self.opening.done():
             return False
-        is_failed = self.opening.cancelled() or self.opening.exception() is not None
-        return is_failed or self.opening.result().is_broken
+        outlet = self.outlet
+        return outlet is None or outlet.is_broken
+
+
+@dataclass(slots=True)
+class OutletCounts:
+    """What a sink counts, for metrics."""
+
+    answers: dict[Certainty, int] = field(default_factory=lambda: dict.fromkeys(Certainty, 0))
+    duplicates: int = 0
+    """Messages that brokers had already, from an earlier attempt."""
+    apart: int = 0
+    """Messages that were sent again apart from those with which they had failed."""
 
 
 class OutletSink:
@@ -167,10 +316,55 @@ class OutletSink:
         self._opened: dict[Hashable, _Opened] = {}
         self._used_by: dict[int, Hashable] = {}
         """By subscription id."""
+        self._sending: dict[int, set[_Sending]] = {}
+        """By subscription id, none empty."""
         self._leaving: set[_Opened] = set()
         """Nobody is to use them any more; closed when those who do have done."""
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._failed: dict[Hashable, int] = {}
+        """How often an outlet could not be opened, or broke before it had answered."""
+        self._away = Complaints()
+        self._apart = Turns(APART_MAX)
+        self.counts = OutletCounts()
+
+    # ---- gauges ------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        """Connections to brokers."""
+        return sum(one.outlet.connections for one in self._all() if one.outlet is not None)
+
+    @property
+    def channels(self) -> int:
+        """Channels on them."""
+        return sum(one.outlet.channels for one in self._all() if one.outlet is not None)
+
+    @property
+    def blocked(self) -> int:
+        """Brokers that have said that they take nothing now."""
+        outlets = (opened.outlet for opened in self._opened.values())
+        return sum(outlet is not None and outlet.is_blocked for outlet in outlets)
+
+    @property
+    def away(self) -> int:
+        """Brokers that could not be reached when that was tried last."""
+        return len(self._away)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for room in the share of their subscription."""
+        return sum(one.shares.waiting for one in self._all() if one.shares is not None)
+
+    @property
+    def under_way_bytes(self) -> int:
+        """Of messages that clients of brokers have and that are not answered."""
+        return sum(one.shares.used_bytes for one in self._all() if one.shares is not None)
+
+    def _all(self) -> list[_Opened]:
+        return [*self._opened.values(), *self._leaving]
+
+    # ---- delivering --------------------------------------------------------------------------
 
     async def deliver(
         self,
@@ -181,39 +375,207 @@ class OutletSink:
     ) -> None:
         """See `Sink`."""
         handed = Handed(len(deliveries), told)
+        sending = _Sending(subscription, handed, may_begin)
+        self._sending.setdefault(subscription.id, set()).add(sending)
+        left = deliveries
         try:
-            opened = self._outlet(subscription)
-            opened.users += 1
-        except OutletError as error:
-            handed.tell(deliveries, Failed(str(error)))
-            return
+            try:
+                while left:
+                    await self._send_shared(sending, left)
+                    left, sending.unsent = sending.unsent, []
+                left, sending.suspects = sending.suspects, []
+                if left:
+                    await self._send_apart(sending, left)
+            except (InputError, OutletError) as error:
+                reason = error.detail if isinstance(error, InputError) else str(error)
+                # Also those that had failed together before: they cannot go apart.
+                handed.tell((sending.unsent or left) + sending.suspects, Failed(reason))
+            await handed.done
+        finally:
+            handed.done.cancel()
+            of_subscription = self._sending[subscription.id]
+            of_subscription.discard(sending)
+            if not of_subscription:
+                del self._sending[subscription.id]
+
+    async def _send_shared(self, sending: _Sending, deliveries: list[DueDelivery]) -> None:
+        """Send them with all others. Raises InputError, OutletError where the outlet cannot be
+        opened: nothing has left."""
+        opened = await self._outlet(sending.subscription)
+        opened.users += 1
         try:
             # Shared by all who wait: that one of them is cancelled does not end it.
             outlet = await asyncio.shield(opened.opening)
-            if not may_begin(deliveries):
-                handed.tell(deliveries, Untried())
-                return
-            await outlet.send(subscription, deliveries, handed.report)
-            await handed.done
-        except InputError as error:
-            handed.tell(deliveries, Failed(error.detail))
-        except OutletError as error:
-            handed.tell(deliveries, Failed(str(error)))
+            if opened.shares is None:
+                opened.shares = Shares(outlet.window_bytes)
+            shares, subscription_id = opened.shares, sending.subscription.id
+
+            def send() -> None:
+                if sending.is_withdrawn:
+                    for delivery in deliveries:
+                        sending.on_untried(delivery)
+                    return
+                for delivery in deliveries:
+                    item = sending, delivery
+                    shares.add(subscription_id, body_bytes(delivery), item)
+                self._send_some(opened, outlet)
+
+            await sending.round(deliveries, send)
         finally:
-            handed.done.cancel()
             opened.users -= 1
             opened.idle_since_s = asyncio.get_running_loop().time()
             if not opened.users and opened in self._leaving:
                 self._close_soon(opened)
 
+    def _send_some(self, opened: _Opened, outlet: Outlet) -> None:
+        """Let messages leave, as far as there is room for them."""
+        shares = opened.shares
+        if opened.is_sending or not shares:
+            return  # A report within `send`: the loop below goes on.
+        opened.is_sending = True
+        try:
+            while shares and not outlet.is_broken:
+                if outlet.is_blocked:
+                    self._look_again(opened, outlet)
+                    return
+                items = shares.take()
+                if not items:
+                    return
+                self._leave_together(opened, outlet, items)
+        finally:
+            opened.is_sending = False
+        if shares and outlet.is_broken:
+            for sending, delivery in shares.clear():
+                sending.on_unsent(delivery)
+
+    def _leave_together(self, opened: _Opened, outlet: Outlet, items: list[_Item]) -> None:
+        """Messages of one subscription leave for the client library."""
+        assert opened.shares is not None
+        by_sending: dict[_Sending, list[DueDelivery]] = {}
+        for sending, delivery in items:
+            # This is the moment at which a delivery begins.
+            if sending.handed.done.done() or not sending.may_begin([delivery]):
+                opened.shares.give_back(sending.subscription.id, body_bytes(delivery))
+                sending.on_untried(delivery)
+            else:
+                by_sending.setdefault(sending, []).append(delivery)
+        for sending, deliveries in by_sending.items():
+            report = partial(self._on_answer, opened, outlet, sending)
+            outlet.send(sending.subscription, deliveries, report)
+
+    def _look_again(self, opened: _Opened, outlet: Outlet) -> None:
+        if opened.looks_again is None:
+
+            def look() -> None:
+                opened.looks_again = None
+                self._send_some(opened, outlet)
+
+            loop = asyncio.get_running_loop()
+            opened.looks_again = loop.call_later(BLOCKED_LOOK_S, look)
+
+    def _on_answer(
+        self,
+        opened: _Opened,
+        outlet: Outlet,
+        sending: _Sending,
+        delivery: DueDelivery,
+        answer: BrokerAnswer,
+    ) -> None:
+        assert opened.shares is not None
+        opened.shares.give_back(sending.subscription.id, body_bytes(delivery))
+        if answer is UNSENT:
+            sending.on_unsent(delivery)
+        else:
+            if not opened.has_answered and answer.kept is not Certainty.UNKNOWN:
+                opened.has_answered = True
+                self._is_well(opened.key)
+            self._on_sent(sending, delivery, answer)
+        if opened.shares:
+            self._send_some(opened, outlet)
+
+    # ---- apart -------------------------------------------------------------------------------
+
+    async def _send_apart(self, sending: _Sending, suspects: list[DueDelivery]) -> None:
+        """Send messages that failed together in halves, then singly, over an outlet that nothing
+        else uses. Raises InputError, OutletError: `sending.unsent` have not left."""
+        subscription_id = sending.subscription.id
+        sending.unsent = suspects
+        await self._apart.take(subscription_id)
+        outlet: Outlet | None = None
+        groups = deque(_halves(suspects))
+        try:
+            while groups:
+                sending.unsent = [one for group in groups for one in group]
+                if sending.is_withdrawn:
+                    sending.handed.tell(sending.unsent, Untried())
+                    break
+                if outlet is not None and outlet.is_broken:
+                    await _close_quietly(outlet)
+                    outlet = None
+                if outlet is None:
+                    outlet = await self._opener.open(sending.subscription)
+                if outlet.is_blocked:
+                    await asyncio.sleep(BLOCKED_LOOK_S)
+                    continue
+                group = self._those_that_may_begin(sending, groups.popleft())
+                if not group:
+                    continue
+                self.counts.apart += len(group)
+                report = partial(self._on_answer_apart, sending)
+                send = partial(outlet.send, sending.subscription, group, report)
+                failed = await sending.apart(group, send)
+                groups.extendleft(reversed(_halves(failed)))
+            sending.unsent = []
+        finally:
+            self._apart.give_back(subscription_id)
+            if outlet is not None:
+                self._in_background(_close_quietly(outlet))
+
+    def _those_that_may_begin(
+        self, sending: _Sending, group: list[DueDelivery]
+    ) -> list[DueDelivery]:
+        may = [one for one in group if sending.may_begin([one])]
+        if len(may) < len(group):
+            kept = set(map(id, may))
+            sending.handed.tell([one for one in group if id(one) not in kept], Untried())
+        return may
+
+    def _on_answer_apart(
+        self, sending: _Sending, delivery: DueDelivery, answer: BrokerAnswer
+    ) -> None:
+        if answer is UNSENT:
+            answer = unknown("the connection was lost", is_shared=True)
+        self._on_sent(sending, delivery, answer)
+
+    def _on_sent(self, sending: _Sending, delivery: DueDelivery, answer: BrokerAnswer) -> None:
+        if sending.on_answer(delivery, answer):
+            self.counts.answers[answer.kept] += 1
+            self.counts.duplicates += answer is DUPLICATE
+
+    # ---- subscriptions come and go -----------------------------------------------------------
+
     def on_subscription(self, subscription: Subscription) -> None:
         """See `Sink`."""
+        self._withdraw(subscription.id)
         key = self._used_by.get(subscription.id)
         if key is None or (not subscription.deleted and self._opener.key(subscription) == key):
             return
         del self._used_by[subscription.id]
-        if key in self._opened and key not in self._used_by.values():
-            self._leave(key)
+        opened = self._opened.get(key)
+        if opened is not None:
+            if key not in self._used_by.values():
+                self._leave(key)
+            elif opened.outlet is not None:
+                opened.outlet.let_go(subscription.id)
+
+    def _withdraw(self, subscription_id: int) -> None:
+        """What waits of a subscription was handed over for its former self: give it back."""
+        for sending in self._sending.get(subscription_id, ()):
+            sending.is_withdrawn = True
+        for opened in self._all():
+            if opened.shares is not None:
+                for sending, delivery in opened.shares.remove(subscription_id):
+                    sending.on_untried(delivery)
 
     async def close(self) -> None:
         """See `Sink`."""
@@ -223,34 +585,78 @@ class OutletSink:
             self._leave(key)
         for opened in list(self._leaving):
             self._close_soon(opened)
-        await asyncio.gather(*self._closing)
+        while self._closing:
+            await asyncio.gather(*self._closing)
 
-    # Outlets
+    # ---- outlets -----------------------------------------------------------------------------
 
-    def _outlet(self, subscription: Subscription) -> _Opened:
+    async def _outlet(self, subscription: Subscription) -> _Opened:
         """Raises OutletError where there are too many."""
         key = self._opener.key(subscription)
         self._used_by[subscription.id] = key
         opened = self._opened.get(key)
         if opened is not None and opened.is_broken:
+            if opened.outlet is not None and not opened.has_answered:
+                reason = "it ends connections before it has answered anything"
+                self._is_bad(key, subscription, reason)
             self._leave(key)
             opened = None
+        if opened is None and not self._has_room():
+            await self._wait_for_room()
+            opened = self._opened.get(key)
         if opened is None:
-            self._make_room()
             loop = asyncio.get_running_loop()
-            opened = _Opened(loop.create_task(self._opener.open(subscription)))
+            opened = _Opened(key, loop.create_task(self._open(key, subscription)))
             self._opened[key] = opened
             if self._sweeper is None:
                 self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         return opened
 
-    def _make_room(self) -> None:
+    async def _open(self, key: Hashable, subscription: Subscription) -> Outlet:
+        failed = self._failed.get(key, 0)
+        if failed:
+            await asyncio.sleep(min(REOPEN_MIN_S * 2 ** min(failed - 1, 10), REOPEN_MAX_S))
+        try:
+            return await self._opener.open(subscription)
+        except (InputError, OutletError) as error:
+            reason = error.detail if isinstance(error, InputError) else str(error)
+            self._is_bad(key, subscription, reason)
+            raise
+
+    def _is_bad(self, key: Hashable, subscription: Subscription, reason: str) -> None:
+        self._failed[key] = self._failed.get(key, 0) + 1
+        said = self._away.wrong(key, reason)
+        if said is not None:
+            log.error(
+                "a broker takes nothing",
+                error=reason,
+                times=said.total,
+                subscription=subscription.name,
+                subscriptions=sum(one == key for one in self._used_by.values()),
+            )
+
+    def _is_well(self, key: Hashable) -> None:
+        self._failed.pop(key, None)
+        over = self._away.right(key)
+        if over is not None:
+            log.info("a broker takes messages again", error=over.words, times=over.total)
+
+    def _has_room(self) -> bool:
         if len(self._opened) < OUTLETS_MAX:
-            return
+            return True
         idle = [(one.idle_since_s, key) for key, one in self._opened.items() if not one.users]
         if not idle:
-            raise OutletError(f"{OUTLETS_MAX} brokers are in use already, the most of one kind")
+            return False
         self._leave(min(idle, key=lambda one: one[0])[1])
+        return True
+
+    async def _wait_for_room(self) -> None:
+        """Brokers that hang let go of their places as their messages time out."""
+        for _ in range(int(ROOM_S / ROOM_LOOK_S)):
+            await asyncio.sleep(ROOM_LOOK_S)
+            if self._has_room():
+                return
+        raise OutletError(f"{OUTLETS_MAX} brokers are in use already, the most of one kind")
 
     def _leave(self, key: Hashable) -> None:
         opened = self._opened.pop(key)
@@ -260,14 +666,25 @@ class OutletSink:
 
     def _close_soon(self, opened: _Opened) -> None:
         self._leaving.discard(opened)
-        task = asyncio.get_running_loop().create_task(self._close(opened.opening))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        if opened.looks_again is not None:
+            opened.looks_again.cancel()
+        if opened.shares is not None:
+            # Those who wait look for another outlet.
+            for sending, delivery in opened.shares.clear():
+                sending.on_unsent(delivery)
+        self._in_background(self._close(opened.opening))
 
     async def _close(self, opening: asyncio.Task[Outlet]) -> None:
-        # Why it could not be opened was told to those who waited for it.
-        with suppress(InputError, OutletError):
-            await (await opening).close()
+        # Nobody waits for it any more. Why it could not be opened was told to those who did.
+        if not opening.done():
+            opening.cancel()
+        with suppress(InputError, OutletError, asyncio.CancelledError):
+            await _close_quietly(await opening)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -276,4 +693,30 @@ class OutletSink:
             is_idle = not opened.users and now_s - opened.idle_since_s >= IDLE_S
             if is_idle or opened.is_broken:
                 self._leave(key)
+        used = {*self._opened, *self._used_by.values()}
+        for key in [key for key in self._failed if key not in used]:
+            del self._failed[key]
+            self._away.forget(key)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._opened else None
+
+
+async def _close_quietly(outlet: Outlet) -> None:
+    """What a client library makes of a far side that is odd ends no more than this."""
+    try:
+        await outlet.close()
+    except Exception as error:
+        log.warning("a connection to a broker was not closed", error=repr(error))
+
+
+def body_bytes(delivery: DueDelivery) -> int:
+    """Of what was published: body, headers and key."""
+    payload = delivery.payload
+    size = len(payload.body) + len(payload.key or "")
+    if payload.headers:
+        size += sum(len(name) + len(text) for name, text in payload.headers.items())
+    return size
+
+
+def _halves(group: list[DueDelivery]) -> list[list[DueDelivery]]:
+    middle = (len(group) + 1) // 2
+    return [part for part in (group[:middle], group[middle:]) if part]

@@ -48,6 +48,8 @@ class Handout:
     """Which groups they hold up, since they are retries; perhaps they wait in the wheel."""
     connections: int = 0
     """Of `Connections`, for the requests that will carry them."""
+    counted_bytes: int = 0
+    """What counts in `BrokerBodies` while they are read."""
     left_by: int = 0
     """Not 0: the subscription that they were for is gone; they are read to find out whose they are
     now."""
@@ -61,6 +63,13 @@ class Handout:
     def count(self) -> int:
         """How many rows."""
         return sum(len(fired.rows) for fired in self.slices)
+
+    @property
+    def broker_bytes(self) -> int:
+        """Of rows that are read for a broker, their payloads; 0 for all others."""
+        if not self.subscription.takes_many or self.is_look or self.give_up_reason or self.left_by:
+            return 0
+        return sum(int(fired.payload_bytes(len(fired.rows)).sum()) for fired in self.slices)
 
     def unread(self, deliveries: Deliveries) -> list[int]:
         """The seqs of its rows that could not be read, since `deliveries` are what could."""
@@ -138,8 +147,9 @@ class Queue:
 
     def begin(self, seqs: list[int], present_ms: int) -> None:
         """Rows that left are sent now."""
+        before = len(self.begun)
         self.begun.update(seqs)
-        self.rows.begin(len(seqs), present_ms)
+        self.rows.begin(len(self.begun) - before, present_ms)
 
     def release(self, seq: int, present_ms: int) -> bool:
         """A row that left is not on its way any more; False: it was not."""

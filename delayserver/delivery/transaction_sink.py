@@ -4,6 +4,7 @@
                                                                 │
       committed: confirmed, and recorded already ◀──────────────┤
       aborted: failed where a record is to blame, else untried ◀┘
+               (where one of several is, they go again: halves, then singly)
 
 A message is in its topic for whoever reads what is committed if and only if the log of what is
 settled says that it was delivered. So an owner that starts behind a crash, or another in its stead,
@@ -19,14 +20,16 @@ transaction.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from delayserver.delivery.complaints import Complaints
 from delayserver.delivery.outlets import Handed
+from delayserver.delivery.own_threads import in_own_thread
 from delayserver.delivery.settler import pack_settled
 from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Recorded, Result, Told, Untried
 from delayserver.delivery.turns import Turns
@@ -77,6 +80,7 @@ class TransactionSink:
         self._waiting: dict[int, deque[_Waiting]] = {}
         """By subscription."""
         self._opening: asyncio.Future[None] | None = None
+        self._aborted = Complaints()
         self._threads = ThreadPoolExecutor(SLOTS, "delayserver-transactions")
 
     async def deliver(
@@ -91,7 +95,8 @@ class TransactionSink:
         try:
             await self._open()
         except EngineError as error:
-            log.warning("no transactions", error=str(error))
+            if self._aborted.wrong("no transactions") is not None:
+                log.warning("no transactions", error=str(error))
             await asyncio.sleep(ABORTED_PAUSE_S)
             handed.tell(deliveries, Untried())
             return
@@ -144,22 +149,41 @@ class TransactionSink:
             case Committed(offset):
                 taken = Confirmed(Recorded(settled_ms, offset))
                 _tell(batch, lambda index: taken)
-            case Aborted(reason, refused):
-                log.warning("a transaction was aborted", error=reason, messages=len(batch))
+            case Aborted(reason, refused, neighbours):
+                said = self._aborted.wrong(reason)
+                if said is not None:
+                    log.warning(
+                        "a transaction was aborted",
+                        error=reason,
+                        messages=len(batch),
+                        times=said.unsaid,
+                    )
+                if len(neighbours) > 1:
+                    suspects = [one for index, one in enumerate(batch) if index in neighbours]
+                    left = {id(one) for one in suspects}
+                    refused = {one: refused[one] for one in refused.keys() - neighbours}
+                    numbers = [index for index, one in enumerate(batch) if id(one) not in left]
+                    _tell(
+                        [batch[index] for index in numbers],
+                        lambda index: _of_aborted(numbers[index], refused),
+                    )
+                    middle = (len(suspects) + 1) // 2
+                    await self._transact(suspects[:middle])
+                    await self._transact(suspects[middle:])
+                    return
                 if not refused:
                     await asyncio.sleep(ABORTED_PAUSE_S)
-                _tell(
-                    batch,
-                    lambda index: (
-                        Failed(f"Kafka: {refused[index]}") if index in refused else Untried()
-                    ),
-                )
+                _tell(batch, lambda index: _of_aborted(index, refused))
 
     async def close(self) -> None:
         """See `Sink`. What is under way comes to its end, unless brokers are away."""
         self._transactions.give_up()
-        await asyncio.to_thread(self._threads.shutdown)
-        await asyncio.to_thread(self._transactions.close)
+        await in_own_thread("delayserver-transactions-end", self._threads.shutdown)
+        await in_own_thread("delayserver-transactions-end", self._transactions.close)
+
+
+def _of_aborted(index: int, refused: Mapping[int, str]) -> Result:
+    return Failed(f"Kafka: {refused[index]}") if index in refused else Untried()
 
 
 def _take(waiting: deque[_Waiting]) -> list[_Waiting]:

@@ -35,6 +35,9 @@ class SourceRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    is_mark: bool = False
+    """Nothing to publish: what stands through `offset` was read, such as the marker of a
+    transaction, which no consumer gets."""
 
 
 class Source(NamedDefinition, array_like=True, frozen=True):
@@ -72,6 +75,9 @@ class SourceState(NamedState, array_like=True, frozen=True):
     """Records that were left out."""
     last_skipped: UnpublishedRecord | None = None
     """The last that could not be published."""
+    identity: str = ""
+    """Which topic the positions belong to: another one of the same name has another identity.
+    Empty: nobody knows."""
 
 
 KnownSource = Known[Source, SourceState]
@@ -104,7 +110,9 @@ def unpack_source(value: bytes) -> Source:
 
 def pack_source_state(state: SourceState) -> bytes:
     """A value of the table SOURCE_STATES."""
-    return _encode(state)
+    # One without an identity is as it was before there were any.
+    fields = msgspec.structs.astuple(state)
+    return _encode(fields if state.identity else fields[:-1])
 
 
 def unpack_source_state(value: bytes) -> SourceState:

@@ -28,6 +28,7 @@ from delayserver.decisions.messages import Versions
 from delayserver.decisions.outcomes import Replayable
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
+from delayserver.delivery.own_threads import in_own_thread
 from delayserver.delivery.permits import Permits
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, InputError, NotFoundError, StoppingError
@@ -179,7 +180,9 @@ class Calls:
                 "brokers that have the cluster's own logs; elsewhere it is at_least_once",
                 "/delivery",
             )
-        if (problem := await asyncio.to_thread(transactions.differs, bootstrap)) is not None:
+        if (
+            problem := await in_own_thread("delayserver-brokers", transactions.differs, bootstrap)
+        ) is not None:
             raise InputError(problem, "/delivery")
 
     def share_limits(self, permits: Permits) -> None:

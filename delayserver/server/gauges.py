@@ -8,13 +8,16 @@ Cost: nothing until somebody asks, then some µs. Threads: belongs to the event 
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from delayserver.config import Settings
 from delayserver.decisions.failing import FAILING_MAX
+from delayserver.delivery.answers import Certainty
+from delayserver.delivery.broker_bodies import BrokerBodies
+from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.queue import Queue
 from delayserver.schedule.archives import RetiredHour
 from delayserver.server.engine import Engine
@@ -227,6 +230,57 @@ class Gauges:
             "backup_log_breaks",
             "The message log was not copied behind the backups any more, until the next one",
             lambda: 0 if shipper is None else shipper.breaks_total,
+        )
+
+    def add_brokers(self, bodies: BrokerBodies, sinks: Callable[[], Sequence[OutletSink]]) -> None:
+        """What is shared between subscriptions that write to brokers. `sinks`: of all kinds."""
+
+        def of_sinks(value: Callable[[OutletSink], int]) -> Callable[[], int]:
+            return lambda: sum(map(value, sinks()))
+
+        gauge, counter = self.metrics.gauge, self.metrics.counter
+        gauge(
+            "broker_bodies_bytes",
+            "Of messages that were read and are not answered by brokers",
+            lambda: bodies.under_way_bytes,
+        )
+        gauge(
+            "broker_bodies_max_bytes",
+            "... beyond which they wait in their queues",
+            lambda: bodies.max_bytes,
+        )
+        gauge("broker_connections", "Open", of_sinks(lambda sink: sink.connections))
+        gauge("broker_channels", "Open channels of RabbitMQ", of_sinks(lambda sink: sink.channels))
+        gauge("brokers_away", "Brokers that take nothing", of_sinks(lambda sink: sink.away))
+        gauge(
+            "brokers_blocked",
+            "Brokers that have said that they take nothing now",
+            of_sinks(lambda sink: sink.blocked),
+        )
+        gauge(
+            "broker_waiting_messages",
+            "Those that wait for the share of their subscription in a connection",
+            of_sinks(lambda sink: sink.waiting),
+        )
+        gauge(
+            "broker_client_bytes",
+            "Of messages that client libraries have",
+            of_sinks(lambda sink: sink.under_way_bytes),
+        )
+        counter(
+            "broker_unknown",
+            "Messages of which nobody knows whether the broker has stored them",
+            of_sinks(lambda sink: sink.counts.answers[Certainty.UNKNOWN]),
+        )
+        counter(
+            "broker_duplicates",
+            "Messages that brokers had already, from an earlier attempt",
+            of_sinks(lambda sink: sink.counts.duplicates),
+        )
+        counter(
+            "broker_apart",
+            "Messages sent again apart from those with which they had failed",
+            of_sinks(lambda sink: sink.counts.apart),
         )
 
     def _archive_waiting_bytes(self) -> int:

@@ -26,7 +26,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.feeds import FeedOpener
-from delayserver.delivery.outlets import NoClient, OutletSink
+from delayserver.delivery.outlets import NoClient, OutletSink, body_bytes
 from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Later, Result, Sink
@@ -172,6 +172,7 @@ class Server(Shard):
             monotonic=time.monotonic,
         )
         self.gauges.add_backups(self.backups)
+        self.gauges.add_brokers(self.broker_bodies, self._broker_sinks)
         self._sources = SourceRunner(
             self.engine.sources, self._make_feed_opener, self.clock, self.on_fatal
         )
@@ -361,6 +362,8 @@ class Server(Shard):
             of_subscription.observe(one_ms / 1000, count)
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
+        if subscription.takes_many:
+            self.broker_bodies.take(subscription.id, sum(map(body_bytes, deliveries)))
         task = self._loop.create_task(self._send(subscription, deliveries))
         self._sending.add(task)
         task.add_done_callback(self._sent)
@@ -392,6 +395,9 @@ class Server(Shard):
         if sink is None:
             sink = self._sinks[kind] = self._make_sink(kind)
         return sink
+
+    def _broker_sinks(self) -> list[OutletSink]:
+        return [sink for sink in self._sinks.values() if isinstance(sink, OutletSink)]
 
     def _on_defined(self, subscription: Subscription) -> None:
         sink = self._sinks.get(subscription.type)
@@ -451,6 +457,7 @@ class Server(Shard):
         result: Result,
     ) -> None:
         if subscription.takes_many:
+            self.broker_bodies.give_back(subscription.id, sum(map(body_bytes, deliveries)))
             kind, seconds = type(result).__name__.lower(), time.perf_counter() - began_at
             self.metrics.on_sink(subscription.id, kind, len(deliveries), seconds)
         if isinstance(result, Failed | Later | Gone):

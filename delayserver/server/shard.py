@@ -21,6 +21,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.importer import Importer, VerifyRequest
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.delivery.broker_bodies import BrokerBodies
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.leases import EPOCH_BYTES, epoch_of
 from delayserver.delivery.queue import Handout
@@ -127,6 +128,8 @@ class Shard(ABC):
             random=surroundings.random,
         )
         self.engine.dispatcher.may_deliver = surroundings.may_deliver
+        self.broker_bodies = BrokerBodies(settings.broker_bodies_max_bytes)
+        self.engine.dispatcher.broker_room = self.broker_bodies.room
         self.engine.groups.may_answer = surroundings.may_deliver
         self.engine.start(
             recovered.through_hour,
@@ -306,6 +309,8 @@ class Shard(ABC):
         self.when_settled(recorded)
 
     def read(self, handout: Handout) -> None:
+        handout.counted_bytes = handout.broker_bytes
+        self.broker_bodies.take(handout.subscription.id, handout.counted_bytes)
         unfiled: dict[int, bytes] = {}
         for batch in handout.slices:
             is_unfiled = batch.rows["locator"] <= PAYLOAD_MAX_BYTES
@@ -321,6 +326,7 @@ class Shard(ABC):
 
     def _on_fetched(self, handout: Handout, fetched: Fetched) -> None:
         deliveries = self.reader_now.open(handout, fetched)
+        self.broker_bodies.give_back(handout.subscription.id, handout.counted_bytes)
         self.engine.dispatcher.on_read(handout, deliveries, self.clock())
 
     def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:

@@ -21,7 +21,8 @@ from typing import Final
 import structlog
 
 from delayserver.decisions.sourcing import Sourcing
-from delayserver.delivery.feeds import Batch, Feed, FeedError, FeedOpener
+from delayserver.delivery.complaints import Complaints
+from delayserver.delivery.feeds import Batch, Feed, FeedError, FeedOpener, Health
 from delayserver.errors import DiskReserveError, OverloadedError, StoppingError
 from delayserver.records.sources import KnownSource
 from delayserver.server.futures import durable
@@ -57,6 +58,7 @@ class SourceRunner:
         self._tasks: dict[str, dict[asyncio.Task[None], int]] = {}
         """By name, with the version that each runs. All but the last are ending."""
         self._is_ended = False
+        self._complaints = Complaints()
         self.errors: dict[str, str] = {}
         """By name, why nothing can be read now."""
 
@@ -106,29 +108,47 @@ class SourceRunner:
         if before:
             await asyncio.wait(before)
         self.errors.pop(name, None)
+        self._complaints.forget(name)
         retry_s = RETRY_S
         while (known := self._wanted(name, version)) is not None:
             has_read = False
             try:
-                async with _Opened(self._open(known)) as feed:
+                async with _Opened(
+                    self._open(known, partial(self._on_health, name, version))
+                ) as feed:
                     while self._wanted(name, version) is not None:
                         batch = await feed.read()
                         has_read = True
-                        self.errors.pop(name, None)
                         await self._publish(name, version, batch, feed)
             except (FeedError, StorageError) as error:
                 retry_s = RETRY_S if has_read else min(2 * retry_s, RETRY_MAX_S)
-                if self.errors.get(name) != str(error):
-                    log.error("a source cannot be read", source=name, error=str(error))
-                self.errors[name] = str(error)
+                self._on_health(name, version, str(error))
                 await self._sleep(retry_s)
+
+    def _on_health(self, name: str, version: int, reason: str | None) -> None:
+        """Why a source cannot be read now, or None: it is read. What does not change is said ever
+        more rarely."""
+        if self._wanted(name, version) is None:
+            return
+        if reason is None:
+            self.errors.pop(name, None)
+            over = self._complaints.right(name)
+            if over is not None:
+                log.info("a source is read again", source=name, error=over.words, times=over.total)
+            return
+        if self.errors.get(name) not in (None, reason):
+            self._complaints.forget(name)
+        self.errors[name] = reason
+        said = self._complaints.wrong(name, reason)
+        if said is not None:
+            log.error("a source cannot be read", source=name, error=reason, times=said.total)
 
     def _wanted(self, name: str, version: int) -> KnownSource | None:
         known = self._sources.find(name)
         is_so = known is not None and known.state.version == version and not known.state.is_paused
         return known if is_so else None
 
-    async def _open(self, known: KnownSource) -> Feed:
+    async def _open(self, known: KnownSource, health: Health) -> Feed:
         if self._opener is None:
             try:
                 self._opener = self._make_opener()
@@ -137,13 +157,13 @@ class SourceRunner:
                     "this server has no client for kafka: install it with pip install "
                     "'delayserver[kafka]'"
                 ) from error
-        return await self._opener.open(known.definition, known.state.positions)
+        return await self._opener.open(known, health)
 
     async def _publish(self, name: str, version: int, batch: Batch, feed: Feed) -> None:
         """Done when it is durable. Raises StorageError where it could not be written."""
         while True:
             try:
-                group = self._sources.take(name, version, batch, self._clock())
+                group = self._sources.take(name, version, batch, self._clock(), feed.identity)
                 break
             except OverloadedError as error:
                 await self._sleep(error.retry_after_ms / 1000)

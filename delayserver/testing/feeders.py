@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from delayserver.decisions.sourcing import WantedSource
-from delayserver.delivery.feeds import Batch, FeedError
+from delayserver.delivery.feeds import Batch, FeedError, Health
 from delayserver.errors import DelayServerError
-from delayserver.records.sources import OnError, Source, SourceRecord
+from delayserver.records.sources import KnownSource, OnError, SourceRecord
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.server.engine import Engine
 from delayserver.server.source_runner import SourceRunner
@@ -55,6 +55,8 @@ class SimulatedTopic:
 
 class SimulatedFeed:
     """A `Feed` of such a topic."""
+
+    identity = "simulated"
 
     def __init__(
         self, topic: SimulatedTopic, positions: Mapping[int, int], luck: random.Random
@@ -140,11 +142,13 @@ class Feeders:
 
         sources.on_changed = on_changed
 
-    async def open(self, source: Source, positions: Mapping[int, int]) -> SimulatedFeed:
+    async def open(self, known: KnownSource, health: Health) -> SimulatedFeed:
         """See `FeedOpener`."""
         if self._luck.random() < 0.1:
             raise FeedError("there is no broker")
-        return SimulatedFeed(self._topics[source.topic.topic], positions, self._luck)
+        return SimulatedFeed(
+            self._topics[known.definition.topic.topic], known.state.positions, self._luck
+        )
 
     def maybe_act(self, now_ms: int) -> None:
         """Now and then one of them does something."""

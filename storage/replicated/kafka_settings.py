@@ -81,6 +81,15 @@ _OF_PRODUCERS: Final[dict[str, str | int | bool]] = {
     "request.timeout.ms": 2500,
     "message.max.bytes": MESSAGE_MAX_BYTES,
 }
+_OF_OTHERS: Final[dict[str, str | int | bool]] = {
+    # Brokers of somebody else may be away for days. The pauses between attempts grow as they do
+    # by default, and a broker that is back is found within five seconds.
+    "reconnect.backoff.ms": 100,
+    "reconnect.backoff.max.ms": 5000,
+    "topic.metadata.refresh.fast.interval.ms": 250,
+    "retry.backoff.ms": 100,
+    "retry.backoff.max.ms": 1000,
+}
 _OF_SINKS: Final[dict[str, str | int | bool]] = {
     # A message counts as delivered when a quorum has it, and what the client sends again is there
     # once. Up to five requests under way keep the order of a partition.
@@ -91,12 +100,12 @@ _OF_SINKS: Final[dict[str, str | int | bool]] = {
     "linger.ms": 1,
     "request.timeout.ms": 2500,
     # What is too long is for the topic to say, so that its setting alone counts. It says it of a
-    # whole batch, so batches are shorter than what any sensible topic takes.
+    # whole batch, so batches are short: as those of Java clients.
     "message.max.bytes": 1_000_000_000,
-    "batch.size": 128 << 10,
-    # What waits in the client: the rest waits in the queue of its subscription.
-    "queue.buffering.max.messages": 20_000,
-    "queue.buffering.max.kbytes": 64 << 10,
+    "batch.size": 16 << 10,
+    # More than the window of an outlet, which is what bounds them (`delivery.kafka_sink`).
+    "queue.buffering.max.messages": 50_000,
+    "queue.buffering.max.kbytes": 128 << 10,
     # A topic that is not there is named as such. 30 s otherwise, and by then the message's own time
     # is up, which tells nobody anything.
     "topic.metadata.propagation.max.ms": 3000,
@@ -135,6 +144,8 @@ _OF_SOURCES: Final[dict[str, str | int | bool]] = {
     # There may be a hundred sources: what each reads ahead is less than of a log.
     "queued.max.messages.kbytes": 4 << 10,
     "max.partition.fetch.bytes": 1 << 20,
+    # The markers of transactions are no records. How far a topic was read is told by this.
+    "enable.partition.eof": True,
     # A topic gets what it gets from others: an idle one need not be asked ten times a second.
     "fetch.wait.max.ms": 500,
     "fetch.error.backoff.ms": 200,
@@ -282,13 +293,18 @@ def sink_settings(
         "bootstrap.servers": bootstrap,
         "message.timeout.ms": timeout_ms,
     }
-    return {**_OF_ALL, **_OF_SINKS, **own, **(properties or {})}
+    return {**_OF_ALL, **_OF_OTHERS, **_OF_SINKS, **own, **(properties or {})}
 
 
 def source_settings(bootstrap: str, group: str) -> dict[str, str | int | bool]:
     """What a consumer of somebody's topic is made with. `group`: whose offsets show progress."""
     own: dict[str, str | int | bool] = {"bootstrap.servers": bootstrap, "group.id": group}
-    return {**_OF_ALL, **_OF_CONSUMERS, **_OF_SOURCES, **own}
+    return {**_OF_ALL, **_OF_OTHERS, **_OF_CONSUMERS, **_OF_SOURCES, **own}
+
+
+def admin_settings(bootstrap: str) -> dict[str, str | int | bool]:
+    """What a client is made with that asks brokers of somebody else about a topic."""
+    return {**_OF_ALL, **_OF_OTHERS, **_OF_ADMINS, "bootstrap.servers": bootstrap}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,16 @@ _OF_THE_RECORD: Final = frozenset(
     }
 )
 """What another transaction would meet as well. All else is nobody's fault, and passes."""
+_OF_ITS_BATCH: Final = frozenset(
+    {
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+    }
+)
+"""Brokers refuse a batch for the sake of one record."""
 _ROWS: Final = -1
 """Instead of the index of a record."""
 
@@ -178,8 +188,9 @@ class KafkaTransactions:
             for index, one in errors.items()
             if index != _ROWS and one.code() in _OF_THE_RECORD
         }
+        neighbours = frozenset(one for one in refused if errors[one].code() in _OF_ITS_BATCH)
         log.warning("%s: a transaction was aborted: %s", self._id(slot), error)
-        return Aborted(error.str(), refused)
+        return Aborted(error.str(), refused, neighbours)
 
     def _fenced(self, slot: int, error: KafkaError) -> FencedError:
         return FencedError(self._id(slot), f"its transaction cannot be ended: {error.str()}")

@@ -51,6 +51,8 @@ class Aborted:
     reason: str
     refused: Mapping[int, str]
     """By index the records that cannot be written, and why; none: it was not for them."""
+    neighbours: frozenset[int] = frozenset()
+    """Those of them that were refused in a batch, of which one may be the cause."""
 
 
 class SettledTransactions(Protocol):

@@ -32,9 +32,10 @@ from typer.testing import CliRunner
 from delayserver.cli import make_app
 from delayserver.delivery.feeds import Batch, FeedError
 from delayserver.delivery.kafka_sink import KafkaOpener
-from delayserver.delivery.kafka_source import KafkaFeed
+from delayserver.delivery.kafka_source import KafkaFeed, TopicIds
 from delayserver.delivery.sink import Result
-from delayserver.records.sources import Source
+from delayserver.records.named import Known
+from delayserver.records.sources import Source, SourceState
 from delayserver.records.subscriptions import KafkaTarget
 from storage.replicated.kafka_settings import sink_settings
 from tests.cluster.brokers import Brokers
@@ -223,11 +224,12 @@ def test_sinks_and_sources_want_a_certificate_that_they_trust(secured: Secured) 
             source = Source("in", 1, to, "due", "group-over-tls")
             loop = asyncio.get_running_loop()
             feed = KafkaFeed(
-                source,
-                {},
+                Known(source, SourceState(1, 1, 0)),
                 tls.POLICY,
                 loop,
+                lambda reason: None,
                 lambda settings: Consumer({**settings, **more}),
+                lambda settings: TopicIds({**settings, **more}),
             )
             try:
                 async with asyncio.timeout(60):

@@ -176,6 +176,7 @@ SOURCE_STATE = SourceState(
     *(21, 20, START_MS, True, True, {0: 17, 2: 1 << 40}, 1000, 3),
     UnpublishedRecord(2, 16, "the value has 9 bytes", START_MS + 1),
 )
+KNOWN_TOPIC = msgspec.structs.replace(SOURCE_STATE, identity="n6UzA3jHTnyyBqoyHb4DcQ")
 HEARTBEAT_BYTES = msgspec.msgpack.encode(HEARTBEAT)
 IMPORT_BYTES = msgspec.msgpack.encode(IMPORT)
 IMPORTED = ImportState(22, START_MS, IMPORT)
@@ -393,6 +394,9 @@ def values() -> dict[str, Value]:
         "definition of a source": Value(SOURCE, pack_source(SOURCE), unpack_source),
         "state of a source": Value(
             SOURCE_STATE, pack_source_state(SOURCE_STATE), unpack_source_state
+        ),
+        "state of a source whose topic is known": Value(
+            KNOWN_TOPIC, pack_source_state(KNOWN_TOPIC), unpack_source_state
         ),
         "heartbeat": Value(HEARTBEAT, HEARTBEAT_BYTES, unpack_heartbeat),
         "import": Value(IMPORT, IMPORT_BYTES, _read_import_record),

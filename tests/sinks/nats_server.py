@@ -75,5 +75,5 @@ class NatsServer(Broker):
     @staticmethod
     def entry(message: Any) -> Entry:
         headers = dict(message.headers)
-        assert headers.pop("Nats-Msg-Id") == headers["delay-id"]
+        assert headers.pop("Nats-Msg-Id").partition(":")[0] == headers["delay-id"]
         return Entry(headers, message.data, int(message.metadata.timestamp.timestamp() * 1000))

@@ -56,6 +56,22 @@ class TestNats(SinkContract):
         assert "longer than the server takes" in letter["reason"]
         server.recorded(server.publish(name, body=1)["id"])
 
+    def test_one_message_for_two_subscriptions_into_one_stream(
+        self, broker: NatsServer, server: ApiServer, name: str, path: str
+    ) -> None:
+        """The stream takes the second one for a duplicate of the first; no replay is one either."""
+        broker.prepare(name)
+        for number, subject in enumerate((name, f"other.{name}")):
+            definition = {"subject": name, **broker.definition(name), "nats_subject": subject}
+            server.ask("PUT", path if not number else f"{path}-2", 201, json=definition)
+        id_ = server.publish(name, body=1)["id"]
+        assert [entry.id for entry in broker.read(name, 2)] == [id_, id_]
+        server.recorded(id_)
+        server.delete(f"{path}-2")
+        server.ask("POST", f"/v1/messages/{id_}/replay")
+        *_, entry = broker.read(name, 3)
+        assert (entry.id, entry.headers["delay-replay"]) == (id_, "1")
+
     def test_what_is_refused(self, broker: NatsServer, server: ApiServer) -> None:
         good = {"subject": "s", **broker.definition("due-x")}
 

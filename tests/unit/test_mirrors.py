@@ -203,7 +203,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/delivery/deliveries.py",
         "delayserver/delivery/permits.py",
     ),
-    "tests/unit/delivery/test_nats_sink.py": ("delayserver/delivery/addresses.py",),
     "tests/unit/delivery/test_transaction_sink.py": ("delayserver/delivery/sink.py",),
     "tests/unit/records/test_sharding.py": ("delayserver/api/cluster/routed.py",),
     "tests/unit/recovery/test_check.py": ("delayserver/schedule/expansion.py",),

@@ -263,3 +263,13 @@ def test_a_record_that_is_due_in_seconds_is_left_out_with_the_reason() -> None:
     assert (state.positions, state.taken, state.skipped) == ({0: 2}, 1, 1)
     assert state.last_skipped is not None
     assert "milliseconds, not seconds" in state.last_skipped.reason
+
+
+def test_a_mark_moves_the_position_and_publishes_nothing() -> None:
+    parts = Parts()
+    parts.put()
+    mark = SourceRecord(0, 6, None, None, is_mark=True)
+    assert parts.take(record(0), mark)
+    assert (parts.state().positions, parts.state().taken) == ({0: 7}, 1)
+    assert not parts.take(mark)
+    assert not parts.take(record(3))

@@ -8,9 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
-from delayserver.delivery.kafka_sink import KafkaOpener, KafkaSink, record_headers, record_key
+from delayserver.delivery.answers import Certainty
+from delayserver.delivery.kafka_sink import (
+    ANSWERS,
+    WINDOW_BYTES,
+    KafkaOpener,
+    KafkaSink,
+    ProducerOutlet,
+    answer_of,
+    record_headers,
+    record_key,
+)
+from delayserver.delivery.shares import OVERHEAD_BYTES
 from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery, Payload
@@ -23,6 +34,7 @@ from delayserver.records.subscriptions import (
 from delayserver.security.targets import TargetPolicy, split_bootstrap
 from storage.replicated.kafka_settings import sink_settings
 from tests.unit.fakes import always, delivery, subscription
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +147,18 @@ def test_brokers_that_name_others_that_are_not_allowed(bootstrap: str) -> None:
     assert isinstance(result, Failed) and "not allowed" in result.reason
 
 
-def test_a_client_that_is_full_lets_its_caller_wait(bootstrap: str) -> None:
-    def small(bootstrap: str, timeout_ms: int) -> Mapping[str, Any]:
-        return sink_settings(bootstrap, timeout_ms) | {"queue.buffering.max.messages": 3}
+def test_the_window_fits_into_the_client() -> None:
+    settings = sink_settings("b:1", 1000)
+    assert int(settings["queue.buffering.max.messages"]) > WINDOW_BYTES / OVERHEAD_BYTES
+    assert int(settings["queue.buffering.max.kbytes"]) * 1024 > 2 * WINDOW_BYTES
 
+
+def test_a_long_queue_goes_through_the_window(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProducerOutlet, "window_bytes", 5 * OVERHEAD_BYTES)
     ones = [delivery(seq) for seq in range(1, 101)]
-    machine = run(lambda m: m.deliver(kafka(bootstrap), *ones), make_settings=small)
+    machine = run(lambda m: m.deliver(kafka(bootstrap), *ones))
     assert sorted(machine.told) == [(seq, Confirmed()) for seq in range(1, 101)]
 
 
@@ -203,3 +221,86 @@ def test_brokers() -> None:
         ("10.0.0.1", 1, True),
         ("::1", 65535, True),
     ]
+
+
+ANSWERED: dict[tuple[Certainty, bool], str] = {
+    (Certainty.STORED, False): "DUPLICATE_SEQUENCE_NUMBER",
+    (Certainty.NOT_STORED, True): """MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_MSG
+        INVALID_MSG_SIZE INVALID_RECORD INVALID_TIMESTAMP POLICY_VIOLATION
+        UNSUPPORTED_COMPRESSION_TYPE _PURGE_QUEUE""",
+    (Certainty.NOT_STORED, False): """UNKNOWN_TOPIC_OR_PART UNKNOWN_TOPIC_ID TOPIC_EXCEPTION
+        TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED INVALID_REQUIRED_ACKS
+        UNSUPPORTED_FOR_MESSAGE_FORMAT _UNKNOWN_TOPIC _UNKNOWN_PARTITION _INVALID_ARG
+        LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH
+        BROKER_NOT_AVAILABLE REPLICA_NOT_AVAILABLE NOT_ENOUGH_REPLICAS _QUEUE_FULL _AUTHENTICATION
+        _SSL""",
+    (
+        Certainty.UNKNOWN,
+        False,
+    ): """NOT_ENOUGH_REPLICAS_AFTER_APPEND REQUEST_TIMED_OUT
+        NETWORK_EXCEPTION
+        KAFKA_STORAGE_ERROR UNKNOWN _MSG_TIMED_OUT _TIMED_OUT _TRANSPORT _ALL_BROKERS_DOWN""",
+    (Certainty.UNKNOWN, True): """OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID
+        INVALID_PRODUCER_EPOCH _FATAL _STATE _GAPLESS_GUARANTEE _PURGE_INFLIGHT _DESTROY""",
+}
+CODES = {name: meant for meant, names in ANSWERED.items() for name in names.split()}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_what_the_client_answers(name: str) -> None:
+    found = answer_of(KafkaError(getattr(KafkaError, name)))
+    assert (found.kept, found.is_shared) == CODES[name]
+    assert found.reason.startswith("Kafka: ") and name in found.reason
+
+
+def test_every_row_of_the_table_is_tested() -> None:
+    assert {getattr(KafkaError, name) for name in CODES} == set(ANSWERS.rows)
+
+
+def test_a_code_that_no_row_names_is_unknown() -> None:
+    found = answer_of(KafkaError(KafkaError.SECURITY_DISABLED))
+    assert found.kept is Certainty.UNKNOWN and "SECURITY_DISABLED" in found.reason
+
+
+def test_many_brokers_that_are_away_hold_no_thread_that_others_need() -> None:
+    async def main(m: Machine) -> None:
+        tasks = [
+            asyncio.create_task(m.deliver(kafka(f"127.0.0.1:{port}"), delivery(port)))
+            for port in range(1, 21)
+        ]
+        await until(lambda: threading.active_count() > 20)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert run(main).told == []
+
+
+def test_a_producer_that_can_do_nothing_any_more_is_replaced(bootstrap: str) -> None:
+    fatal = KafkaError(KafkaError._FATAL)
+
+    async def main(m: Machine) -> None:
+        await m.deliver(kafka(bootstrap), delivery(1))
+        (opened,) = m.sink._opened.values()
+        outlet: Any = opened.outlet
+        outlet._producer = Fatal(outlet._producer, KafkaException(fatal))
+        await m.deliver(kafka(bootstrap), delivery(2))
+
+    assert sorted(run(main).told) == [(1, Confirmed()), (2, Confirmed())]
+
+
+class Fatal:
+    """A producer of the client that can do nothing any more."""
+
+    def __init__(self, real: Producer, error: Exception) -> None:
+        self._real, self._error = real, error
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        raise self._error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def __len__(self) -> int:
+        return len(self._real)

@@ -1,6 +1,7 @@
 """Topics of Kafka as feeds, with a consumer that a test fills. Real brokers: tests/sinks."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,17 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from structlog.testing import capture_logs
 
+from delayserver.delivery import kafka_source
 from delayserver.delivery.feeds import BATCH_MAX_BYTES, BATCH_RECORDS_MAX, BATCHES_MAX, FeedError
-from delayserver.delivery.kafka_source import ASK_TRIES, REFRESH_S, KafkaFeed
-from delayserver.records.sources import Source, SourceRecord
+from delayserver.delivery.kafka_source import (
+    ASK_TRIES,
+    AWAY_S,
+    REFRESH_S,
+    SUSPECT_S,
+    KafkaFeed,
+)
+from delayserver.records.named import Known
+from delayserver.records.sources import Source, SourceRecord, SourceState
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.security.targets import TargetPolicy
 from tests.waiting import until
@@ -65,6 +74,7 @@ class FakeConsumer:
     )
     failures: list[KafkaError] = field(default_factory=list)
     """What is answered first to whoever asks about the topic."""
+    without_leader: set[int] = field(default_factory=set)
     topic_error: KafkaError | None = None
     commit_error: KafkaError | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +90,11 @@ class FakeConsumer:
     def list_topics(self, topic: str, timeout: float) -> Any:
         if self.failures:
             raise KafkaException(self.failures.pop(0))
-        metadata = SimpleNamespace(error=self.topic_error, partitions=dict.fromkeys(self.marks))
+        partitions = {
+            one: SimpleNamespace(leader=-1 if one in self.without_leader else 1)
+            for one in self.marks
+        }
+        metadata = SimpleNamespace(error=self.topic_error, partitions=partitions)
         return SimpleNamespace(brokers=self.brokers, topics={topic: metadata})
 
     def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
@@ -118,9 +132,19 @@ def feed_of(
     consumer: Any, positions: dict[int, int], target: KafkaTarget | None = None, **more: Any
 ) -> KafkaFeed:
     source = Source("orders", 1, target or KafkaTarget(BROKERS, "t"), "due", "g")
+    state = SourceState(1, 1, 0, positions=positions, identity=more.pop("known_identity", ""))
     policy = more.pop("policy", TargetPolicy(()))
-    loop = asyncio.get_running_loop()
-    return KafkaFeed(source, positions, policy, loop, make_consumer=consumer, **more)
+    health = more.pop("health", lambda reason: None)
+    identity = more.pop("identity", "")
+    return KafkaFeed(
+        Known(source, state),
+        policy,
+        asyncio.get_running_loop(),
+        health,
+        make_consumer=consumer,
+        make_ids=lambda settings: lambda topic: identity() if callable(identity) else identity,
+        **more,
+    )
 
 
 def run(
@@ -349,3 +373,137 @@ def test_one_that_is_closed_does_not_wait_for_who_takes() -> None:
         await until(lambda: len(consumer.found) == 10 - BATCHES_MAX - 1)
 
     run(consumer, test)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def eof(at: int, of: int = 0) -> FakeMessage:
+    return FakeMessage(at, of, failure=KafkaError(KafkaError._PARTITION_EOF))
+
+
+def test_the_end_of_a_partition_moves_the_position_behind_markers() -> None:
+    consumer = FakeConsumer(found=[[FakeMessage(0), eof(1)], [eof(3)], [eof(3), FakeMessage(7)]])
+
+    async def test(feed: KafkaFeed) -> None:
+        read = [one for _ in range(3) for one in await feed.read()]
+        assert [(one.offset, one.is_mark) for one in read] == [(0, False), (2, True), (7, False)]
+
+    run(consumer, test)
+
+
+def test_a_topic_of_markers_alone_is_read_to_its_end() -> None:
+    consumer = FakeConsumer(found=[[eof(4, 1)]], marks={0: (0, 0), 1: (2, 4)})
+
+    async def test(feed: KafkaFeed) -> None:
+        assert await feed.read() == [SourceRecord(1, 3, None, None, is_mark=True)]
+
+    run(consumer, test)
+
+
+def test_brokers_that_go_while_it_reads_are_told_of_and_so_is_their_return() -> None:
+    told: list[str | None] = []
+    consumer, clock = FakeConsumer(found=[[FakeMessage(0)]]), Clock()
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+        assert told == [None]
+        consumer.settings["error_cb"](KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        consumer.failures = [KafkaError(KafkaError._TRANSPORT)] * 1000
+        clock.now_s += SUSPECT_S + 0.1
+        await until(lambda: len(consumer.failures) < 1000)
+        assert told == [None]  # a moment is none
+        clock.now_s += AWAY_S
+        await until(lambda: len(told) == 2)
+        assert "do not answer" in str(told[1]) and "_TRANSPORT" in str(told[1])
+        consumer.failures = []
+        clock.now_s += SUSPECT_S + 0.1
+        await until(lambda: told[2:] == [None])
+
+    run(consumer, test, monotonic=clock, health=told.append)
+
+
+def test_a_partition_that_no_broker_leads_is_named_and_the_others_go_on() -> None:
+    told: list[str | None] = []
+    consumer, clock = FakeConsumer({0: (0, 9), 1: (0, 9)}, [[FakeMessage(0)]]), Clock()
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+        consumer.without_leader = {1}
+        clock.now_s += REFRESH_S + 0.1
+        await until(lambda: len(told) == 2)
+        assert str(told[1]).endswith("now: 1")
+        consumer.found.append([FakeMessage(1)])
+        assert [one.offset for one in await feed.read()] == [1]
+        consumer.without_leader = set()
+        clock.now_s += SUSPECT_S + 0.1
+        await until(lambda: told[2:] == [None])
+
+    run(consumer, test, monotonic=clock, health=told.append)
+
+
+def test_another_topic_of_the_same_name_is_not_read_behind_the_positions_of_the_first() -> None:
+    consumer = FakeConsumer({0: (0, 1000)}, [[FakeMessage(5)]])
+    told = reason(consumer, {0: 5}, identity="b", known_identity="a")
+    assert "was made again" in told and "its id is b" in told and "put it again" in told
+    assert not consumer.assigned
+
+
+@pytest.mark.parametrize(("identity", "known"), [("a", ""), ("a", "a"), ("", "a")])
+def test_a_topic_whose_identity_is_known_or_not(identity: str, known: str) -> None:
+    consumer = FakeConsumer(found=[[FakeMessage(5)]])
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+        assert feed.identity == identity
+
+    run(consumer, test, {0: 5}, identity=identity, known_identity=known)
+
+
+def test_a_topic_that_is_made_again_while_it_is_read() -> None:
+    """No record of the new one is taken for one behind the positions of the old one."""
+    consumer, known = FakeConsumer(found=[[FakeMessage(5)]]), ["a"]
+
+    async def test(feed: KafkaFeed) -> None:
+        assert [one.offset for one in await feed.read()] == [5]
+        known[0] = "b"
+        consumer.found.append([FakeMessage(6)])
+        with pytest.raises(FeedError, match="its id is b, and what was taken is of a"):
+            await feed.read()
+
+    run(consumer, test, {0: 5}, identity=lambda: known[0])
+
+
+def test_what_cannot_be_checked_is_not_taken_but_tried_again() -> None:
+    consumer, known = FakeConsumer(found=[[FakeMessage(5)]]), ["a"]
+
+    async def test(feed: KafkaFeed) -> None:
+        await feed.read()
+        known[0] = ""
+        consumer.found.append([FakeMessage(6)])
+        with pytest.raises(FeedError, match="do not say whether t is the topic that it was"):
+            await feed.read()
+
+    run(consumer, test, {0: 5}, identity=lambda: known[0])
+
+
+def test_a_thread_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_source, "CLOSE_S", 0.01)
+    gate = threading.Event()
+
+    def hang(topic: str) -> str:
+        gate.wait(30)
+        return ""
+
+    async def main() -> None:
+        feeds = [feed_of(FakeConsumer(), {}) for _ in range(20)]
+        for feed in feeds:
+            feed._ask_identity = hang
+        await asyncio.gather(*(feed.close() for feed in feeds))
+        gate.set()
+
+    asyncio.run(main())

@@ -1,15 +1,36 @@
 """Subjects and headers of NATS. (With a real NATS: tests/sinks/test_nats.py.)"""
 
 import asyncio
+import re
 import socket
 import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import pytest
+from nats import errors as client_errors
 
-from delayserver.delivery.nats_sink import NatsOpener, check_subject, nats_headers, split_nats_url
+from delayserver.delivery import nats_sink
+from delayserver.delivery.answers import Certainty
+from delayserver.delivery.nats_sink import (
+    ANSWERS,
+    NO_STREAM,
+    NatsOpener,
+    answer_of,
+    check_subject,
+    nats_headers,
+    nats_message_id,
+    split_nats_url,
+    wire_bytes,
+)
+from delayserver.delivery.outlets import OutletSink
+from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
-from delayserver.records.message import Payload
+from delayserver.records.attempts import History
+from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import (
     NatsTarget,
     Subscription,
@@ -18,7 +39,7 @@ from delayserver.records.subscriptions import (
 )
 from delayserver.security.targets import TargetPolicy
 from tests.unit.delivery.reasons import reason, reason_at, saying
-from tests.unit.fakes import delivery, subscription
+from tests.unit.fakes import always, delivery, subscription
 
 
 def subscribed(url: str) -> Subscription:
@@ -128,3 +149,245 @@ def test_what_is_no_nats_is_a_reason(answer: bytes) -> None:
         saying(answer), NatsOpener(TargetPolicy()), lambda address: subscribed(f"nats://{address}")
     )
     assert asyncio.run(found).startswith("NATS: ")
+
+
+def error(code: int, err_code: int = 0) -> bytes:
+    return msgspec.json.encode({"error": {"code": code, "err_code": err_code, "description": "d"}})
+
+
+YES, NO, UNKNOWN = Certainty.STORED, Certainty.NOT_STORED, Certainty.UNKNOWN
+ACK = b'{"stream":"S","seq":7}'
+REPLIES: dict[str, tuple[bytes, str | None, Certainty]] = {
+    "stored": (ACK, None, YES),
+    "a field that is new": (
+        b'{"stream":"S","seq":7,"domain":"d","val":"1"}',
+        None,
+        YES,
+    ),
+    NO_STREAM: (b"", "503", NO),
+    **{str(one): (error(503, one), None, NO) for one in (10077, 10023, 10008)},
+    **{str(one): (error(400, one), None, NO) for one in (10054, 10109, 10071, 10060)},
+    "4xx": (error(400, 1), None, NO),
+    "503": (error(503, 1), None, NO),
+    "5xx": (error(500, 1), None, UNKNOWN),
+    "another code": (error(700, 1), None, UNKNOWN),
+    "no JSON": (b"+OK", None, UNKNOWN),
+    "nothing": (b"", None, UNKNOWN),
+    "something else": (b"{}", None, UNKNOWN),
+    "a list": (b"[1]", None, UNKNOWN),
+    "another type": (b'{"stream":7}', None, UNKNOWN),
+}
+RAISED: dict[Exception, tuple[Certainty, bool]] = {
+    client_errors.MaxPayloadError(): (Certainty.NOT_STORED, False),
+    client_errors.BadSubjectError(): (Certainty.NOT_STORED, False),
+    client_errors.BadHeaderError("x"): (Certainty.NOT_STORED, False),
+    client_errors.OutboundBufferLimitError(): (Certainty.NOT_STORED, False),
+    UnicodeEncodeError("utf-8", "x", 0, 1, "no"): (Certainty.NOT_STORED, False),
+    client_errors.ConnectionClosedError(): (Certainty.UNKNOWN, True),
+    client_errors.ConnectionDrainingError(): (Certainty.UNKNOWN, True),
+    client_errors.ConnectionReconnectingError(): (Certainty.UNKNOWN, True),
+    client_errors.UnexpectedEOF(): (Certainty.UNKNOWN, True),
+    client_errors.FlushTimeoutError(): (Certainty.UNKNOWN, False),
+    AttributeError("'NoneType' object has no attribute 'write'"): (Certainty.UNKNOWN, True),
+    ConnectionResetError(): (Certainty.UNKNOWN, True),
+    TimeoutError(): (Certainty.UNKNOWN, False),
+    client_errors.NotJSMessageError(): (Certainty.UNKNOWN, False),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_what_a_stream_answers(name: str) -> None:
+    data, status, kept = REPLIES[name]
+    answer, duplicate = answer_of(data, status)
+    assert (answer.kept, answer.is_shared, duplicate) == (kept, False, None)
+    assert kept is Certainty.STORED or answer.reason.startswith("NATS: ")
+
+
+@pytest.mark.parametrize("raised", RAISED, ids=lambda one: type(one).__name__)
+def test_what_the_client_raises(raised: Exception) -> None:
+    found = ANSWERS.of_error(raised)
+    assert (found.kept, found.is_shared) == RAISED[raised]
+
+
+def test_every_row_of_the_table_is_tested() -> None:
+    used = {key for key in ANSWERS.rows if str(key) in REPLIES}
+    for raised in RAISED:
+        used |= {next((one for one in type(raised).__mro__ if one in ANSWERS.rows), object)}
+    assert used - {object} == set(ANSWERS.rows)
+
+
+def test_a_length_is_that_of_the_wire() -> None:
+    carried = {"a": "xy", "b": "\xe4"}
+    wire = b"NATS/1.0\r\na: xy\r\nb: \xc3\xa4\r\n\r\nbody"
+    assert wire_bytes(b"body", carried) == len(wire)
+
+
+def test_a_replay_is_no_duplicate() -> None:
+    one = msgspec.structs.replace(
+        delivery(3), payload=Payload(b"1", history=History(is_replay=True))
+    )
+    assert nats_message_id(one) == "m3:replay-3"
+    assert nats_message_id(delivery(3)) == "m3"
+
+
+@dataclass
+class Stream:
+    """A NATS with a stream that answers as a test says."""
+
+    max_payload: int = 1_000_000
+    stored: list[tuple[str, str]] = field(default_factory=list)
+    """Subject and id, as a stream with a window of duplicates keeps them."""
+    refused: set[str] = field(default_factory=set)
+    """Subjects that the account may not publish to."""
+    hangs: bool = False
+    ends_at: str = ""
+    """At a message to this subject it ends the connection."""
+    may_ask: bool = True
+    connections: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        info = {"max_payload": self.max_payload, "headers": True, "version": "2.10.0", "proto": 1}
+        writer.write(b"INFO " + msgspec.json.encode(info) + b"\r\n")
+        sids: list[tuple[str, str]] = []
+
+        def reply(to: str, data: bytes) -> None:
+            for subject, sid in sids:
+                if to.startswith(subject.removesuffix("*")):
+                    writer.write(f"MSG {to} {sid} {len(data)}\r\n".encode() + data + b"\r\n")
+
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                words = (await reader.readuntil(b"\r\n")).decode().split()
+                if words[0] == "PING":
+                    writer.write(b"PONG\r\n")
+                elif words[0] == "SUB":
+                    sids.append((words[1], words[-1]))
+                elif words[0] in ("PUB", "HPUB"):
+                    data = await reader.readexactly(int(words[-1]) + 2)
+                    if words[1] == self.ends_at:
+                        break
+                    self.take(words[1], data, writer, partial(reply, words[2]))
+        writer.close()
+
+    def take(
+        self,
+        subject: str,
+        data: bytes,
+        writer: asyncio.StreamWriter,
+        reply: Callable[[bytes], None],
+    ) -> None:
+        if subject.startswith("$JS.API.STREAM.MSG.GET.") and self.may_ask:
+            seq = msgspec.json.decode(data)["seq"]
+            reply(
+                msgspec.json.encode({"message": {"subject": self.stored[seq - 1][0], "seq": seq}})
+            )
+        elif subject in self.refused:
+            text = f"-ERR 'Permissions Violation for Publish to \"{subject}\"'\r\n"
+            writer.write(text.encode())
+        elif not self.hangs and not subject.startswith("$"):
+            found = re.search(rb"Nats-Msg-Id: (.*?)\r\n", data)
+            assert found is not None
+            its_id = found[1].decode()
+            same = [seq for seq, (_, one) in enumerate(self.stored, 1) if one == its_id]
+            if not same:
+                self.stored.append((subject, its_id))
+            seq = same[0] if same else len(self.stored)
+            ack = {"stream": "S", "seq": seq} | ({"duplicate": True} if same else {})
+            reply(msgspec.json.encode(ack))
+
+
+def told_by(
+    stream: Stream, *sent: tuple[str, DueDelivery], timeout_ms: int = 5000
+) -> dict[tuple[str, int], Result]:
+    """What comes of messages to subjects, by subject and seq."""
+    told: dict[tuple[str, int], Result] = {}
+
+    async def main() -> None:
+        async with await asyncio.start_server(stream.serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            sink = OutletSink(NatsOpener(TargetPolicy()))
+            subjects = list(dict.fromkeys(subject for subject, _ in sent))
+            work = []
+            for number, subject in enumerate(subjects, 1):
+                target = NatsTarget(f"nats://{host}:{port}", subject)
+                to = subscription(number, type="nats", target=target, timeout_ms=timeout_ms)
+
+                def tell(some: list[DueDelivery], result: Result, its: str = subject) -> None:
+                    told.update(((its, one.entry.seq), result) for one in some)
+
+                ones = [one for its, one in sent if its == subject]
+                work.append(sink.deliver(to, ones, always, tell))
+            await asyncio.gather(*work)
+            await sink.close()
+
+    asyncio.run(main())
+    return told
+
+
+def test_what_a_stream_had_already_is_counted() -> None:
+    counts: list[int] = []
+
+    async def main() -> None:
+        stream = Stream(stored=[("a", "m1")])
+        async with await asyncio.start_server(stream.serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            sink = OutletSink(NatsOpener(TargetPolicy()))
+            to = subscription(type="nats", target=NatsTarget(f"nats://{host}:{port}", "a"))
+            await sink.deliver(to, [delivery(1), delivery(2)], always, lambda some, result: None)
+            counts.append(sink.counts.duplicates)
+            await sink.close()
+
+    asyncio.run(main())
+    assert counts == [1]
+
+
+def test_two_subscriptions_with_the_same_message_into_one_stream() -> None:
+    """The stream takes the second one for a duplicate of the first."""
+    stream = Stream()
+    told = told_by(stream, ("a", delivery(1)), ("b", delivery(1)))
+    assert told == {("a", 1): Confirmed(), ("b", 1): Confirmed()}
+    assert sorted(stream.stored) == sorted([("a", "m1"), ("b", "m1:b")]) or sorted(
+        stream.stored
+    ) == sorted([("b", "m1"), ("a", "m1:a")])
+
+
+@pytest.mark.parametrize("may_ask", [True, False])
+def test_a_message_that_comes_again_is_there_once(
+    may_ask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_sink, "ASK_S", 0.05)
+    stream = Stream(stored=[("a", "m1")], may_ask=may_ask)
+    assert told_by(stream, ("a", delivery(1))) == {("a", 1): Confirmed()}
+    # Where an account may not look, it is better there twice than lost.
+    assert stream.stored == [("a", "m1")] + ([] if may_ask else [("a", "m1:a")])
+
+
+def test_a_subject_that_the_account_may_not_publish_to() -> None:
+    told = told_by(Stream(refused={"a"}), ("a", delivery(1)), ("b", delivery(2)))
+    assert told[("b", 2)] == Confirmed()
+    result = told[("a", 1)]
+    assert isinstance(result, Failed) and not result.is_unknown
+    assert "ermissions" in result.reason and "iolation" in result.reason
+
+
+def test_a_stream_that_hangs_is_unknown_and_what_was_acknowledged_is_forgotten() -> None:
+    told = told_by(Stream(hangs=True), ("a", delivery(1)), timeout_ms=50)
+    assert told == {
+        ("a", 1): Failed("NATS: no acknowledgement within 50 ms", is_unknown=True),
+    }
+
+
+def test_one_message_for_which_the_server_ends_the_connection_fails_alone() -> None:
+    stream = Stream(ends_at="bad")
+    told = told_by(stream, *(("good", delivery(seq)) for seq in range(1, 6)), ("bad", delivery(9)))
+    assert {one for one, result in told.items() if result != Confirmed()} == {("bad", 9)}
+
+
+def test_a_message_that_is_too_long_costs_no_connection() -> None:
+    stream = Stream(max_payload=1000)
+    long = msgspec.structs.replace(delivery(2), payload=Payload(b"x" * 1000))
+    told = told_by(stream, ("a", delivery(1)), ("a", long))
+    assert told[("a", 1)] == Confirmed() and stream.connections == 1
+    result = told[("a", 2)]
+    assert isinstance(result, Failed) and "longer than the server takes (1000)" in result.reason

@@ -5,10 +5,20 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 import msgspec
+import pytest
+from structlog.testing import capture_logs
 
 from delayserver.delivery import outlets
-from delayserver.delivery.outlets import NoClient, OutletError, OutletSink, Report
-from delayserver.delivery.sink import Confirmed, Failed, Result
+from delayserver.delivery.answers import (
+    STORED,
+    UNSENT,
+    BrokerAnswer,
+    Certainty,
+    not_stored,
+    unknown,
+)
+from delayserver.delivery.outlets import NoClient, Outlet, OutletError, OutletSink, Report
+from delayserver.delivery.sink import Confirmed, Failed, Result, Untried
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RedisTarget, Subscription
@@ -17,28 +27,42 @@ from tests.waiting import turns
 
 
 class FakeOutlet:
+    window_bytes = 1_000_000
+    connections, channels = 1, 0
+
     def __init__(self) -> None:
         self.is_broken = False
+        self.is_blocked = False
         self.is_closed = False
         self.answers_at_once = True
         self.open: list[tuple[DueDelivery, Report]] = []
+        self.sent: list[list[int]] = []
+        self.left: list[int] = []
+        self.bad: set[int] = set()
+        """With one of these in it, a group is refused as a whole."""
 
-    async def send(
+    def send(
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
     ) -> None:
+        self.sent.append([one.entry.seq for one in deliveries])
         self.open += [(one, report) for one in deliveries]
         if self.answers_at_once:
             self.answer()
 
-    def answer(self, failure: str | None = None) -> None:
+    def answer(self, answer: BrokerAnswer = STORED) -> None:
         sent, self.open = self.open, []
+        if self.bad & {one.entry.seq for one, _ in sent}:
+            answer = BrokerAnswer(Certainty.NOT_STORED, "bad", is_shared=True)
         for one, report in sent:
-            report(one, failure)
+            report(one, answer)
+
+    def let_go(self, subscription_id: int) -> None:
+        self.left.append(subscription_id)
 
     async def close(self) -> None:
         assert not self.is_closed
         self.is_closed = True
-        self.answer("closed")
+        self.answer(unknown("closed"))
 
 
 class FakeOpener:
@@ -46,6 +70,7 @@ class FakeOpener:
         self.made: list[FakeOutlet] = []
         self.error: Exception | None = None
         self.answers_at_once = True
+        self.bad: set[int] = set()
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -53,12 +78,13 @@ class FakeOpener:
         assert isinstance(subscription.target, RedisTarget)
         return subscription.target.url
 
-    async def open(self, subscription: Subscription) -> FakeOutlet:
+    async def open(self, subscription: Subscription) -> Outlet:
         await self.gate.wait()
         if self.error is not None:
             raise self.error
         self.made.append(FakeOutlet())
         self.made[-1].answers_at_once = self.answers_at_once
+        self.made[-1].bad = self.bad
         return self.made[-1]
 
 
@@ -111,6 +137,12 @@ def test_one_outlet_is_opened_for_all_who_wait() -> None:
     machine = run(main)
     assert len(machine.opener.made) == 2
     assert sorted(seqs for seqs, _ in machine.told) == [[2], [3], [4]]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlets, "REOPEN_MIN_S", 0.0)
+    monkeypatch.setattr(outlets, "BLOCKED_LOOK_S", 0.001)
 
 
 def test_why_it_cannot_be_opened_is_the_reason_and_the_next_one_tries_again() -> None:
@@ -179,9 +211,9 @@ def test_each_has_a_result_of_its_own_and_who_is_cancelled_is_told_nothing() -> 
         await turns(10)
         (outlet,) = m.opener.made
         (_, report), *rest = outlet.open
-        report(delivery(1), None)
+        report(delivery(1), STORED)
         outlet.open = rest[1:]
-        rest[0][1](rest[0][0], "no")
+        rest[0][1](rest[0][0], not_stored("no"))
         outlet.answer()
         await second
 
@@ -190,6 +222,8 @@ def test_each_has_a_result_of_its_own_and_who_is_cancelled_is_told_nothing() -> 
 
 def test_an_idle_outlet_makes_room(monkeypatch: Any) -> None:
     monkeypatch.setattr(outlets, "OUTLETS_MAX", 2)
+    monkeypatch.setattr(outlets, "ROOM_S", 0.01)
+    monkeypatch.setattr(outlets, "ROOM_LOOK_S", 0.001)
 
     async def main(m: Machine) -> None:
         await m.deliver(to("a", 1), 1)
@@ -217,3 +251,142 @@ def test_a_client_that_is_not_installed_is_the_reason() -> None:
     asyncio.run(main())
     (result,) = told
     assert isinstance(result, Failed) and "delayserver[redis]" in result.reason
+
+
+def test_one_bad_message_fails_alone_and_its_neighbours_are_delivered() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.bad = {5, 9}
+        await m.deliver(to("a"), *range(1, 17))
+
+    machine = run(main)
+    told = {seq: result for seqs, result in machine.told for seq in seqs}
+    assert sorted(told) == list(range(1, 17))
+    assert {seq for seq, result in told.items() if result != Confirmed()} == {5, 9}
+    assert told[5] == Failed("bad")
+    # The groups that went apart: halves, then singly.
+    _, apart = machine.opener.made
+    assert apart.sent[0] == [1, 2, 3, 4, 5, 6, 7, 8] and [5] in apart.sent and [9] in apart.sent
+    counts = machine.sink.counts.answers
+    assert counts == {Certainty.STORED: 14, Certainty.NOT_STORED: 2, Certainty.UNKNOWN: 0}
+    assert machine.sink.counts.apart == sum(map(len, apart.sent)) < 16 * 5
+
+
+def test_neighbours_that_go_apart_are_given_back_when_their_subscription_is_paused() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.bad, m.opener.answers_at_once = {1}, False
+        task = m.start(to("a"), 1, 2, 3, 4)
+        await turns(10)
+        m.opener.made[0].answer()
+        await turns(10)
+        m.sink.on_subscription(to("a", paused=True))
+        m.opener.made[1].bad = set()
+        m.opener.made[1].answer()
+        await task
+
+    told = {seq: result for seqs, result in run(main).told for seq in seqs}
+    assert told == {1: Confirmed(), 2: Confirmed(), 3: Untried(), 4: Untried()}
+
+
+def test_one_subscription_that_hangs_leaves_room_for_others_and_its_rest_is_given_back() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.answers_at_once = False
+        many = m.start(to("a", 1), *range(1, 1001))
+        await turns(10)
+        (outlet,) = m.opener.made
+        under_way = len(outlet.open)
+        assert 0 < under_way < 600 and m.sink.waiting == 1000 - under_way
+        assert m.sink.under_way_bytes <= outlet.window_bytes / 2 + 2000
+        other = m.start(to("a", 2), 2001)
+        await turns(10)
+        assert outlet.sent[-1] == [2001]
+        m.sink.on_subscription(to("a", 1, paused=True))
+        await turns(3)
+        assert m.sink.waiting == 0
+        outlet.answer()
+        await asyncio.gather(many, other)
+
+    told = {seq: result for seqs, result in run(main).told for seq in seqs}
+    assert len(told) == 1001 and told[2001] == Confirmed()
+    assert {type(told[seq]) for seq in range(1, 1001)} == {Confirmed, Untried}
+    assert told[1] == Confirmed() and told[1000] == Untried()
+
+
+def test_a_broker_that_is_blocked_gets_nothing_until_it_goes_on() -> None:
+    async def main(m: Machine) -> None:
+        await m.deliver(to("a"), 1)
+        (outlet,) = m.opener.made
+        outlet.is_blocked = True
+        task = m.start(to("a"), 2)
+        await turns(20)
+        assert outlet.sent == [[1]] and m.sink.blocked == 1
+        outlet.is_blocked = False
+        await task
+
+    assert run(main).told == [([1], Confirmed()), ([2], Confirmed())]
+
+
+def test_what_had_not_left_when_an_outlet_broke_leaves_by_the_next_one() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.answers_at_once = False
+        task = m.start(to("a"), 1, 2)
+        await turns(10)
+        first = m.opener.made[0]
+        first.is_broken = True
+        first.answer(UNSENT)
+        await turns(20)
+        _, second = m.opener.made
+        assert second.sent == [[1, 2]]
+        second.answer()
+        await task
+
+    assert run(main).told == [([1, 2], Confirmed())]
+
+
+def test_may_begin_is_asked_when_a_message_leaves() -> None:
+    async def main(m: Machine) -> None:
+        ones = [delivery(seq) for seq in (1, 2, 3)]
+        await m.sink.deliver(to("a"), ones, lambda some: some[0].entry.seq != 2, m._tell)
+
+    assert sorted(run(main).told, key=str) == sorted(
+        [([2], Untried()), ([1, 3], Confirmed())], key=str
+    )
+
+
+def test_a_subscription_that_goes_is_let_go_of_while_others_stay() -> None:
+    async def main(m: Machine) -> None:
+        await m.deliver(to("a", 1), 1)
+        await m.deliver(to("a", 2), 2)
+        m.sink.on_subscription(msgspec.structs.replace(to("a", 1), deleted=True))
+        assert m.opener.made[0].left == [1]
+
+    run(main)
+
+
+def test_a_broker_that_is_away_is_said_once_and_so_is_its_return() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.error = OutletError("away")
+        for seq in range(50):
+            await m.deliver(to("a"), seq)
+        assert m.sink.away == 1
+        m.opener.error = None
+        await m.deliver(to("a"), 51)
+        assert m.sink.away == 0
+
+    with capture_logs() as logs:
+        run(main)
+    assert [line["event"] for line in logs] == [
+        "a broker takes nothing",
+        "a broker takes messages again",
+    ]
+
+
+def test_an_unknown_answer_is_told_as_such() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.answers_at_once = False
+        task = m.start(to("a"), 1)
+        await turns(10)
+        m.opener.made[0].answer(unknown("no answer within 1 ms"))
+        await task
+        assert m.sink.counts.answers[Certainty.UNKNOWN] == 1
+
+    assert run(main).told == [([1], Failed("no answer within 1 ms", is_unknown=True))]

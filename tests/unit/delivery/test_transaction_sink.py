@@ -197,3 +197,31 @@ def test_who_is_cancelled_is_told_nothing_and_frees_its_slot() -> None:
     machine = run(main)
     assert sorted(machine.told) == list(range(10, 20))
     assert sum(map(len, machine.fake.batches)) == SLOTS + 10
+
+
+def test_records_that_were_refused_together_go_in_halves_then_singly() -> None:
+    """A batch is refused as a whole; only the record that is refused alone has failed."""
+
+    class Picky(Fake):
+        def commit(
+            self, slot: int, records: Sequence[TopicRecord], rows: bytes, now_ms: int
+        ) -> Committed | Aborted:
+            values = [int(record.value) for record in records]
+            if 5 in values:
+                # 8 was in another batch, and its topic is not there.
+                refused = {index: "too large" for index, one in enumerate(values) if one != 8}
+                neighbours = frozenset(refused)
+                if 8 in values:
+                    refused[values.index(8)] = "no such topic"
+                self.results = [Aborted("bad", refused, neighbours)]
+            return super().commit(slot, records, rows, now_ms)
+
+    async def main(m: Machine) -> None:
+        m.fake = Picky()
+        m.sink = TransactionSink(m.fake, lambda: START_MS, record)
+        await m.deliver(*range(1, 9))
+
+    told = run(main).told
+    assert sorted(told) == [*range(1, 9)]
+    assert told[5] == Failed("Kafka: too large") and told[8] == Failed("Kafka: no such topic")
+    assert all(isinstance(told[seq], Confirmed) for seq in (1, 2, 3, 4, 6, 7))

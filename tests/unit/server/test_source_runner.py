@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from delayserver.decisions.sourcing import WantedSource
-from delayserver.delivery.feeds import Batch, FeedError
-from delayserver.records.sources import OnError, Source, SourceRecord
+from delayserver.delivery.feeds import Batch, FeedError, Health
+from delayserver.records.sources import KnownSource, OnError, SourceRecord
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.server.source_runner import RETRY_MAX_S, RETRY_S, SourceRunner
 from storage.errors import DiskFullError
@@ -21,6 +22,8 @@ WANTED = WantedSource("orders", SUBJECT, KafkaTarget("127.0.0.1:9092", "t"), "du
 
 
 class FakeFeed:
+    identity = "id-1"
+
     def __init__(self, topic: "FakeTopic", offset: int) -> None:
         self.topic, self.offset = topic, offset
 
@@ -50,8 +53,10 @@ class FakeTopic:
         self.closed = 0
         self.shown: dict[int, int] = {}
 
-    async def open(self, source: Source, positions: Mapping[int, int]) -> FakeFeed:
-        self.opened.append(positions.get(0, 0))
+    async def open(self, known: KnownSource, health: Health) -> FakeFeed:
+        self.health = health
+        health(None)
+        self.opened.append(known.state.positions.get(0, 0))
         return FakeFeed(self, self.opened[-1])
 
 
@@ -229,5 +234,30 @@ def test_a_server_without_the_client_says_so() -> None:
         await running.until(lambda: "orders" in runner.errors)
         assert "pip install" in runner.errors["orders"]
         await runner.stop()
+
+    run(test)
+
+
+def test_what_a_feed_says_of_its_health_is_shown_and_logged_once() -> None:
+    async def test(running: Running) -> None:
+        running.topic.values = [b"1"]
+        running.parts.sources.put(WANTED, START_MS)
+        await running.until(lambda: running.topic.shown == {0: 1})
+        assert running.parts.state().identity == "id-1"
+        with capture_logs() as logs:
+            for _ in range(100):
+                running.topic.health("its brokers do not answer")
+            assert running.runner.errors == {"orders": "its brokers do not answer"}
+            assert running.runner.failing() == 1
+            running.topic.health(None)
+        assert not running.runner.errors and running.runner.failing() == 0
+        assert [line["event"] for line in logs] == [
+            "a source cannot be read",
+            "a source is read again",
+        ]
+        running.parts.sources.pause("orders", START_MS)
+        await running.until(lambda: running.topic.closed == 1)
+        running.topic.health("late")
+        assert not running.runner.errors
 
     run(test)
