@@ -226,6 +226,12 @@ class Settings(BaseSettings):
         gt=0,
         description="most bytes of all bodies that have come in part; of heads, likewise",
     )
+    unread_max_bytes: int = Field(
+        128 * MIB,
+        gt=0,
+        description="most bytes of all answers that clients have not read; beyond, the client with"
+        " most of them is cut off",
+    )
     write_timeout_ms: int = Field(
         30 * SECOND_MS, gt=0, description="a client that reads nothing of its answer is cut off"
     )
@@ -414,6 +420,7 @@ _OF_ALL: Final = (
     "schedules_max",
     "sources_max",
     "unfiled_max_bytes",
+    "unread_max_bytes",
     "webhook_connections_max",
 )
 """Limits that the shards of a server keep together."""
@@ -462,6 +469,7 @@ GROUPS: Final = {
         "body_timeout_ms",
         "body_time_max_ms",
         "receiving_max_bytes",
+        "unread_max_bytes",
         "write_timeout_ms",
         "idle_timeout_ms",
     ),

@@ -26,7 +26,7 @@ from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.routed import RoutedHot
 from delayserver.api.finish import Finish
 from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
-from delayserver.api.hot.connection import Connection
+from delayserver.api.hot.connection import Connection, Phase
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
@@ -147,7 +147,19 @@ def make_app(
         answers=calls.gauges.metrics.answers,
     )
     app = with_cors(access, settings.cors_origins) if settings.cors_origins else access
-    return App(app, make_protocol(hot, access, settings), rest, member, cluster)
+    protocol = make_protocol(hot, access, settings)
+    add_gauges(calls.gauges.metrics.gauge, hot, protocol)
+    return App(app, protocol, rest, member, cluster)
+
+
+def add_gauges(
+    gauge: Callable[[str, str, Callable[[], float]], None], hot: Hot, protocol: type[Connection]
+) -> None:
+    """What the connections of a server hold, for its metrics."""
+    held = protocol.receiving.held_bytes
+    gauge("receiving_bytes", "Bodies that have come in part", lambda: held[Phase.BODY])
+    gauge("gathered_bytes", "Publishes that wait to be decided", lambda: hot.gathered_bytes)
+    gauge("unread_bytes", "Answers that clients do not read", lambda: protocol.unread.total_bytes)
 
 
 def with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:

@@ -16,16 +16,18 @@ import base64
 import gc
 import json
 import re
-from collections.abc import Generator
 from typing import Any, Final
 
 import msgpack
 import msgspec
 
 from delayserver.errors import InputError, TooLargeError
+from delayserver.slices import Work
 
 SLICE_BYTES: Final = 256 * 1024
 """What is done at a time: some 20 ms at worst, where each byte is an object."""
+SLICE_ITEMS: Final = 500
+"""That, as `slices` counts."""
 
 _encode = msgspec.json.Encoder().encode
 _MAYBE_NOT_JSON = re.compile(
@@ -37,8 +39,8 @@ _MAYBE_NOT_JSON = re.compile(
 
 def json_items(
     data: bytes, *, count_max: int, item_max_bytes: int, total_max_bytes: int
-) -> Generator[None, None, list[bytes | InputError]]:
-    """The items of a batch as JSON, or what is wrong with them; yields after each slice of work.
+) -> Work[list[bytes | InputError]]:
+    """The items of a batch as JSON, or what is wrong with them, in slices.
 
     Raises InputError for what is no array in MessagePack, TooLargeError."""
     parser = msgpack.Unpacker(max_buffer_size=len(data) + 1)
@@ -60,7 +62,7 @@ def json_items(
                 raise _too_long(item_max_bytes).below(f"/{index}")
             parser.feed(data[fed : fed + SLICE_BYTES])
             fed += SLICE_BYTES
-            yield
+            yield SLICE_ITEMS
         raw = data[start : parser.tell()]
         try:
             item = _json_of(raw, item_max_bytes)
@@ -74,7 +76,7 @@ def json_items(
         done += len(raw)
         if done >= SLICE_BYTES:
             done = 0
-            yield
+            yield SLICE_ITEMS
     if parser.tell() < len(data):
         raise InputError(f"{len(data) - parser.tell()} bytes follow the batch")
     return items

@@ -33,6 +33,8 @@ from delayserver.schedule.wheel_rows import ROUTE_NUMBER
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
 
+HELD_MIN = 8
+"""Of more messages the queues are asked at once which they hold."""
 Refusal = ConflictError | DamageError | NotFoundError
 """Why one of many messages was not cancelled."""
 
@@ -126,10 +128,15 @@ class Cancels:
             is_done = self._cancel_plain(seqs, dues_ms, subject_ids)
             others = np.flatnonzero(~is_done).tolist()
         names = self._sequencer.subject_names
+        held = None
+        if len(others) > HELD_MIN:
+            held = self._messages.held(seqs[others].tolist())
         for index in others:
             subject = names.get(int(subject_ids[index]), "")
             try:
-                self._messages.cancel(int(seqs[index]), int(dues_ms[index]), subject=subject)
+                self._messages.cancel(
+                    int(seqs[index]), int(dues_ms[index]), subject=subject, held=held
+                )
             except (ConflictError, DamageError, NotFoundError) as error:
                 refusals[index] = error
         return refusals

@@ -70,16 +70,37 @@ class Events:
     ) -> tuple[list[Watcher], int | None]:
         """Messages older than `before_seq` that an event for the key would complete, the first
         ones from a seq on; and where to go on (None: these were the last)."""
+        from_seq = max(from_seq, self._watches.settled_before(key))
         watchers = self._watches.of(key, from_seq, EVENT_MESSAGES_MAX)
         older = [watcher for watcher in watchers if watcher.seq < before_seq]
         next_seq = older[-1].seq + 1 if len(older) == EVENT_MESSAGES_MAX else None
-        return [watcher for watcher in older if self._waits(watcher)], next_seq
+        states = [self._state(watcher) for watcher in older]
+        settled = [
+            watcher
+            for watcher, state in zip(older, states, strict=True)
+            if self._is_settled(watcher, state)
+        ]
+        if settled:
+            are_first = from_seq <= self._watches.settled_before(key)
+            are_all = are_first and len(settled) == len(older)
+            self._watches.let_go(key, settled, older[-1].seq + 1 if are_all else 0)
+        pairs = zip(older, states, strict=True)
+        return [watcher for watcher, state in pairs if state is State.SCHEDULED], next_seq
 
-    def _waits(self, watcher: Watcher) -> bool:
+    def _state(self, watcher: Watcher) -> State:
+        """Where a message is; CANCELLED also if an event has fired it, since it watches nothing any
+        more."""
         change = self._sequencer.changes(watcher.seq).get(0)
         if change is not None and change.state in (ChangeState.CANCELLED, ChangeState.FIRED):
-            return False
-        return self._messages.locate(watcher.seq, watcher.due_ms).state is State.SCHEDULED
+            return State.CANCELLED
+        return self._messages.locate(watcher.seq, watcher.due_ms).state
+
+    def _is_settled(self, watcher: Watcher, state: State) -> bool:
+        """Whether no event can complete a message any more, whatever happens: it was delivered to
+        all, or cancelled, which may be rolled back for a while. A dead letter may be redriven."""
+        if state is State.CANCELLED:
+            return not self._sequencer.has_fresh_change(watcher.seq)
+        return state is State.DELIVERED
 
     def entry(self, watcher: Watcher) -> ScheduleEntry:
         """The schedule row where the body of a message is found."""
@@ -111,7 +132,7 @@ class Events:
         done = Completed([], [], watchers[count:], None)
         for watcher in watchers[:count]:
             # Meanwhile it may have fallen due, or somebody else cancelled it.
-            if not self._waits(watcher):
+            if self._state(watcher) is not State.SCHEDULED:
                 continue
             try:
                 if watcher.on_event == OnEvent.CANCEL:

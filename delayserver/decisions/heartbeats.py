@@ -7,8 +7,10 @@
 A dead man's switch. What it says is durable, when it was renewed last is not: a renewal has to be
 cheap, since there is nothing but renewals while all is well. So a heartbeat may fire up to a
 restart and one timeout late, and never early: while the server was down nobody could renew it, so
-every heartbeat begins its whole timeout anew when the server starts. It fires exactly once, crash
-or not, since its message and its end are one group.
+every heartbeat begins its whole timeout anew when the server starts. So does one whose timeout was
+over while the process stood still for longer than that; after a shorter stand-still the server
+reads what has come before it lets one fire. It fires exactly once, crash or not, since its message
+and its end are one group.
 
 A deadline is moved by writing a number. The timeout that was set before comes too early then, finds
 the number, and is set again: one timeout per heartbeat and period, whatever the rate of renewals.
@@ -34,6 +36,7 @@ from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.tables import Heartbeat, heartbeat_key
+from delayserver.slices import TurnBudget
 from delayserver.timers.interface import Handle
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Catalog, Table
@@ -42,6 +45,8 @@ from storage.rows import RecordKind
 
 RETRY_MS = 1000
 """What could not be recorded (the disk is full) is tried again after this."""
+FIRE_ITEMS = 5
+"""What one takes that fires: its message and its end are recorded."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Heartbeat).decode
@@ -83,6 +88,8 @@ class Heartbeats:
         """Definitions since the last checkpoint."""
         self._due: deque[tuple[str, _Beat]] = deque()
         self._is_started = False
+        self._stood_until_ms = self._stood_ms = 0
+        """Until when the event loop stood still the last time, on the stopwatch, and how long."""
         self.renewed_total = 0
         self.fired_total = 0
 
@@ -155,16 +162,34 @@ class Heartbeats:
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
-    def fire_due(self, now_ms: int, most: int) -> bool:
-        """Publish the messages of those whose time is up, `most` at once; True: there are more."""
-        while self._due and most:
+    def on_stand_still(self, stood_ms: int) -> None:
+        """The event loop has stood still for so long until now. Nobody could renew a heartbeat with
+        a shorter timeout meanwhile: those begin it anew, as at a start."""
+        self._stood_until_ms = self._timeouts.stopwatch()
+        self._stood_ms = stood_ms
+
+    def _began_anew(self, beat: _Beat) -> bool:
+        """Whether a heartbeat whose time is up begins it anew."""
+        since_ms = self._stood_until_ms - self._stood_ms
+        if not since_ms < beat.expires_ms <= self._stood_until_ms:
+            return False
+        if beat.timeout_ms > self._stood_ms:
+            return False
+        beat.expires_ms = self._stood_until_ms + beat.timeout_ms
+        return True
+
+    def fire_due(self, now_ms: int, budget: TurnBudget) -> bool:
+        """Publish the messages of those whose time is up, as far as the budget reaches; True: there
+        are more."""
+        while self._due and budget:
+            budget.spend()
             key, beat = self._due.popleft()
             if self._beats.get(key) is not beat:
                 continue
             if beat.expires_ms > self._timeouts.stopwatch():
                 self._arm(key, beat)
                 continue
-            most -= 1
+            budget.spend(FIRE_ITEMS)
             try:
                 self._fire(key, now_ms)
             except OverloadedError:
@@ -227,7 +252,7 @@ class Heartbeats:
 
     def _wake(self, key: str, beat: _Beat) -> None:
         beat.handle = None
-        if beat.expires_ms > self._timeouts.stopwatch():
+        if beat.expires_ms > self._timeouts.stopwatch() or self._began_anew(beat):
             self._arm(key, beat)
         else:
             self._due.append((key, beat))

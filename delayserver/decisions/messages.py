@@ -8,7 +8,7 @@ loop.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -162,7 +162,27 @@ class Messages:
         """Where the message that was published with `seq` for `due_ms` is; always definite (I5)."""
         return self._locate(seq, due_ms, self._sequencer.changes(seq))
 
-    def _locate(self, seq: int, due_ms: int, changes: dict[int, Change]) -> Located:
+    def held(self, seqs: Iterable[int]) -> Container[int]:
+        """The rows of messages, by their seqs, that are in queues or on their way: those that the
+        messages have now, and those that they had."""
+        rows: set[int] = set()
+        for seq in seqs:
+            rows.add(seq)
+            rows.update(change.entry_seq for change in self._sequencer.changes(seq).values())
+        return self._dispatcher.holding(rows)
+
+    def _locate(
+        self,
+        seq: int,
+        due_ms: int,
+        changes: dict[int, Change],
+        held: Container[int] | None = None,
+    ) -> Located:
+        """`held`: where the caller has asked for many messages (`held`) in the same turn."""
+
+        def holds(entry: ScheduleEntry) -> bool:
+            return self._dispatcher.holds(entry) if held is None else entry.seq in held
+
         change = changes.get(0)
         entry = (
             ScheduleEntry(change.entry_seq, change.due_ms) if change else ScheduleEntry(seq, due_ms)
@@ -175,7 +195,7 @@ class Messages:
             return Located(State.SCHEDULED, entry)
         # With several subscriptions it is on its way until it ended at all of them.
         several = len(changes.keys() - {0}) > 1
-        delivering = self._dispatcher.holds(entry)
+        delivering = holds(entry)
         retry: Located | None = None
         dead = discarded = ended = False
         for subscription_id, per_subscription in changes.items():
@@ -190,7 +210,7 @@ class Messages:
                 retry = Located(
                     State.SCHEDULED, again, per_subscription.attempt - 1, subscription_id
                 )
-            elif self._dispatcher.holds(again):
+            elif holds(again):
                 delivering = True
             else:
                 ended = True
@@ -248,15 +268,16 @@ class Messages:
         subject: str = "",
         *,
         event: bytes = b"",
+        held: Container[int] | None = None,
     ) -> Group | None:
         """Cancel a message; it never fires once the group is durable (None: it is) (I5).
 
         `subject`: where the caller knows it, so that it is counted there. `event`: the watch key,
-        sealed, if it was an event. Raises ConflictError with the state, PreconditionError,
-        NotFoundError. A message that is
-        cancelled already is so whatever was expected: the answer to the first call may be lost."""
+        sealed, if it was an event; `held`: as `held` says for many of them. Raises ConflictError
+        with the state, PreconditionError, NotFoundError. A message that is cancelled
+        already is so whatever was expected: the answer to the first call may be lost."""
         changes = self._sequencer.changes(seq)
-        located = self._locate(seq, due_ms, changes)
+        located = self._locate(seq, due_ms, changes, held)
         if located.state is State.CANCELLED:
             # The cancel that is there may not be durable: who is told "cancelled" before it is
             # would see the message fire after a crash (I5).

@@ -13,6 +13,7 @@ Cost: 1 µs to encode one of many. Threads: pure.
 
 from collections.abc import Sequence
 from copy import copy
+from typing import Final
 
 import msgspec
 
@@ -29,6 +30,7 @@ from delayserver.records.message import (
     encode_payloads,
 )
 from delayserver.records.tracecontext import Trace, with_trace
+from delayserver.slices import Work
 from storage.frame import CRC_BYTES, crcs_of, seal, sealed_crc
 
 
@@ -87,6 +89,12 @@ class PublishBatch(msgspec.Struct):
             return _subjects_of(options[index]) if options else set()
         return set().union(*map(_subjects_of, options))
 
+    def extend(self, more: "PublishBatch") -> None:
+        """Add the messages of another batch, but for their options."""
+        for name in self.__struct_fields__:
+            if name != "options":
+                getattr(self, name).extend(getattr(more, name))
+
     def select(self, indexes: Sequence[int]) -> "PublishBatch":
         """Some of the messages."""
         *columns, options = (getattr(self, name) for name in self.__struct_fields__)
@@ -103,22 +111,38 @@ def _subjects_of(options: MessageOptions | None) -> set[str]:
     return {one for one in (outcomes.delivered, outcomes.dead) if one is not None}
 
 
+SEALED_ROWS: Final = 1_000
+"""Messages that are sealed at a time."""
+
+
 class SealedBatch:
     """A batch with its payloads as they will be logged: encoded, and their checksums."""
 
-    def __init__(self, batch: PublishBatch) -> None:
+    def __init__(self, batch: PublishBatch, payloads: list[bytes] | None = None) -> None:
+        """`payloads`: where they are encoded already."""
         self.batch = batch
-        self.payloads = encode_payloads(
-            batch.bodies,
-            batch.contents,
-            batch.keys,
-            batch.headers,
-            batch.watches,
-            batch.options,
-        )
+        self.payloads = _encoded(batch, 0, len(batch)) if payloads is None else payloads
         self.crcs = crcs_of(self.payloads)
+        self._digests: list[int] | None = None
         self.key_hashes: list[bytes] = []
         """Empty: not known, or there are none."""
+
+    @classmethod
+    def sealing(cls, batch: PublishBatch) -> Work["SealedBatch"]:
+        """The same, in slices, if it is long; nothing of it depends on what happens meanwhile."""
+        count = len(batch)
+        if count <= SEALED_ROWS:
+            return cls(batch)
+        payloads: list[bytes] = []
+        for start in range(0, count, SEALED_ROWS):
+            payloads += _encoded(batch, start, start + SEALED_ROWS)
+            yield SEALED_ROWS // 4
+        made = cls(batch, payloads)
+        if any(batch.keys):
+            yield SEALED_ROWS // 4
+            made.digests()
+            yield count // 20
+        return made
 
     @property
     def total_bytes(self) -> int:
@@ -128,6 +152,11 @@ class SealedBatch:
     def digests(self) -> list[int]:
         """The digest of the content of each message with a key (`delayserver.records.content`), 0
         of the others."""
+        if self._digests is None:
+            self._digests = self._find_digests()
+        return self._digests
+
+    def _find_digests(self) -> list[int]:
         batch, datas, crcs = self.batch, self.payloads, self.crcs
         if any(batch.headers):
             datas, crcs = datas.copy(), crcs.copy()
@@ -148,8 +177,20 @@ class SealedBatch:
         chosen.batch = self.batch.select(indexes)
         chosen.payloads = [self.payloads[index] for index in indexes]
         chosen.crcs = [self.crcs[index] for index in indexes]
-        chosen.key_hashes = []
+        chosen.key_hashes, chosen._digests = [], None
         return chosen
+
+
+def _encoded(batch: PublishBatch, start: int, end: int) -> list[bytes]:
+    """The payloads of some of the messages of a batch."""
+    return encode_payloads(
+        batch.bodies[start:end],
+        batch.contents[start:end],
+        batch.keys[start:end],
+        batch.headers[start:end],
+        batch.watches[start:end],
+        batch.options[start:end],
+    )
 
 
 def stored(message: NewMessage, sealed: bytes) -> bytes:

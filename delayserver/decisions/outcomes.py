@@ -28,7 +28,7 @@ Cost: columns for what consumers take and acknowledge, about 10 µs for a webhoo
 for a retry. Threads: belongs to the event loop.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,12 +91,13 @@ from delayserver.records.subscriptions import (
 from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
+from delayserver.slices import Slices, Work
 from delayserver.timers.timeouts import Timeouts
 from storage.frame import seal
 from storage.rows import RecordKind
 
-RECORDS_TURN_MAX = 500
-"""Leased deliveries that are recorded in one turn of the event loop."""
+RECORD_ITEMS = 2
+"""What a delivery takes that is recorded, as `slices` counts."""
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 
@@ -121,7 +122,6 @@ class Replayable:
 class _Recording:
     """Deliveries that take a record each."""
 
-    left: deque[Some]
     record: Callable[[DueDelivery, int], None]
     reason: str | None
     """Why the attempts have failed; None: there were none."""
@@ -129,6 +129,8 @@ class _Recording:
     """When they have."""
     done: Callable[[Exception | None], None]
     """Called once, when all records are durable, or with what kept one from being so."""
+    group: Group | None = None
+    """The last one that has some of them."""
     not_durable: int = 1
     """Groups that have some of them, and one until all are decided."""
     error: Exception | None = None
@@ -139,6 +141,13 @@ class _Recording:
             return None
         began_ms = leased_ms or self.ended_ms
         return Failed(self.reason, tried=Tried(began_ms, max(0, self.ended_ms - began_ms)))
+
+    def is_in(self, group: Group | None) -> None:
+        """A record was put into this group, or an older one."""
+        if group is not None and group is not self.group:
+            self.group = group
+            self.not_durable += 1
+            group.when_durable(self.told)
 
     def told(self, error: Exception | None) -> None:
         """One of `not_durable` is."""
@@ -171,6 +180,12 @@ def _from_now(options: MessageOptions | None, now_ms: int) -> MessageOptions | N
     return None if options is None else msgspec.structs.replace(options, since_ms=now_ms)
 
 
+def _decided(nothing: None, error: Exception | None) -> None:
+    """All records are in their groups."""
+    if error is not None:
+        raise error
+
+
 def _nobody(expired: list[str], error: Exception | None) -> None:
     """Nobody waits for the answer."""
 
@@ -193,13 +208,13 @@ class Outcomes:
         epoch: str,
         random: Callable[[], float],
         given_up: Callable[[DueDelivery, str], None],
-        call_soon: Callable[[Callable[[], None]], None],
+        slices: Slices,
         group_retry_max_ms: int,
     ) -> None:
         """`epoch`: what the tokens of this process's leases begin with; `random`: from 0 to 1;
-        `given_up`: told of each delivery that has no attempt left, and why; `call_soon`: has a
-        function called in another turn of the event loop; `group_retry_max_ms`: a retry of a
-        message with a group waits no longer: how far ahead hours are loaded at a start."""
+        `given_up`: told of each delivery that has no attempt left, and why; `slices`: in which
+        what needs many records is recorded; `group_retry_max_ms`: a retry of a message with a
+        group waits no longer: how far ahead hours are loaded at a start."""
         self._group_retry_max_ms = group_retry_max_ms
         self._registry = registry
         self._sequencer = sequencer
@@ -212,9 +227,7 @@ class Outcomes:
         self._timeouts = timeouts
         self._random = random
         self._given_up = given_up
-        self._call_soon = call_soon
-        self._recordings: deque[_Recording] = deque()
-        self.records_turn = RECORDS_TURN_MAX
+        self._slices = slices
         self.leases = Leases(epoch, timeouts, self._on_expired)
         self.retried_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many deliveries were tried again since the start, by subject id."""
@@ -344,33 +357,19 @@ class Outcomes:
     ) -> None:
         """Call `record` for each delivery; for the first ones now. `reason`: why its attempt has
         failed; None: none was made."""
-        self._recordings.append(_Recording(deque(some), record, reason, now_ms, done))
-        if len(self._recordings) == 1:
-            self._record_some(now_ms)
+        recording = _Recording(record, reason, now_ms, done)
+        self._slices.begin(self._recorded(list(some), recording, now_ms), _decided)
 
-    def _record_some(self, now_ms: int) -> None:
-        free = self.records_turn
-        while self._recordings and free:
-            recording = self._recordings[0]
-            while recording.left and free:
-                deliveries, which = recording.left.popleft()
-                if len(which) > free:
-                    recording.left.appendleft(Some(deliveries, which[free:]))
-                    which = which[:free]
-                free -= len(which)
-                failed = recording.failed(deliveries.leased_ms)
-                for delivery in Some(deliveries, which).each():
-                    recorded = delivery if failed is None else _failed(delivery, failed, now_ms)
-                    recording.record(recorded, now_ms)
-            group = self._groups.not_durable()
-            if group is not None:
-                recording.not_durable += 1
-                group.when_durable(recording.told)
-            if not recording.left:
-                self._recordings.popleft()
-                recording.told(None)
-        if self._recordings:
-            self._call_soon(lambda: self._record_some(self._dispatcher.now_ms))
+    def _recorded(self, some: list[Some], recording: _Recording, now_ms: int) -> Work[None]:
+        for deliveries, which in some:
+            failed = recording.failed(deliveries.leased_ms)
+            for delivery in Some(deliveries, which).each():
+                recorded = delivery if failed is None else _failed(delivery, failed, now_ms)
+                recording.record(recorded, now_ms)
+                recording.is_in(self._groups.not_durable())
+                yield RECORD_ITEMS
+                now_ms = max(now_ms, self._dispatcher.now_ms)
+        recording.told(None)
 
     def _retry_leased(self, delay_ms: int, delivery: DueDelivery, now_ms: int) -> None:
         subscription = self._registry.by_id(delivery.subscription_id)
@@ -514,16 +513,18 @@ class Outcomes:
         ):
             self._pause(subscription.id, FAILURES)
 
-    def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
-        """A delivery is too old to be attempted: it is a dead letter."""
-        self._bury(delivery, reason, now_ms, delivery.attempt - 1)
+    def on_outdated(self, deliveries: Deliveries, reason: str, now_ms: int) -> None:
+        """Deliveries are too old to be attempted: they are dead letters."""
+        some = Some(deliveries, np.arange(len(deliveries)))
+        self._record_each([some], partial(self._bury_untried, reason), None, now_ms)
 
     def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Deliveries have outlived their messages' time to live: they are dead letters."""
-        self._record_each([Some(deliveries, which)], self._bury_expired, None, now_ms)
+        bury = partial(self._bury_untried, EXPIRED)
+        self._record_each([Some(deliveries, which)], bury, None, now_ms)
 
-    def _bury_expired(self, delivery: DueDelivery, now_ms: int) -> None:
-        self._bury(delivery, EXPIRED, now_ms, delivery.attempt - 1)
+    def _bury_untried(self, reason: str, delivery: DueDelivery, now_ms: int) -> None:
+        self._bury(delivery, reason, now_ms, delivery.attempt - 1)
 
     def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         """A delivery is all that is left of a message, and its subscription `left_by` is gone.
@@ -668,7 +669,8 @@ class Outcomes:
             else:
                 # It keeps its place, and others of its group wait for it.
                 self._dispatcher.keep_turn(*place, change.entry_seq)
-            self._pump(delivery.subscription_id)
+            # Once for all deliveries of the group.
+            self._dispatcher.pump_soon(delivery.subscription_id)
 
         sequencer.group.effects.append(concluded)
 

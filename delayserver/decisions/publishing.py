@@ -52,6 +52,7 @@ from delayserver.records.message import (
 from delayserver.records.message_id import ID_BYTES
 from delayserver.records.tables import ChangeState, KeyEntry, pack_key_values
 from delayserver.schedule.wheel_rows import route_of
+from delayserver.slices import Work, at_once
 from storage.frame import seal
 from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind
 
@@ -136,7 +137,12 @@ class Publishing:
         return self._duplicate(known)
 
     def publish_batch(self, batch: PublishBatch, now_ms: int) -> AcceptedBatch:
-        """Accept all messages or none, in order.
+        """As `publishing_batch`, at once."""
+        return at_once(self.publishing_batch(batch, now_ms))
+
+    def publishing_batch(self, batch: PublishBatch, now_ms: int) -> Work[AcceptedBatch]:
+        """Accept all messages or none, in order. A long batch is made ready in slices, and decided
+        at the moment behind them.
 
         Raises KeyConflictError (one message) or InputErrors (several) for keys that stand for other
         content, OverloadedError, DiskReserveError, StoppingError."""
@@ -145,7 +151,9 @@ class Publishing:
             one = self.publish_one(batch.message(0), now_ms)
             duplicates = {0: one} if one.duplicate else {}
             return AcceptedBatch(bytes.fromhex(one.message_id), duplicates, one.group, one.seq)
-        new = self._admitted(batch)
+        self.refuse_when_disk_is_low()
+        new = yield from SealedBatch.sealing(batch)
+        self._admit(new)
         taken = {} if self._are_new_keys(new) else self._look_up_keys(batch, new, now_ms)
         return self._accept_some(new, taken) if taken else self._accept_all(new)
 
@@ -155,16 +163,15 @@ class Publishing:
         None if one key may be taken: nothing was decided then. The caller asks for each request
         alone, so that none is refused for another's sake. Raises OverloadedError, DiskReserveError,
         StoppingError: nothing was decided either."""
-        new = self._admitted(batch)
+        new = SealedBatch(batch)
+        self._admit(new)
         return self._accept_all(new) if self._are_new_keys(new) else None
 
-    def _admitted(self, batch: PublishBatch) -> SealedBatch:
-        """The messages, sealed, where nothing but their keys may speak against them."""
+    def _admit(self, new: SealedBatch) -> None:
+        """Refuse messages that something but their keys speaks against."""
         self.refuse_when_disk_is_low()
-        new = SealedBatch(batch)
         self._groups.admit(new.total_bytes)
-        self.admit_subjects({*batch.subjects, *batch.outcome_subjects()})
-        return new
+        self.admit_subjects({*new.batch.subjects, *new.batch.outcome_subjects()})
 
     def admit(self, subject: str, total_bytes: int) -> int:
         """Refuse what cannot be accepted now; returns the number of the subject, which may be new.
@@ -357,9 +364,7 @@ class Publishing:
             sequencer.put_keys(last_seq, pairs)
         group = sequencer.group
         if has_watches:
-            for seq, due_ms, watch in zip(seqs, dues_ms, batch.watches, strict=True):
-                if watch is not None:
-                    self._watches.add(group, seq, due_ms, watch)
+            self._watches.add_many(group, zip(seqs, dues_ms, batch.watches, strict=True))
         routes = subject_ids
         if publishes.subscription_ids:
             routes = list(map(route_of, subject_ids, publishes.subscription_ids))

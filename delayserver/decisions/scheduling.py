@@ -144,6 +144,8 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         self._table = DueTable()
         self._held_until_ms = stopwatch()
         """Nothing is run before the stopwatch shows this."""
+        self._next_row = 0
+        """Of the schedules that are due, whose turn is next."""
         self._is_started = False
         self.runs_total = 0
         self.skipped_total = 0
@@ -226,14 +228,18 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         if self._stopwatch() < self._held_until_ms or self._table.next_ms() > now_ms:
             return False
         steps = 0
-        for row in self._table.due(now_ms, STEPS_MAX):
+        rows = self._table.due(now_ms, STEPS_MAX, self._next_row)
+        # A schedule that has a month to catch up with does not hold up one that is on time.
+        share = max(1, STEPS_MAX // len(rows))
+        for row in rows:
+            self._next_row = row + 1
             try:
                 self._admit()
             except (OverloadedError, DiskReserveError, StoppingError):
                 # What is stopping leaves them to the next process.
                 self._held_until_ms = self._stopwatch() + RETRY_MS
                 return False
-            steps += self._step(row, now_ms, STEPS_MAX - steps)
+            steps += self._step(row, now_ms, share)
             if steps >= STEPS_MAX:
                 break
         self._groups.wake()

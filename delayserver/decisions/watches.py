@@ -8,14 +8,16 @@ until a checkpoint has them in the catalog, as with everything that is decided o
     table WATCHES   length of the key u16 │ key │ message seq u64  →  published due time, on_event
 
 It names messages, and does not follow them: where one is now, and whether it still waits, is asked
-of `Messages.locate`. An entry disappears with the event that used it, and with its message.
+of `Messages.locate`. An entry disappears with the event that used it, with its message, and when an
+event finds that its message is settled: then nothing can complete it any more (`let_go`). So an
+event does not walk over all that was delivered in a day with a key such as `user:7`.
 
 Cost: O(1) per key of a message; a look-up scans as many entries of one key as it asks for.
 Threads: belongs to the event loop; the functions are pure.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
@@ -44,17 +46,23 @@ _seq: Callable[[Watcher], int] = attrgetter("seq")
 class _Fresh(Overlay[str, list[Watcher]]):
     """An overlay of lists, which only grow until a checkpoint covers them."""
 
-    def add(self, group: Group, key: str, watcher: Watcher) -> None:
-        watchers = self._newest.values.setdefault(key, [])
-        watchers.append(watcher)
-        self._newest.last_seq = watcher.seq
-        group.undo.append(lambda: self._take_back(watchers, watcher))
+    def add(self, pairs: Iterable[tuple[str, Watcher]]) -> Callable[[], None]:
+        """Add watchers under keys; returns how to take them back."""
+        values = self._newest.values
+        added: list[list[Watcher]] = []
+        for key, watcher in pairs:
+            watchers = values.get(key)
+            if watchers is None:
+                watchers = values[key] = []
+            watchers.append(watcher)
+            added.append(watchers)
+            self._newest.last_seq = watcher.seq
 
-    @staticmethod
-    def _take_back(watchers: list[Watcher], watcher: Watcher) -> None:
-        # Undone in reverse order.
-        assert watchers[-1] is watcher
-        watchers.pop()
+        def take_back() -> None:
+            for watchers in reversed(added):
+                watchers.pop()
+
+        return take_back
 
     def of(self, key: str, from_seq: int, most: int) -> Iterator[Watcher]:
         for generation in self._generations:
@@ -66,15 +74,31 @@ class _Fresh(Overlay[str, list[Watcher]]):
 class Watches:
     """The index of watch keys."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(
+        self, catalog: Catalog, forget: Callable[[list[bytes]], None] = lambda keys: None
+    ) -> None:
+        """`forget`: has keys of the table WATCHES removed with a checkpoint to come."""
         self._catalog = catalog
+        self._forget = forget
         self._fresh = _Fresh()
+        self._settled_before: dict[str, int] = {}
+        """By key, the seq before which all its messages are settled, until the next checkpoint has
+        removed them."""
 
     def add(self, group: Group, seq: int, due_ms: int, watch: Watch) -> None:
         """A message of the open group watches these keys."""
-        watcher = Watcher(seq, due_ms, watch.on_event)
-        for key in watch.keys:
-            self._fresh.add(group, key, watcher)
+        self.add_many(group, [(seq, due_ms, watch)])
+
+    def add_many(self, group: Group, messages: Iterable[tuple[int, int, Watch | None]]) -> None:
+        """Messages of the open group, each with its seq and due time, watch keys; None: none."""
+        group.undo.append(
+            self._fresh.add(
+                (key, Watcher(seq, due_ms, watch.on_event))
+                for seq, due_ms, watch in messages
+                if watch is not None
+                for key in watch.keys
+            )
+        )
 
     def of(self, key: str, from_seq: int, most: int) -> list[Watcher]:
         """Messages that were published with that watch key and that no event for it has completed,
@@ -89,6 +113,19 @@ class Watches:
         watchers |= {watcher.seq: watcher for watcher in self._fresh.of(key, from_seq, most)}
         return [watchers[seq] for seq in sorted(watchers)[:most]]
 
+    def let_go(self, key: str, settled: list[Watcher], before_seq: int) -> None:
+        """These messages watch the key and are settled for good. Before `before_seq` no other
+        message watches it (0: nobody knows)."""
+        if settled:
+            self._forget([watch_key(key, watcher.seq) for watcher in settled])
+        if before_seq:
+            self._settled_before[key] = before_seq
+
+    def settled_before(self, key: str) -> int:
+        """A seq before which no message that watches the key can be completed."""
+        return self._settled_before.get(key, 0)
+
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""
+        self._settled_before.clear()
         self._fresh.prune(through_seq)

@@ -40,10 +40,12 @@ rows are dropped. Threads: belongs to the event loop.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from delayserver.delivery.catch_up import Pace
-from delayserver.delivery.deadlines import Deadlines
+from delayserver.delivery.deadlines import LEFT_MAX, Deadlines
 from delayserver.delivery.lane import Lane, Room
 from delayserver.delivery.ranks import Ranks
 from delayserver.delivery.single_file import SingleFile
@@ -52,6 +54,9 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import ROUTE_GROUP, ROUTE_OPTIONS, FiredRows
 from delayserver.timers.rates import Rate, TokenBucket
 from storage.rows import select
+
+EXPIRED_ROWS_MAX: Final = 8192
+"""Rows that are taken out at once since they have expired."""
 
 
 class Instant(NamedTuple):
@@ -77,6 +82,8 @@ class Backlog:
         self._suspects = Ranks()
         self.suspects_out: set[int] = set()
         """Those that were handed out, by seq, and are not settled."""
+        self._expired = Lane()
+        """Rows that were taken out of the others, to be given up."""
         self.deadlines: Deadlines | None = None
         """Where rows have come that may expire."""
         self.single_file: SingleFile | None = None
@@ -128,7 +135,7 @@ class Backlog:
     @property
     def count(self) -> int:
         """How many rows wait."""
-        count = sum(lane.count for lane in self._lanes())
+        count = sum(lane.count for lane in self._lanes()) + self._expired.count
         return count if self.single_file is None else count + self.single_file.count
 
     def _lanes(self) -> tuple[Ranks, ...]:
@@ -136,13 +143,14 @@ class Backlog:
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
-        firsts = [lane.first_ms() for lane in self._lanes()]
+        firsts = [self._expired.first_ms(), *(lane.first_ms() for lane in self._lanes())]
         if self.single_file is not None:
             firsts.append(self.single_file.first_ms())
         return min((first for first in firsts if first is not None), default=None)
 
     def slices(self) -> Iterator[FiredRows]:
         """All rows that wait, in the order of the lanes."""
+        yield from self._expired.slices
         yield from self._suspects.slices()
         yield from self._returned.slices()
         yield from self._late.slices()
@@ -152,8 +160,10 @@ class Backlog:
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here."""
-        return any(lane.holds(entry) for lane in self._lanes()) or (
-            self.single_file is not None and self.single_file.holds(entry)
+        return (
+            self._expired.holds(entry)
+            or any(lane.holds(entry) for lane in self._lanes())
+            or (self.single_file is not None and self.single_file.holds(entry))
         )
 
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
@@ -384,19 +394,25 @@ class Backlog:
         as with `pop`."""
         if self.deadlines is None:
             return []
-        while len(seqs := self.deadlines.pop(now_ms, rows_max)):
-            found = Lane()
+        while not self._expired.count:
+            # Many at once, since all that waits is looked through for them.
+            seqs = self.deadlines.pop(now_ms, EXPIRED_ROWS_MAX)
+            if not len(seqs):
+                return []
             taken = [fired for lane in self._lanes() for fired in lane.take(seqs)]
             if self.single_file is not None:
                 taken += self.single_file.take(seqs)
             for fired in taken:
-                found.push(fired)
-            if found.count:
-                taken = found.pop(Room(rows_max, bytes_max))
-                for fired in found.slices:  # No place is better: they are dead anyway.
-                    self.come_back(fired)
-                return taken
-        return []
+                self._expired.push(fired)
+        return self._expired.pop(Room(rows_max, bytes_max))
+
+    def let_go(self) -> None:
+        """Forget the deadlines of rows that have left, if they are many."""
+        deadlines = self.deadlines
+        if deadlines is None or deadlines.count <= LEFT_MAX + self.count:
+            return
+        waiting = [np.empty(0, np.uint64), *(fired.rows["seq"] for fired in self.slices())]
+        deadlines.keep(np.concatenate(waiting))
 
     def wait_ms(self, instant: Instant) -> int | None:
         """How long until more rows may leave, though nothing else happens; after `ready` or `pop`

@@ -30,7 +30,7 @@ SHARE: Final = 8
 """A queue or host holds at most so many times the connections that are free."""
 FEW: Final = 32
 """So many connections are too few to keep some back."""
-LOOKS_MAX: Final = 64
+LOOKS_MAX: Final = 16
 """Queues that are served in one turn of the event loop."""
 
 

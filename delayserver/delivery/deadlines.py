@@ -4,17 +4,19 @@ Nobody reads the payload of a row before it leaves, and a row does not say when 
 with options that still wait are read once for that, some in a turn of the event loop, and what is
 kept is a moment and a number:
 
-    note ──▶ unread ──▶ (read) ──▶ add ──▶ buckets of STEP_MS ──▶ pop: their time is over
+    note ──▶ unread ──▶ (read) ──▶ add ──▶ parts, each sorted by moment ──▶ pop: their time is over
 
 A row may have left by the time that its deadline comes, and be here twice if it came back: whoever
 takes rows out takes those that are there. What leaves before it was read, or within the last
 STEP_MS, is looked at as it leaves (`Deliveries.expired`). Where nothing waits, nothing is read.
 
-Cost: nothing for rows without options; for the others a read of the payload and 16 bytes, and per
-bucket a list and an entry of a heap. Threads: belongs to the event loop.
+Deadlines of rows that have left are let go (`keep`) when they are more than those of the rows that
+wait: a message that was acknowledged at once and had a week to live does not stand here for a week.
+
+Cost: nothing for rows without options; for the others a read of the payload and 16 bytes, which are
+sorted some ten times. Threads: belongs to the event loop.
 """
 
-from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
@@ -23,25 +25,27 @@ from numpy.typing import NDArray
 from delayserver.delivery.deliveries import NEVER_MS
 from delayserver.delivery.lane import Lane, Room
 from delayserver.schedule.wheel_rows import FiredRows
+from storage.rows import is_among, select
 
 EXPIRED: Final = "expired"
 """Why a delivery was given up that would begin too late for the time to live of its message."""
 STEP_MS: Final = 100
 """Rows whose deadlines are no further apart may be given up together, the later of them on time."""
-_PARTS_MAX = 16
+LEFT_MAX: Final = 4096
+"""So many deadlines of rows that have left may stand here, or as many as rows wait."""
+_DEADLINE = np.dtype([("at_ms", "<i8"), ("seq", "<u8")])
 
 
 class Deadlines:
     """When rows of one queue expire."""
 
-    __slots__ = ("_buckets", "_steps", "_unread", "is_reading")
+    __slots__ = ("_parts", "_unread", "is_reading")
 
     def __init__(self) -> None:
         self._unread = Lane()
-        self._buckets: dict[int, list[NDArray[np.uint64]]] = {}
-        """Seqs, by the step at whose end they have expired."""
-        self._steps: list[int] = []
-        """A heap: the keys of the buckets."""
+        self._parts: list[NDArray[np.void]] = []
+        """Moments that are multiples of STEP_MS, and seqs, sorted (_DEADLINE); none is empty, and
+        each is at least twice as long as the one behind it, or has lost what is over."""
         self.is_reading = False
         """Rows are being read, or are about to be."""
 
@@ -51,7 +55,12 @@ class Deadlines:
         return self._unread.count > 0
 
     def __bool__(self) -> bool:
-        return bool(self._steps) or self.are_unread or self.is_reading
+        return bool(self._parts) or self.are_unread or self.is_reading
+
+    @property
+    def count(self) -> int:
+        """How many deadlines are known."""
+        return sum(map(len, self._parts))
 
     def note(self, fired: FiredRows) -> None:
         """Rows wait whose payloads have options."""
@@ -69,37 +78,45 @@ class Deadlines:
     def add(self, seqs: NDArray[np.uint64], expires_ms: NDArray[np.int64]) -> None:
         """Rows expire at these moments (both of shape n; NEVER_MS: never)."""
         ever = expires_ms < NEVER_MS
-        seqs, expires_ms = seqs[ever], expires_ms[ever]
-        steps = -(-expires_ms // STEP_MS)
-        for step in np.unique(steps).tolist():
-            parts = self._buckets.get(step)
-            if parts is None:
-                parts = self._buckets[step] = []
-                heappush(self._steps, step)
-            parts.append(seqs[steps == step])
-            if len(parts) > _PARTS_MAX:  # What comes back again and again is there once.
-                parts[:] = [np.unique(np.concatenate(parts))]
+        part = np.empty(int(ever.sum()), _DEADLINE)
+        part["seq"], part["at_ms"] = seqs[ever], -(-expires_ms[ever] // STEP_MS) * STEP_MS
+        if not len(part):
+            return
+        while self._parts and len(self._parts[-1]) < 2 * len(part):
+            part = np.concatenate([self._parts.pop(), part])
+        self._parts.append(_sorted(part))
 
     def pop(self, now_ms: int, count_max: int) -> NDArray[np.uint64]:
         """The seqs of rows that have expired, `count_max` at most."""
         taken: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
-        free = count_max
-        while free > 0 and self._steps and self._steps[0] * STEP_MS <= now_ms:
-            parts = self._buckets[self._steps[0]]
-            while free > 0 and parts:
-                seqs = parts.pop()
-                if len(seqs) > free:
-                    parts.append(seqs[free:])
-                    seqs = seqs[:free]
-                free -= len(seqs)
-                taken.append(seqs)
-            if not parts:
-                del self._buckets[heappop(self._steps)]
+        left: list[NDArray[np.void]] = []
+        for part in self._parts:
+            over = int(np.searchsorted(part["at_ms"], now_ms, side="right"))
+            over = min(over, count_max)
+            count_max -= over
+            taken.append(part["seq"][:over])
+            if over < len(part):
+                left.append(part[over:])
+        self._parts = left
         return np.concatenate(taken)
+
+    def keep(self, seqs: NDArray[np.uint64]) -> None:
+        """Only the rows that have these seqs wait still: let the deadlines of others go."""
+        known = [part[is_among(part["seq"], seqs)] for part in self._parts] if len(seqs) else []
+        known = [part for part in known if len(part)]
+        self._parts = [_sorted(np.concatenate(known))] if known else []
 
     def next_ms(self, now_ms: int) -> int | None:
         """When the next rows are given up that are not yet; a moment of the clock."""
-        if not self._steps:
-            return None
-        next_ms = self._steps[0] * STEP_MS
-        return next_ms if next_ms > now_ms else None
+        next_ms = min((int(part["at_ms"][0]) for part in self._parts), default=None)
+        return next_ms if next_ms is not None and next_ms > now_ms else None
+
+
+def _sorted(part: NDArray[np.void]) -> NDArray[np.void]:
+    """By moment and seq; what came back again and again is there once."""
+    part = select(part, np.lexsort((part["seq"], part["at_ms"])))
+    is_new = np.append(
+        True,
+        (part["seq"][1:] != part["seq"][:-1]) | (part["at_ms"][1:] != part["at_ms"][:-1]),
+    )
+    return part if is_new.all() else select(part, is_new)

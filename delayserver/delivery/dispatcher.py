@@ -52,11 +52,12 @@ from delayserver.schedule.wheel_rows import (
     WHEEL_DTYPE,
     FiredRows,
 )
+from delayserver.slices import Slices, TurnBudget
 from delayserver.timers.timeouts import Timeouts
 from delayserver.times import format_duration
 from storage.frame import Rows
 from storage.notes import Note, NoteBytes, encode_note
-from storage.rows import HOUR_MS, Outcome, concatenate, select
+from storage.rows import HOUR_MS, Outcome, concatenate, is_among, select
 
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Payloads of the messages in one request, unless one alone has more."""
@@ -66,6 +67,14 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024
 WEBHOOKS_MAX = 1024
 """Requests to receivers that are out at once."""
 HOSTS_REMEMBERED = 4096
+ROUTE_ITEMS = 2
+"""What a route takes that fires, and its push into each queue one more, as `slices` counts."""
+PUMP_ITEMS = 10
+"""What a queue takes that is pumped, and something leaves it."""
+SERVE_ITEMS = 10
+"""What it takes to let queues that wait have connections, which are pumped then."""
+LOOK_ITEMS = 200
+"""What a read of up to READ_ROWS_MAX rows takes, whatever it is for."""
 HELD_LOOK_MS = 50
 """After which a queue is looked at again that nothing may leave now."""
 
@@ -93,10 +102,6 @@ class DispatcherPorts(Protocol):
         """Likewise, rows that stand in the log of all replicas already, at `offset`."""
         ...
 
-    def call_soon(self, function: Callable[[], None]) -> None:
-        """Call a function in another turn of the event loop."""
-        ...
-
     def tick_soon(self) -> None:
         """Call `wake`, through `Engine.advance`, earlier than it said last."""
         ...
@@ -105,8 +110,9 @@ class DispatcherPorts(Protocol):
 class Undelivered(Protocol):
     """What decides about deliveries that nobody is asked to take."""
 
-    def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
-        """A delivery is older than its subscription wants: it is not attempted."""
+    def on_outdated(self, deliveries: Deliveries, reason: str, now_ms: int) -> None:
+        """Deliveries are older than their subscription or their messages want: they are not
+        attempted."""
         ...
 
     def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
@@ -131,6 +137,7 @@ class Dispatcher:
         hours: Hours,
         ports: DispatcherPorts,
         timeouts: Timeouts,
+        slices: Slices,
         *,
         started_ms: int = 0,
         answer_max_bytes: int = ANSWER_BYTES_MAX,
@@ -156,8 +163,13 @@ class Dispatcher:
         where that has no queue yet."""
         self.fetches = Fetches(timeouts)
         self._queues: dict[int, Queue] = {}
-        self.connections = Connections(webhooks_max, ports.call_soon, self._pump_again)
+        self.connections = Connections(
+            webhooks_max, lambda serve: slices.soon(serve, SERVE_ITEMS), self._pump_again
+        )
         """Of webhooks."""
+        self._slices = slices
+        self._to_pump: set[int] = set()
+        """Subscriptions whose queues are pumped in a turn to come."""
         self._wakes: dict[int, tuple[int, int]] = {}
         """Subscriptions whose rows may leave, or will be too old, though nothing else happens: when
         on the stopwatch, and when by the clock."""
@@ -226,17 +238,43 @@ class Dispatcher:
         """The queues of all subscriptions that have had a row."""
         return iter(self._queues.values())
 
-    def fire(self, slices: list[FiredRows], now_ms: int) -> None:
-        """Put rows that are due into the queues of their subscriptions, and let them leave.
+    def fire(
+        self, slices: list[FiredRows], now_ms: int, budget: TurnBudget | None = None
+    ) -> list[FiredRows]:
+        """Put rows that are due into the queues of their subscriptions, and let them leave. Returns
+        the rows that are still to be fired, since the budget is spent.
 
         `slices`: rows of one hour each, none empty. Every row counts in its hour already."""
+        budget = budget or TurnBudget()
         touched: dict[int, Queue] = {}
+        left: list[FiredRows] = []
         for fired in slices:
             for route, rows in _by_route(fired.rows):
-                for queue in self._route(route, FiredRows(fired.hour, rows)):
+                mine = FiredRows(fired.hour, rows)
+                if not budget:
+                    left.append(mine)
+                    continue
+                queues = self._route(route, mine)
+                budget.spend(ROUTE_ITEMS + len(queues))
+                for queue in queues:
                     touched[queue.subscription.id] = queue
         for queue in touched.values():
+            self._pump_in_turn(queue, now_ms, budget)
+        return left
+
+    def _pump_in_turn(self, queue: Queue, now_ms: int, budget: TurnBudget) -> None:
+        """Pump a queue now, or in a turn to come if the budget is spent."""
+        if budget:
+            budget.spend(PUMP_ITEMS)
             self.pump(queue, now_ms)
+        else:
+            self.pump_soon(queue.subscription.id)
+
+    def pump_soon(self, subscription_id: int) -> None:
+        """Pump a queue in a turn to come, once for all that ask for it."""
+        if subscription_id not in self._to_pump:
+            self._to_pump.add(subscription_id)
+            self._slices.soon(partial(self._pump_again, subscription_id), PUMP_ITEMS)
 
     def _route(self, route: int, fired: FiredRows) -> list[Queue]:
         number = route & ROUTE_NUMBER
@@ -279,7 +317,7 @@ class Dispatcher:
         """Not in this turn of the loop: there may be very many."""
         if self.orphans.are_left and not self._is_adopting:
             self._is_adopting = True
-            self._ports.call_soon(self._adopt_some)
+            self._slices.soon(self._adopt_some, LOOK_ITEMS)
 
     def _on_orphans_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
         passed_on: dict[tuple[int, int, str], list[Rows]] = {}
@@ -337,6 +375,25 @@ class Dispatcher:
             or self.orphans.holds(entry)
             or any(queue.holds(entry) for queue in self._queues.values())
         )
+
+    def holding(self, seqs: Iterable[int]) -> set[int]:
+        """The rows of these seqs that `holds` would say so of: each queue is asked once."""
+        wanted = set(seqs)
+        found = wanted & self._unread
+        found |= self.orphans.holding(wanted)
+        numbers = np.fromiter(sorted(wanted), np.uint64, len(wanted))
+        for queue in self._queues.values():
+            found |= wanted & queue.reserved
+            for fired in queue.rows.slices():
+                bounds = fired.bounds()
+                near = numbers[
+                    np.searchsorted(numbers, np.uint64(bounds.first_seq)) : np.searchsorted(
+                        numbers, np.uint64(bounds.last_seq), side="right"
+                    )
+                ]
+                if len(near):
+                    found.update(near[is_among(near, fired.rows["seq"])].tolist())
+        return found
 
     def holds_for(self, subscription_id: int, entry: ScheduleEntry) -> bool:
         """Whether the row waits for this subscription, or is on its way to it."""
@@ -413,6 +470,7 @@ class Dispatcher:
             pass
         if deadlines is not None:
             self._look_soon(queue, deadlines)
+            queue.rows.let_go()
         queue.keep()
         wait_ms, outdated_ms = queue.rows.wait_ms(instant), queue.rows.outdated_ms(now_ms)
         if wait_ms is None and outdated_ms is None:
@@ -477,12 +535,23 @@ class Dispatcher:
         self.connections.give_back(subscription.id, taken - used)
         return count > 0
 
-    def wake(self, now_ms: int) -> int | None:
-        """Let rows leave whose time has come; returns how long until the next may, in ms."""
+    def wake(self, now_ms: int, budget: TurnBudget | None = None) -> int | None:
+        """Let rows leave whose time has come; returns how long until the next may, in ms: 0 if the
+        budget does not reach for all of them."""
+        budget = budget or TurnBudget()
+        present_ms, are_left = self._stopwatch(), False
         for subscription_id, (leave_ms, outdated_ms) in list(self._wakes.items()):
-            is_time = leave_ms <= self._stopwatch() or outdated_ms <= now_ms
-            if is_time and (queue := self._queues.get(subscription_id)) is not None:
+            if leave_ms > present_ms and outdated_ms > now_ms:
+                continue
+            if not budget:
+                # Those that were pumped stand behind the others in the next turn.
+                are_left = True
+                break
+            budget.spend(PUMP_ITEMS)
+            if (queue := self._queues.get(subscription_id)) is not None:
                 self.pump(queue, now_ms)
+        if are_left:
+            return 0
         present_ms = self._stopwatch()
         waits = (min(leave - present_ms, old - now_ms) for leave, old in self._wakes.values())
         wait_ms = min(waits, default=None)
@@ -548,7 +617,8 @@ class Dispatcher:
             deadlines.forget_unread()
         elif not deadlines.is_reading:
             deadlines.is_reading = True
-            self._ports.call_soon(partial(self._look_at_some, queue.subscription.id, deadlines))
+            look = partial(self._look_at_some, queue.subscription.id, deadlines)
+            self._slices.soon(look, LOOK_ITEMS)
 
     def _look_at_some(self, subscription_id: int, deadlines: Deadlines) -> None:
         """Read rows of which nobody knows when they expire; some, as the next turn is others'."""
@@ -574,9 +644,8 @@ class Dispatcher:
         """Find out of which groups the rows are that came."""
         if single_file.are_unread and not single_file.is_reading:
             single_file.is_reading = True
-            self._ports.call_soon(
-                partial(self._find_some_groups, queue.subscription.id, single_file)
-            )
+            find = partial(self._find_some_groups, queue.subscription.id, single_file)
+            self._slices.soon(find, LOOK_ITEMS)
 
     def _find_some_groups(self, subscription_id: int, single_file: SingleFile) -> None:
         """Read rows of which nobody knows the group; some, as the next turn is others'."""
@@ -647,16 +716,20 @@ class Dispatcher:
             return
         self._go_on(queue, queue.rows.single_file.release(message_seqs))
 
+    def is_to_be_pumped(self, queue: Queue) -> bool:
+        """Whether a queue is pumped in a turn to come."""
+        return queue.subscription.id in self._to_pump
+
     def _go_on(self, queue: Queue, leaving: list[FiredRows]) -> None:
         """It is the turn of these rows."""
         for fired in leaving:
             queue.rows.admit(fired)
         if leaving:
-            self._ports.call_soon(partial(self._pump_again, queue.subscription.id))
+            self.pump_soon(queue.subscription.id)
 
     def _pump_again(self, subscription_id: int) -> None:
+        self._to_pump.discard(subscription_id)
         if (queue := self._queues.get(subscription_id)) is not None:
-            queue.is_pump_asked = False
             self.pump(queue, self.now_ms)
 
     def on_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
@@ -698,8 +771,7 @@ class Dispatcher:
                 queue.release(seq, self._stopwatch())
             self._lose(queue, lost)
         if handout.give_up_reason:
-            for delivery in deliveries:
-                self.outcomes.on_outdated(delivery, handout.give_up_reason, now_ms)
+            self.outcomes.on_outdated(deliveries, handout.give_up_reason, now_ms)
             return 0
         if not self._may_leave(queue, handout.subscription):
             self._take_back(queue, handout, deliveries)
@@ -768,9 +840,8 @@ class Dispatcher:
             if expires_ms is not None and expires_ms <= now_ms:
                 return False
         queue.begin([delivery.entry.seq for delivery in deliveries], self._stopwatch())
-        if subscription.rate_per_s and queue.count and not queue.is_pump_asked:
-            queue.is_pump_asked = True  # Others may leave, as soon as the rate allows it.
-            self._ports.call_soon(partial(self._pump_again, subscription.id))
+        if subscription.rate_per_s and queue.count:
+            self.pump_soon(subscription.id)  # Others may leave, as soon as the rate allows it.
         return True
 
     def _start_anew(self, queue: Queue, request: PullRequest) -> bool:
@@ -916,9 +987,8 @@ class Dispatcher:
         queue = self._queues.get(subscription_id)
         if queue is None:
             self.orphans.remove(seqs)
-        elif queue.release_leased(seqs) and not queue.is_pump_asked:
-            queue.is_pump_asked = True  # The next suspects may leave.
-            self._ports.call_soon(partial(self._pump_again, subscription_id))
+        elif queue.release_leased(seqs):
+            self.pump_soon(subscription_id)  # The next suspects may leave.
         return queue
 
     def release_delivery(self, delivery: DueDelivery) -> None:

@@ -67,6 +67,14 @@ class Orphans:
         """Whether the row is an orphan."""
         return entry.seq in self._counts or any(lane.holds(entry) for lane in self._left.values())
 
+    def holding(self, seqs: set[int]) -> set[int]:
+        """The rows of these seqs that are orphans."""
+        found = {seq for seq in seqs if seq in self._counts}
+        for lane in self._left.values():
+            for fired in lane.slices:
+                found |= seqs & set(fired.rows["seq"].tolist())
+        return found
+
     def __len__(self) -> int:
         return len(self._counts) + sum(lane.count for lane in self._left.values())
 

@@ -100,8 +100,6 @@ class Queue:
     """Of these, if they are pushed, those whose first byte left, or was about to."""
     held_until_ms: int = 0
     """The receiver wants nothing before, on the stopwatch."""
-    is_pump_asked: bool = False
-    """It is pumped in the next turn of the event loop."""
     is_reading: bool = False
     """Rows are being read that go out as webhooks one by one."""
     permit: Permit | None = None

@@ -5,8 +5,9 @@ to every subscription that matches and existed when it fell due; if there was no
 one, by age, that matches now. The rule is a function of the registry, the due time and the seq
 alone, so it gives the same answer after a restart, and whatever the clock shows then (`horizon`).
 
-Cost: a lookup is one dictionary access; the result is cached per subject until the registry
-changes. Threads: changed on the event loop only; `snapshot` is immutable and may be read anywhere.
+Cost: a look-up is some dictionary accesses, however many subscriptions there are, and a change
+touches its own pattern alone (`subject_index`). Threads: changed on the event loop only; `snapshot`
+is immutable and may be read anywhere.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from delayserver.errors import InputError
 from delayserver.records.direct import DIRECT_COUNT, DIRECT_FIRST_ID, DIRECT_NAME, is_direct
 from delayserver.records.horizon import Mark, fallen_due
 from delayserver.records.message import Payload, check_headers, header_pointer
+from delayserver.records.subject_index import SubjectIndex
 from delayserver.records.subjects import matches
 from delayserver.records.tracecontext import TRACE_NAMES
 from storage.rows import SEQ_MAX
@@ -283,7 +285,9 @@ class Registry:
         known = sorted(subscriptions, key=lambda s: s.id)
         self._by_id = {s.id: s for s in known if not s.deleted}
         self._by_name = {s.name: s for s in self._by_id.values()}
-        self._matching: dict[str, tuple[Subscription, ...]] = {}
+        self._index: SubjectIndex[Subscription] = SubjectIndex()
+        for subscription in self._by_id.values():
+            self._index.put(subscription.subject, subscription.id, subscription)
         # Numbers of deleted subscriptions are never given again: dispatch rows still name them.
         self._last_id = max([last_id, *(s.id for s in known)])
 
@@ -310,22 +314,21 @@ class Registry:
 
     def put(self, subscription: Subscription) -> None:
         """Add, change or (with `deleted`) remove a subscription."""
-        self._matching.clear()
         self._last_id = max(self._last_id, subscription.id)
+        before = self._by_id.get(subscription.id)
+        if before is not None and (subscription.deleted or before.subject != subscription.subject):
+            self._index.remove(before.subject, before.id)
         if subscription.deleted:
             self._by_id.pop(subscription.id, None)
             self._by_name.pop(subscription.name, None)
         else:
+            self._index.put(subscription.subject, subscription.id, subscription)
             self._by_id[subscription.id] = subscription
             self._by_name[subscription.name] = subscription
 
     def matching(self, subject: str) -> Sequence[Subscription]:
         """All subscriptions of a subject, oldest first."""
-        found = self._matching.get(subject)
-        if found is None:
-            found = tuple(s for s in self._by_id.values() if s.matches(subject))
-            self._matching[subject] = found
-        return found
+        return self._index.candidates(subject)
 
     def snapshot(self) -> "Registry":
         """A copy that never changes, for another thread."""

@@ -163,6 +163,10 @@ class Effects:
         value = pack_watch(row.due_ms, watch.on_event)
         self.writes[Table.WATCHES] += [(watch_key(key, row.seq), value) for key in watch.keys]
 
+    def note_settled(self, watch_keys: Iterable[bytes]) -> None:
+        """Note that messages are settled, which an event has come upon: they watch nothing."""
+        self.writes[Table.WATCHES] += [(key, None) for key in watch_keys]
+
     def _note_run(self, row: MessageRow, blob: bytes) -> None:
         run = _payload_of(row, blob).run
         assert run is not None

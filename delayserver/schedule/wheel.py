@@ -52,6 +52,9 @@ RUN_MERGE = 8
 MERGED_RUN_ROWS = RUN_ROWS * RUN_MERGE
 FRESH_ROWS = 256
 SLOT_ROWS_FEW = 64
+SLOTS_MAX = 200
+"""Slots with rows that are opened in one `advance`, at 50 µs each: after the machine has slept,
+many are due."""
 
 
 class Empty(Protocol):
@@ -267,15 +270,15 @@ class _OpenRows:
     def next_ms(self) -> int | None:
         return min((int(due_ms[0]) for due_ms in self._due_ms if len(due_ms)), default=None)
 
-    def pop_due(self, now_ms: int, rows_max: int) -> list[FiredRows]:
-        """Remove and return up to `rows_max` rows with due ≤ now."""
+    def pop_due(self, now_ms: int, rows_max: int, routes_max: int) -> list[FiredRows]:
+        """Remove and return rows with due ≤ now: up to `rows_max`, of up to `routes_max` routes."""
         due_parts = [bool(len(due_ms)) and due_ms[0] <= now_ms for due_ms in self._due_ms]
         if all(due_parts):
             self._merge()
             due_parts[1] = False
         part = 1 if due_parts[1] else 0
         count = int(np.searchsorted(self._due_ms[part], now_ms, side="right"))
-        count = min(count, rows_max)
+        count = _of_routes(self._rows[part]["route"][: min(count, rows_max)], routes_max)
         due_ms, rows = self._due_ms[part][:count], self._rows[part][:count]
         self._due_ms[part] = self._due_ms[part][count:]
         self._rows[part] = self._rows[part][count:]
@@ -311,6 +314,16 @@ class _OpenRows:
             if len(hits):
                 return rows, first + int(hits[0])
         return None
+
+
+def _of_routes(routes: NDArray[np.uint32], routes_max: int) -> int:
+    """How many of the first rows are of `routes_max` routes, which is nearly always all of them."""
+    if len(routes) <= routes_max or (routes == routes[0]).all():
+        return len(routes)
+    _, firsts = np.unique(routes, return_index=True)
+    if len(firsts) <= routes_max:
+        return len(routes)
+    return int(np.partition(firsts, routes_max)[routes_max])
 
 
 class Wheel:
@@ -449,19 +462,32 @@ class Wheel:
         hits = np.flatnonzero(tail["seq"] == seq)
         return (tail, int(hits[0])) if len(hits) else None
 
-    def advance(self, now_ms: int, *, loaded_until_ms: int, rows_max: int) -> list[FiredRows]:
-        """Fire what is due at `now_ms`, in due order; at most `rows_max` rows at a time.
+    def advance(
+        self, now_ms: int, *, loaded_until_ms: int, rows_max: int, routes_max: int = SEQ_MAX
+    ) -> list[FiredRows]:
+        """Fire what is due at `now_ms`, in due order; at most `rows_max` rows, of at most
+        `routes_max` routes, at a time. As long as it `is_behind`, there is more.
 
         No slot at or after `loaded_until_ms` is opened: what is due there has not been loaded, and
-        later rows would overtake it.
-        Whoever gets `rows_max` rows calls again."""
-        while self._opened_until_ms <= now_ms and self._opened_until_ms < loaded_until_ms:
+        later rows would overtake it."""
+        opened = 0
+        while self._is_to_open(now_ms, loaded_until_ms) and opened < SLOTS_MAX:
             if len(self._open) >= rows_max:
                 break
-            self._open_next_slot(min(now_ms, loaded_until_ms))
-        return self._open.pop_due(now_ms, rows_max)
+            opened += self._open_next_slot(min(now_ms, loaded_until_ms))
+        return self._open.pop_due(now_ms, rows_max, routes_max)
 
-    def _open_next_slot(self, until_ms: int) -> None:
+    def is_behind(self, now_ms: int, loaded_until_ms: int) -> bool:
+        """Whether `advance` would find more that is due."""
+        first_ms = self._open.next_ms()
+        is_due = first_ms is not None and first_ms <= now_ms
+        return is_due or self._is_to_open(now_ms, loaded_until_ms)
+
+    def _is_to_open(self, now_ms: int, loaded_until_ms: int) -> bool:
+        return self._opened_until_ms <= now_ms and self._opened_until_ms < loaded_until_ms
+
+    def _open_next_slot(self, until_ms: int) -> bool:
+        """Open the next slot, or pass over empty ones; whether it was the first."""
         start_ms = self._opened_until_ms
         hour = start_ms // HOUR_MS
         wheel = self._hours.get(hour)
@@ -471,6 +497,7 @@ class Wheel:
             next_ms = hour * HOUR_MS + wheel.first_slot(slot, self._slot_ms) * self._slot_ms
         # Pass over empty slots at once, but never beyond the moment asked for.
         passed_ms = min(next_ms, until_ms // self._slot_ms * self._slot_ms)
+        is_opened = wheel is not None and passed_ms <= start_ms
         if wheel is None or passed_ms > start_ms:
             self._opened_until_ms = max(passed_ms, start_ms + self._slot_ms)
         else:
@@ -478,6 +505,7 @@ class Wheel:
             self._open_slot(wheel, hour, slot)
         if self._opened_until_ms % HOUR_MS == 0:
             self._hours.pop(hour, None)
+        return is_opened
 
     def _open_slot(self, wheel: _HourWheel, hour: int, slot: int) -> None:
         parts = [

@@ -47,6 +47,7 @@ from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.tokens import TokenTable
 from delayserver.server.futures import answering, durable, ending
 from delayserver.server.gauges import Gauges
+from delayserver.server.loop_turns import LoopTurns
 from delayserver.server.shard import Shard
 from delayserver.server.threads import CallRequest, CheckpointRequest, ConfirmRequest
 from storage.catalog import Table
@@ -84,6 +85,8 @@ class Calls:
         gauges: Gauges,
         tokens: TokenTable,
         telemetry: "Telemetry | None" = None,
+        *,
+        turns: LoopTurns | None = None,
     ) -> None:
         self._shard = shard
         engine = self._engine = shard.engine
@@ -93,6 +96,9 @@ class Calls:
         self.random = shard.random
         self.tick_soon = shard.tick_soon
         self.call_soon = shard.call_soon
+        self.slices = engine.slices
+        self.turns = turns or LoopTurns(shard.call_soon, lambda took_s: None, lambda: 0.0)
+        """Told of each turn of the event loop in which a request is looked at."""
         self.on_fatal = shard.on_fatal
         self.gauges = gauges
         self.tokens = tokens
@@ -124,7 +130,7 @@ class Calls:
         publishing, messages, cancels = engine.publishing, engine.messages, engine.cancels
         self.publish_one = publishing.publish_one
         self.publish_new = publishing.publish_new
-        self.publish_batch = publishing.publish_batch
+        self.publishing_batch = publishing.publishing_batch
         self.replace = publishing.replace
         self.encode_id = ids.encode
         self.message_id = messages.message_id

@@ -21,7 +21,7 @@ Cost: see the parts. Threads: belongs to the event loop; no locks.
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from delayserver.decisions.sourcing import Sourcing
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
-from delayserver.delivery.dispatcher import Dispatcher, DispatcherPorts
+from delayserver.delivery.dispatcher import ROUTE_ITEMS, Dispatcher, DispatcherPorts
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery
@@ -53,10 +53,16 @@ from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.schedule.wheel import Wheel
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE
+from delayserver.slices import Slices, TurnBudget
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Catalog
 from storage.frame import Rows
 from storage.rows import HOUR_MS, is_among, select
+
+STAND_STILL_MS: Final = 20
+"""After the event loop has stood still for so long, it reads first what has come meanwhile."""
+LOOK_TURNS: Final = 6
+"""Turns of the event loop in which that is done: for a new connection it takes three."""
 
 
 class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
@@ -72,6 +78,14 @@ class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
 
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
         """No attempt is left: somebody may want to know."""
+        ...
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function in another turn of the event loop."""
+        ...
+
+    def forget_watches(self, keys: list[bytes]) -> None:
+        """Remove these keys of the table WATCHES with a checkpoint to come."""
         ...
 
 
@@ -98,13 +112,16 @@ class Engine:
         self._ports = ports
         self._prune_seq = 0
         self._loads_asked: deque[range] = deque()
+        self._looks_left = 0
+        """Turns of the event loop in which sockets are still to be read."""
         self.ids = ids
         self.sequencer = sequencer
         self.registry = registry
         self.hours = hours = Hours()
         self.wheel = wheel = Wheel(first_hour * HOUR_MS)
         self.timeouts = timeouts = Timeouts(stopwatch)
-        self.watches = watches = Watches(catalog)
+        self.slices = slices = Slices(ports.call_soon)
+        self.watches = watches = Watches(catalog, ports.forget_watches)
         self.groups = groups = Groups(settings, sequencer, ports)
         self.whereabouts = Whereabouts(settings, catalog, groups, wheel, hours)
         self.dispatcher = Dispatcher(
@@ -113,6 +130,7 @@ class Engine:
             hours,
             ports,
             timeouts,
+            slices,
             started_ms=now_ms,
             answer_max_bytes=settings.answer_max_bytes,
             webhooks_max=settings.webhook_connections_max,
@@ -166,7 +184,7 @@ class Engine:
             epoch=epoch,
             random=random,
             given_up=ports.given_up,
-            call_soon=ports.call_soon,
+            slices=slices,
             group_retry_max_ms=settings.lead_ms,
         )
         self.imports = Imports(
@@ -191,10 +209,11 @@ class Engine:
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, now_ms: int) -> int:
+    def advance(self, now_ms: int, stood_ms: int = 0) -> int:
         """Do what is due at `now_ms`; returns how long to wait for the next call at most, in ms.
 
-        A clock that was set back makes nothing fire again and nothing fire early."""
+        `stood_ms`: how long the event loop has stood still, or had no look at its sockets, before
+        this call. A clock that was set back makes nothing fire again and nothing fire early."""
         began_ms = self.timeouts.stopwatch()
         # The horizon keeps what had fallen due before a clock was set back: a subscription that is
         # made then does not get once more what others had at noon.
@@ -202,22 +221,19 @@ class Engine:
         self.messages.advanced_ms = self.dispatcher.now_ms = now_ms
         self.sequencer.refresh()
         self._load_ahead(now_ms)
-        rows_max = self._settings.fire_rows_max
-        batches = self.wheel.advance(
-            now_ms, loaded_until_ms=self.hours.loaded_until_ms, rows_max=rows_max
-        )
-        if batches:
-            self.dispatcher.fire(batches, now_ms)
+        self._fire(now_ms)
         self.heartbeats.start()
-        self.timeouts.advance()
-        more = self.heartbeats.fire_due(now_ms, rows_max)
+        more = self._must_look(stood_ms)
+        if not more:
+            self.timeouts.advance()
+            more = self.heartbeats.fire_due(now_ms, TurnBudget())
         more |= self.schedules.run_due(now_ms)
-        wake_in_ms = self.dispatcher.wake(now_ms)
+        wake_in_ms = self.dispatcher.wake(now_ms, TurnBudget())
         if settled := self.hours.pop_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
         ):
             self._ports.retire(settled, self.groups.filed_seq)
-        if more or sum(len(batch.rows) for batch in batches) >= rows_max:
+        if more or wake_in_ms == 0 or self.wheel.is_behind(now_ms, self.hours.loaded_until_ms):
             return 0
         wait_ms = min(self.wheel.next_ms() - now_ms, self.schedules.wait_ms(now_ms))
         if (over_ms := self.timeouts.next_ms()) is not None:
@@ -226,6 +242,30 @@ class Engine:
             wait_ms = min(wait_ms, wake_in_ms)
         # Rows of hours that are being loaded make the wheel wait, not spin.
         return max(wait_ms, 1)
+
+    def _must_look(self, stood_ms: int) -> bool:
+        """Whether no length of time ends in this turn, since the event loop has stood still: a
+        renewal, an acknowledgement or an extension that came in time is still to be read. It has
+        LOOK_TURNS for that: a connection may have to be accepted first."""
+        if self._looks_left:
+            self._looks_left -= 1
+        elif stood_ms >= STAND_STILL_MS:
+            self._looks_left = LOOK_TURNS
+            self.heartbeats.on_stand_still(stood_ms)
+        return self._looks_left > 0
+
+    def _fire(self, now_ms: int) -> None:
+        """Fire what is due, as much as fits into a turn of the event loop."""
+        budget = TurnBudget()
+        due = self.wheel.advance(
+            now_ms,
+            loaded_until_ms=self.hours.loaded_until_ms,
+            rows_max=self._settings.fire_rows_max,
+            routes_max=budget.left // ROUTE_ITEMS,
+        )
+        for fired in self.dispatcher.fire(due, now_ms, budget):
+            # Its subjects have many subscriptions. It is due still, and first in the next turn.
+            self.wheel.insert(fired.hour, fired.rows)
 
     def _load_ahead(self, now_ms: int) -> None:
         wanted = (now_ms + self._settings.lead_ms) // HOUR_MS

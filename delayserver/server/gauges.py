@@ -154,6 +154,13 @@ class Gauges:
         gauge("watched_pulls", "Waiting pulls and those not purged yet", dispatcher.fetches.watched)
         gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
         gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
+        gauge("subjects", "Subjects", lambda: len(engine.sequencer.subjects))
+        gauge(
+            "deadlines",
+            "Deadlines of messages with a time to live, as far as they are known",
+            lambda: sum(_deadlines(queue) for queue in dispatcher.queues()),
+        )
+        gauge("waiting_slices", "Long works that go on in turns to come", engine.slices.__len__)
         gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
         gauge("schedules", "Schedules", engine.schedules.__len__)
         gauge("sources", "Sources", engine.sources.__len__)
@@ -171,6 +178,7 @@ class Gauges:
         that no alert has to repeat a setting."""
         engine, gauge = self._engine, self.metrics.gauge
         groups = engine.groups
+        gauge("group_bytes", "In the open commit group", lambda: engine.sequencer.group.total_bytes)
         gauge("unfiled_bytes", "Accepted and not filed", lambda: groups.unfiled_bytes)
         gauge("unfiled_max_bytes", "… beyond which it waits", lambda: settings.unfiled_max_bytes)
         gauge(
@@ -360,3 +368,7 @@ class Gauges:
             "archive_waiting_bytes": self._archive_waiting_bytes(),
             "disk_free_bytes": self.free_bytes,
         }
+
+
+def _deadlines(queue: Queue) -> int:
+    return 0 if queue.rows.deadlines is None else queue.rows.deadlines.count

@@ -31,6 +31,7 @@ from storage.files import Buffer, OsFile, OsFiles
 LATENESS_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300, 3600)
 SYNC_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 GROUP_RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000)
+TURN_SECONDS = (0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5)
 WEBHOOK_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 ALERTED_STATUSES: Final = (b"500", b"503", b"507")
 OTHERS: Final = "_other"
@@ -125,6 +126,7 @@ class Metrics(Collector):
         self.lateness_seconds = Histogram(LATENESS_SECONDS)
         self.commit_seconds = Histogram(SYNC_SECONDS)
         self.group_records = Histogram(GROUP_RECORDS)
+        self.loop_turn_seconds = Histogram(TURN_SECONDS)
         self.fsync_seconds: dict[str, Histogram] = {}
         self._syncing = threading.Lock()
         """By the directory of the file."""
@@ -251,6 +253,12 @@ class Metrics(Collector):
         )
         yield self.group_records.add_to(
             HistogramMetricFamily("delayserver_group_records", "Records in a commit group")
+        )
+        yield self.loop_turn_seconds.add_to(
+            HistogramMetricFamily(
+                "delayserver_loop_turn_seconds",
+                "Turns of the event loop: so long nothing else is done",
+            )
         )
         synced = HistogramMetricFamily(
             "delayserver_fsync_seconds", "Time in the system call that syncs a log", labels=["log"]

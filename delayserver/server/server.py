@@ -42,6 +42,7 @@ from delayserver.server.alarm import Alarm
 from delayserver.server.backups import BackupMaker
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
+from delayserver.server.loop_turns import LoopTurns
 from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard
 from delayserver.server.source_runner import SourceRunner
@@ -123,6 +124,7 @@ class Server(Shard):
         token_files = files if tokens_directory is None else OsFiles(str(tokens_directory))
         self.tokens = TokenTable(TokenFile(token_files), settings.token, time.monotonic)
         self._tokens_error = ""
+        self._is_refreshing = False
         self.telemetry = telemetry
         if settings.otel and telemetry is None:
             from delayserver.server.telemetry import Telemetry, provider_of_environment
@@ -162,7 +164,10 @@ class Server(Shard):
             lambda: self.engine.dispatcher.connections.waiting,
         )
         files.on_sync = self.metrics.on_sync
-        self.calls = Calls(self, self.gauges, self.tokens, self.telemetry)
+        self.turns = LoopTurns(
+            self._call_in_loop, self.metrics.loop_turn_seconds.observe, time.perf_counter
+        )
+        self.calls = Calls(self, self.gauges, self.tokens, self.telemetry, turns=self.turns)
         self.backups = self.calls.backups = BackupMaker(
             self,
             self.calls,
@@ -205,6 +210,8 @@ class Server(Shard):
         self._alarm = Alarm(self._loop, partial(self._call, self._tick))
         self._tick_asked = False
         self._next_tick_ms = NEVER_MS
+        self._back_ms = self.stopwatch()
+        """When the next tick comes at the latest, on the stopwatch."""
         self._clock_offset_ms = self.clock() - self.stopwatch()
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: list[Answer] = []
@@ -276,6 +283,9 @@ class Server(Shard):
     def call_soon(self, function: Callable[[], None]) -> None:
         self._loop.call_soon(self._call, function)
 
+    def _call_in_loop(self, function: Callable[[], None]) -> None:
+        self._loop.call_soon(function)
+
     def tick_soon(self, within_ms: int = 0) -> None:
         is_sooner = not within_ms or self.stopwatch() + within_ms < self._next_tick_ms
         if is_sooner and not self._tick_asked:
@@ -284,6 +294,8 @@ class Server(Shard):
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Every callback of the server goes through here."""
+        if not self.turns.is_begun:
+            self.turns.begin()
         try:
             function(*arguments)
         except Exception as error:
@@ -478,8 +490,11 @@ class Server(Shard):
         self._tick_asked = False
         now_ms, began_ms = self.clock(), self.stopwatch()
         self._watch_clock(now_ms - began_ms)
-        wait_ms = self.engine.advance(now_ms)
+        late_ms = max(0, began_ms - self._back_ms)
+        stood_ms = int(self.turns.came_late(late_ms / 1000) * 1000)
+        wait_ms = self.engine.advance(now_ms, stood_ms)
         self._next_tick_ms = began_ms + wait_ms
+        self._back_ms = began_ms + min(wait_ms, LOOK_MS)
         # Never longer than a second, since the clock may be set; and to the very beginning of the
         # millisecond, which is as early as anything may fire.
         wait_ms = min(wait_ms - (self.clock() - now_ms), LOOK_MS)
@@ -500,14 +515,19 @@ class Server(Shard):
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._call, self._check_disk)
 
     def _refresh_tokens(self) -> None:
-        """Handout over what `delayserver token` has changed."""
-        try:
-            self.tokens.refresh(self.clock())
-            self._tokens_error = ""
-        except StorageError as error:
-            if str(error) != self._tokens_error:
-                self._tokens_error = str(error)
-                log.error("the tokens stay as they were", error=str(error))
+        """Take over what `delayserver token` has changed."""
+        if not self._is_refreshing:
+            self._is_refreshing = True
+            work = self.tokens.refreshing(self.clock())
+            self.engine.slices.begin(work, self._on_tokens)
+
+    def _on_tokens(self, nothing: None, error: Exception | None) -> None:
+        self._is_refreshing = False
+        if error is not None and not isinstance(error, StorageError):
+            raise error
+        if error is not None and str(error) != self._tokens_error:
+            log.error("the tokens stay as they were", error=str(error))
+        self._tokens_error = "" if error is None else str(error)
 
 
 def _named(damage: Damage) -> dict[str, object]:

@@ -38,6 +38,7 @@ from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
     CommitterThread,
+    ForgetRequest,
     HandoutRequest,
     HourRequest,
     ImporterThread,
@@ -276,6 +277,9 @@ class Shard(ABC):
     ) -> None:
         """Have the replay thread call `take` behind a checkpoint of all that has come so far."""
         self.replayer.put(SnapshotRequest(partial(take, self.store), done), wake=True)
+
+    def forget_watches(self, keys: list[bytes]) -> None:
+        self.replayer.put(ForgetRequest(keys))
 
     def load(self, through_hour: int) -> None:
         self.replayer.put(LoadRequest(through_hour))

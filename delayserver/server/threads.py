@@ -240,8 +240,22 @@ class SnapshotRequest:
     done: Callable[[object, StorageError | None], None]
 
 
+@dataclass(slots=True)
+class ForgetRequest:
+    """Messages are settled: nothing watches them under these keys any more, from a checkpoint to
+    come on."""
+
+    watch_keys: list[bytes]
+
+
 ReplayItem = (
-    Group | LoadRequest | RetireRequest | CheckpointRequest | ConfirmRequest | SnapshotRequest
+    Group
+    | LoadRequest
+    | RetireRequest
+    | CheckpointRequest
+    | ConfirmRequest
+    | SnapshotRequest
+    | ForgetRequest
 )
 
 
@@ -363,6 +377,10 @@ class ReplayThread(Worker[ReplayItem]):
                 if item.import_count:
                     self._file()
                     return
+                continue
+            if isinstance(item, ForgetRequest):
+                self._replay.effects.note_settled(item.watch_keys)
+                del items[0]
                 continue
             # Whatever came before the request is filed before it is answered.
             self._file()

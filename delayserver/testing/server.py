@@ -44,6 +44,7 @@ from delayserver.server.threads import (
     CallRequest,
     Worker,
 )
+from delayserver.slices import TurnBudget
 from delayserver.testing.loop import SimulatedLoop
 from delayserver.testing.violation import Violation
 from storage.buckets import is_day
@@ -322,9 +323,13 @@ class SimulatedServer(Shard):
         observer = self.observer
         fire, give_back = self.engine.dispatcher.fire, self.engine.outcomes.leases.on_expired
 
-        def watched(slices: list[FiredRows], now_ms: int) -> None:
+        def watched(
+            slices: list[FiredRows], now_ms: int, budget: TurnBudget | None = None
+        ) -> list[FiredRows]:
             observer.fired(slices, now_ms)
-            fire(slices, now_ms)
+            left = fire(slices, now_ms, budget)
+            assert not left, "no subject here has so many subscriptions"
+            return left
 
         def expired(some: Some) -> None:
             observer.expired(list(some.each()))
@@ -334,8 +339,8 @@ class SimulatedServer(Shard):
         self.engine.imports.decide_keys = 1
         # As with very many dead letters, much may happen while they are redriven.
         self.calls.redrive_max = 1
-        # As with ten thousand leases of one consumer.
-        self.engine.outcomes.records_turn = 1
+        # As with ten thousand leases of one consumer, or a backlog that expires.
+        self.engine.slices.turn_items = 2
         # As with many thousand rows that fall due together.
         self.engine.dispatcher.look_rows_max = 2
         # What cancels many is short here, and has to be decided as a thousand are.
@@ -411,7 +416,8 @@ class SimulatedServer(Shard):
         instant = Instant(self.clock(), self.stopwatch())
         held_up = []
         for queue in dispatcher.queues():
-            if queue.subscription.paused or queue.held_until_ms > instant.present_ms:
+            is_held = queue.held_until_ms > instant.present_ms
+            if queue.subscription.paused or is_held or dispatcher.is_to_be_pumped(queue):
                 continue
             ready = queue.rows.ready(instant)
             if not ready and not self._stands_still(queue):

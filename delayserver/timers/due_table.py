@@ -71,15 +71,24 @@ class DueTable:
             self._hashes[row] = hash(moved)
             self.set(row, due_ms)
 
-    def due(self, now_ms: int, most: int) -> list[int]:
-        """Rows that are due, the earliest first. They are good until a name is removed."""
+    def due(self, now_ms: int, most: int, from_row: int | None = None) -> list[int]:
+        """Rows that are due, the earliest first. They are good until a name is removed.
+
+        If more than `most` are due, these are the earliest; or, with `from_row`, the next ones from
+        that row on, row by row, and behind the last row those from the first on. A caller that goes
+        on behind the last of them comes to each row in its turn, however early others are due."""
         blocks = np.flatnonzero(self._firsts_ms <= now_ms)
         if not len(blocks):
             return []
         dues_ms = self._dues_ms.reshape(-1, _BLOCK)[blocks]
         block, column = np.nonzero(dues_ms <= now_ms)
-        order = np.argsort(dues_ms[block, column], kind="stable")[:most]
-        rows: list[int] = (blocks[block[order]] * _BLOCK + column[order]).tolist()
+        found, here_ms = blocks[block] * _BLOCK + column, dues_ms[block, column]
+        if from_row is not None and len(found) > most:
+            first = int(np.searchsorted(found, from_row))
+            turns: list[int] = found[np.arange(first, first + most) % len(found)].tolist()
+            return turns
+        order = np.argsort(here_ms, kind="stable")[:most]
+        rows: list[int] = found[order].tolist()
         return rows
 
     def name(self, row: int) -> str:

@@ -52,6 +52,7 @@ BENCHMARKS = (
 )
 OTHERS = {
     "client": ("scripts/bench", "client"),
+    "turns": ("scripts/bench", "turns"),
     "crash": ("scripts/crash",),
     "soak": ("scripts/soak",),
     "simulation": ("python", "-m", "delayserver.testing"),

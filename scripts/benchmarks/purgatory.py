@@ -52,6 +52,7 @@ from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
+from delayserver.slices import Slices
 from delayserver.timers.timeouts import Timeouts
 from storage.notes import NoteBytes
 from storage.rows import HOUR_MS
@@ -81,7 +82,9 @@ class Consumers:
         hours = Hours(live_through_hour=HOUR)
         self._hours = hours
         registry = Registry(self.subscriptions)
-        self.dispatcher = Dispatcher(registry, names, hours, self, self.timeouts)
+        self.dispatcher = Dispatcher(
+            registry, names, hours, self, self.timeouts, Slices(lambda function: None)
+        )
         self.leases = Leases("bench", self.timeouts, lambda deliveries: None)
         self.answered = self.got = 0
 

@@ -242,3 +242,13 @@ def test_everything_outlives_the_process(lasting_api, subject, kill):
         assert api.pull(path, wait="300ms") == []
     states = [api.look_up(one["id"])["state"] for one in (soon, moved, waiting, cancelled)]
     assert states == ["delivered"] * 3 + ["cancelled"]
+
+
+def test_one_subscription_too_many_is_refused(make_api):
+    api = make_api(subscriptions_max=1)
+    api.start()
+    first = {"subject": "a", "type": "pull"}
+    api.ask("PUT", "/v1/subscriptions/first", 201, json=first)
+    refused = api.ask("PUT", "/v1/subscriptions/second", 409, json=first)
+    assert "there are 1 subscriptions, the limit" in refused["detail"]
+    api.ask("PUT", "/v1/subscriptions/first", 200, json=first)  # it may be changed

@@ -26,6 +26,7 @@ FOR, WINDOW, STEP, HORIZON_S = "400ms", "5s", "200ms", 20
 OUT_OF_REACH = {
     "DelayserverMemory": ("2 * 1024 ^ 3", "1024"),
     "DelayserverCoreFull": ("> 0.9", "> 0.001"),
+    "DelayserverLoopHeld": ("> 0.1", "> 0"),
     "DelayserverDescriptors": ("> 0.9", "> 0.0001"),
     "DelayserverBackupLogBehind": ("> 300", "> 2"),
     "DelayserverRestarting": ("[15m]) > 1", "[60s]) > 0"),

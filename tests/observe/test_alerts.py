@@ -65,6 +65,16 @@ CASES = [
         *(25, None),
     ),
     Case("DelayserverCoreFull", {f"process_cpu_seconds_total{{{J}}}": "0+28x60"}, 15, 21),
+    Case(
+        "DelayserverLoopHeld",
+        histogram("delayserver_loop_turn_seconds", "0.1", "0.25"),
+        *(10, 11),
+    ),
+    Case(
+        "DelayserverLoopHeld",
+        histogram("delayserver_loop_turn_seconds", "0.005", "0.01"),
+        *(25, None),
+    ),
     Case("DelayserverSubscriptionBehind", {AGE: "0+30x60"}, 10, 11),
     Case("DelayserverSubscriptionBehind", {AGE: "0+30x60", PAUSED + '"asked"}': "1x60"}, 25, None),
     Case("DelayserverWebhooksWait", {f"delayserver_waiting_webhooks{{{J}}}": "0 5x60"}, 10, 11),

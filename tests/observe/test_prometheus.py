@@ -118,7 +118,10 @@ def test_a_server_that_is_well_fires_nothing(day: Day) -> None:
     )
     day.prometheus.scrape({"delayserver": day.api.process.port})
     # What has a level that a test can reach fires, which shows that the server is looked at.
-    day.until_fires("DelayserverMemory", "DelayserverCoreFull", "DelayserverDescriptors")
+    day.until_fires(
+        *("DelayserverMemory", "DelayserverCoreFull", "DelayserverLoopHeld"),
+        "DelayserverDescriptors",
+    )
     wait_until(lambda: day.look() <= {*OUT_OF_REACH})
     for _ in Looks(AT_ONCE_S, 0.1):
         assert day.look() <= {*OUT_OF_REACH} - {"DelayserverRestarting"}

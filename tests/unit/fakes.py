@@ -50,6 +50,7 @@ from delayserver.schedule.wheel_rows import (
     WHEEL_DTYPE,
     FiredRows,
 )
+from delayserver.slices import Slices
 from delayserver.testing.publishes import publish_all
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Table
@@ -203,8 +204,8 @@ class NotingPorts:
             self.begin(subscription, deliveries, START_MS)
         self.sent += [(subscription.name, delivery) for delivery in deliveries]
 
-    def on_outdated(self, delivery: DueDelivery, reason: str, now_ms: int) -> None:
-        self.dropped.append((delivery, reason))
+    def on_outdated(self, deliveries: Deliveries, reason: str, now_ms: int) -> None:
+        self.dropped += [(delivery, reason) for delivery in deliveries]
 
     def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         self.dropped += [(deliveries[index], "expired") for index in which.tolist()]
@@ -256,16 +257,20 @@ class MessageParts:
         self.hours = Hours(live_through_hour=now_ms // HOUR_MS)
         self.wheel = Wheel(now_ms)
         self.registry = Registry(subscriptions)
+        self.slices = Slices(self.ports.call_soon)
         self.dispatcher = Dispatcher(
             self.registry,
             self.sequencer.subject_names,
             self.hours,
             self.ports,
             Timeouts(Stopwatch(now_ms)),
+            self.slices,
         )
         self.ids = IdCodec(0, SECRET)
         hasher = KeyHasher(SECRET)
-        self.watches = Watches(self.catalog)
+        self.forgotten: list[bytes] = []
+        """Keys of the table WATCHES that a checkpoint is to remove."""
+        self.watches = Watches(self.catalog, self.forgotten.extend)
         self.messages = Messages(
             self.settings,
             self.sequencer,

@@ -135,7 +135,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/api/cluster/demand.py",
         "delayserver/api/cluster/member.py",
     ),
-    "tests/simulation/test_simulation.py": ("delayserver/server/engine.py",),
     "tests/simulation/test_snapshots.py": ("delayserver/recovery/snapshots.py",),
     "tests/unit/api/cluster/test_consuming.py": (
         "delayserver/api/cluster/endings.py",

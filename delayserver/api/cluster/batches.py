@@ -83,10 +83,11 @@ class Batches:
         ack = _ack_of(call)  # what is wrong with it is said before anything is done
         if call.caller is not None:
             self._hot.authorize(BATCH_PATH, None, call.caller)
+        slices, content_type = self._calls.slices, header(call.headers, b"content-type")
         data, content_type = await unpacked(
-            self._hot.intake, call.body, header(call.headers, b"content-type"), self._calls.clock()
+            self._hot.intake, slices, call.body, content_type, self._calls.clock()
         )
-        batch = self._hot.read_batch(data, content_type, call.caller)
+        batch = await slices.run(self._hot.reading_batch(data, content_type, call.caller))
         del data
         call = call._replace(body=b"")
         parts = _parts(batch, self._peers.count, self._peers.own)
@@ -136,7 +137,8 @@ class Batches:
             return failed(error)
 
     async def _publish(self, batch: PublishBatch, call: PeerCall) -> PeerAnswer:
-        answer: Answer = self._hot.answer_batch(batch, trace_of(call.headers))
+        work = self._hot.answering_batch(batch, trace_of(call.headers))
+        answer: Answer = await self._calls.slices.run(work)
         ack = _ack_of(call)
         if ack is not None and answer.status < 400:
             answer = await acknowledged(self._calls, answer, ack)

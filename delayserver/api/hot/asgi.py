@@ -14,8 +14,8 @@ Cost: 100 µs per call more than without ASGI. Threads: belongs to the event loo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -31,6 +31,7 @@ from delayserver.api.hot.answers import (
 from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.hot.paths import (
     BATCH_PATH,
+    CANCEL_PATH,
     MESSAGES_PATH,
     REST_MAX_BYTES,
     asks_disk,
@@ -48,6 +49,7 @@ from delayserver.decisions.delayed_produce import Level
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.records.tracecontext import trace_of
 from delayserver.server.calls import Calls
+from delayserver.slices import Slices
 from delayserver.times import format_duration, parse_duration_ms
 from storage.errors import StorageError
 
@@ -72,6 +74,7 @@ class HotPath:
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._hot.turns.begin()
         is_http = scope["type"] == "http"
         if is_http and not is_utf8(scope):
             error = InputError("the path is not UTF-8 behind its escapes (%XX)", "/path")
@@ -102,12 +105,18 @@ class HotPath:
             if is_cancel(scope["method"], path):
                 restricted = caller is not None and not caller.is_admin and asks_disk(path)
                 subjects = await hot.cancels.subjects_of(path, data) if restricted else {}
-                answer = hot.cancels.answer(path, data, headers, caller, subjects)
-            else:
-                if path == BATCH_PATH:
-                    now_ms = self._calls.clock()
-                    data, content_type = await unpacked(hot.intake, data, content_type, now_ms)
+                if path == CANCEL_PATH:
+                    work = hot.cancels.answering(data, caller, subjects)
+                    answer = await self._calls.slices.run(work)
+                else:
+                    answer = hot.cancels.answer(path, data, headers, caller, subjects)
+            elif path != BATCH_PATH:
                 answer = hot.answer(path, data, content_type, caller, trace_of(headers))
+            else:
+                slices, now_ms = self._calls.slices, self._calls.clock()
+                data, content_type = await unpacked(hot.intake, slices, data, content_type, now_ms)
+                work = hot.answering(data, content_type, caller, trace_of(headers))
+                answer = await slices.run(work)
             del data  # What it says is kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:
                 answer = await acknowledged(self._calls, answer, ack)
@@ -173,25 +182,15 @@ def is_utf8(scope: Scope) -> bool:
 
 
 async def unpacked(
-    intake: Intake, data: bytes, content_type: bytes, now_ms: int
+    intake: Intake, slices: Slices, data: bytes, content_type: bytes, now_ms: int
 ) -> tuple[bytes, bytes]:
     """A batch as the hot path reads it, and its content type. Raises as `Intake.unpacked` and
     `Intake.import_arrow`."""
     if is_packed(content_type):
-        return await _in_slices(intake.unpacked(data, now_ms)), JSON
+        return await slices.run(intake.unpacked(data, now_ms)), JSON
     if is_arrow(content_type) and not intake.reads_arrow:
         await asyncio.get_running_loop().run_in_executor(None, intake.import_arrow)
     return data, content_type
-
-
-async def _in_slices(work: Generator[None, None, bytes]) -> bytes:
-    """Do some work, and let others have the event loop after each slice of it."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            return cast(bytes, done.value)
-        await asyncio.sleep(0)
 
 
 class Ack(NamedTuple):

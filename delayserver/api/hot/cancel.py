@@ -2,7 +2,7 @@
 
     DELETE /v1/messages/{id}                      one decision, one record
     DELETE /v1/subjects/{subject}/keys/{key}      the same, after a look at the key
-    POST   /v1/messages/cancel                    all decided in one step, in columns
+    POST   /v1/messages/cancel                    decided in columns, CANCELS_TURN in a step
 
 Cancels of one that come in one turn of the event loop are decided together, as the columns of a
 call that cancels many, and each is answered as if it had come alone.
@@ -44,9 +44,12 @@ from delayserver.records.message_id import ID_DIGITS
 from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
+from delayserver.slices import Work, at_once
 from storage.errors import DamageError, StorageError
 
 CANCELS_MAX = 10_000
+CANCELS_TURN = 500
+"""Of a call that cancels many, those that are decided in one step."""
 _PUBLISH = (Action.PUBLISH,)
 
 Subjects = Mapping[str, str | Refusal]
@@ -103,13 +106,27 @@ class HotCancel:
                     raise OverloadedError("the token was changed meanwhile: ask again")
                 subjects = {}
             if path == CANCEL_PATH:
-                return self._many(_read(data), caller, subjects)
+                return at_once(self.answering(data, caller, subjects))
             if_match = next((value for name, value in headers if name == b"if-match"), None)
             condition = None if if_match is None else if_match.decode("latin-1")
             subject, text = one_of(path)
             if subject is not None:
                 return self._by_key(subject, text, condition, caller)
             return self._by_id(text, condition, caller, subjects)
+        except Exception as error:
+            return problem_answer(error)
+
+    def answering(
+        self, data: bytes, caller: Caller | None, subjects: Subjects | None = None
+    ) -> Work[Answer]:
+        """As `answer`, of a call that cancels many: some of them in a turn of the event loop, each
+        of which is decided at one moment."""
+        try:
+            if subjects is None:
+                if caller is not None and not caller.is_admin:
+                    raise OverloadedError("the token was changed meanwhile: ask again")
+                subjects = {}
+            return (yield from self._many(_read(data), caller, subjects))
         except Exception as error:
             return problem_answer(error)
 
@@ -225,13 +242,25 @@ class HotCancel:
 
     # ── many ───────────────────────────────────────────────────────────────────────────────────
 
-    def _many(self, request: CancelBody, caller: Caller | None, subjects: Subjects) -> Answer:
+    def _many(self, request: CancelBody, caller: Caller | None, subjects: Subjects) -> Work[Answer]:
+        ids = request.ids
         names, keys = [one.subject for one in request.keys], [one.key for one in request.keys]
         refusals: dict[int, Exception] = {}
         if caller is not None and not caller.is_admin:
             refusals = _refusals(caller, request, subjects)
-        texts = self._cancel(request.ids, names, keys, refusals)
-        nothing = [None] * len(request.ids)
+        texts: list[str | None] = []
+        count = len(ids) + len(names)
+        for start in range(0, count, CANCELS_TURN):
+            if start:
+                yield CANCELS_TURN
+            end, behind = start + CANCELS_TURN, max(0, start - len(ids))
+            some = {at - start: why for at, why in refusals.items() if start <= at < end}
+            until = max(0, end - len(ids))
+            texts += self._cancel(ids[start:end], names[behind:until], keys[behind:until], some)
+            refusals.update((start + at, why) for at, why in some.items())
+        if count > CANCELS_TURN:
+            yield CANCELS_TURN
+        nothing = [None] * len(ids)
         results = list(
             map(
                 CancelResultDocument,
@@ -245,6 +274,9 @@ class HotCancel:
             result = results[index]
             result.error = str(error)
             result.state = error.state if isinstance(error, ConflictError) else None
+        if count > CANCELS_TURN:
+            yield CANCELS_TURN
+        # Groups become durable in order, so this one is behind all that was cancelled here.
         group = self._calls.not_durable()
         return Answer(200, encode(CancelledDocument(results)), group=group)
 

@@ -8,7 +8,10 @@
                gets a 503, and its connection ends
     head       no more headers, and no longer ones, than the limits allow; else 431
     answer     a client that reads nothing for `write_timeout_ms` is cut off; nothing more is read
-               from it while it does not read
+               from it while it does not read. Bytes that the system has sent and the client's
+               machine has taken count as read, so one that reads slowly is not cut off
+    answers    the answers on all connections that clients have not read are no more than
+               `unread_max_bytes` together; the client with most of them is cut off
     no request for `idle_timeout_ms`: the connection ends
 
 How many there may be is the business of the acceptor (`delayserver.api.acceptor`). A request that
@@ -20,6 +23,10 @@ loop.
 """
 
 import asyncio
+import contextlib
+import fcntl
+import sys
+import termios
 from abc import abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
@@ -78,12 +85,44 @@ class Receiving:
         self.held_bytes = dict.fromkeys(Phase, 0)
 
 
+class Unread:
+    """Long answers that clients have not read, on all connections of a server."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._by_connection: dict[Connection, int] = {}
+        self.total_bytes = 0
+
+    def note(self, connection: "Connection", unread_bytes: int) -> None:
+        """A connection has so many bytes to be read; 0: none, or few. If all together have too
+        many, those with most are cut off."""
+        self.total_bytes += unread_bytes - self._by_connection.pop(connection, 0)
+        if unread_bytes:
+            self._by_connection[connection] = unread_bytes
+        while self.total_bytes > self._max_bytes:
+            longest = max(self._by_connection, key=self._by_connection.__getitem__)
+            self.total_bytes -= self._by_connection.pop(longest)
+            longest.transport.abort()
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """What of an answer the client's machine has not taken yet: in our buffer, and the system's."""
+    in_system = 0
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):  # no TCP
+            taken = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+            in_system = int.from_bytes(taken, sys.byteorder)
+    return transport.get_write_buffer_size() + in_system
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits. A subclass tells it what has come in part."""
 
     access: Access
     settings: Settings
     receiving: Receiving
+    unread: Unread
 
     phase = Phase.NOTHING
     """Of the request that has come in part."""
@@ -129,6 +168,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.let_go()
+        self.unread.note(self, 0)
         if self._watch is not None:
             self._watch.cancel()
         self.on_lost()
@@ -198,6 +238,9 @@ class Connection(HttpToolsProtocol):
         settings = self.settings
         unwritten_bytes = self.transport.get_write_buffer_size()
         if unwritten_bytes or self.transport.is_closing():
+            if self.flow.write_paused:
+                self.unread.note(self, unwritten_bytes)
+            unwritten_bytes = unsent_bytes(self.transport)
             if unwritten_bytes != self._unwritten_bytes or not self._unwritten_since_s:
                 self._unwritten_bytes = unwritten_bytes
                 self._unwritten_since_s = now_s

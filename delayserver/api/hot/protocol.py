@@ -23,14 +23,14 @@ the event loop.
 import re
 from collections import Counter
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from delayserver.api.access import Access
 from delayserver.api.hot.answers import Answer, consumer_answer, header, problem_answer, wire_of
-from delayserver.api.hot.connection import Connection, Phase, Receiving
+from delayserver.api.hot.connection import Connection, Phase, Receiving, Unread
 from delayserver.api.hot.consume import WHEN_GONE, Cancel
 from delayserver.api.hot.heads import (
     HEADS_KEPT,
@@ -41,6 +41,8 @@ from delayserver.api.hot.heads import (
     read_head_of_one,
 )
 from delayserver.api.hot.paths import (
+    BATCH_PATH,
+    CANCEL_PATH,
     CLUSTER_PATH,
     ConsumerCall,
     asks_disk,
@@ -53,6 +55,7 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
 from delayserver.security.tokens import Caller, TokenTable
+from delayserver.slices import Work
 
 HEAD_MAX_BYTES = 4096
 """Longer heads go uvicorn's way."""
@@ -85,7 +88,9 @@ def make_protocol(hot: Hot, access: Access, settings: Settings) -> type[Connecti
         "answers": access.answers,
         "tokens": access.tokens,
         "settings": settings,
+        "turns": hot.turns,
         "receiving": Receiving(),
+        "unread": Unread(settings.unread_max_bytes),
         "common": common,
         "common_of_cancels": set[bytes](),
     }
@@ -99,6 +104,7 @@ def make_passing_protocol(access: Access, settings: Settings) -> type[Connection
         "answers": access.answers,
         "settings": settings,
         "receiving": Receiving(),
+        "unread": Unread(settings.unread_max_bytes),
     }
     return type("PassingProtocol", (_PassingProtocol,), attributes)
 
@@ -131,8 +137,19 @@ _NO_EVENT = _NoEvent()
 _AnyCycle: TypeAlias = _Unanswered | RequestResponseCycle
 
 
+class TurnWatch(Protocol):
+    """Told of the turns of the event loop in which something comes in."""
+
+    is_begun: bool
+
+    def begin(self) -> None:
+        """Something has."""
+        ...
+
+
 class _HotProtocol(Connection):
     hot: Hot
+    turns: TurnWatch
     answers: Counter[bytes]
     tokens: TokenTable
     common: dict[bytes, int]
@@ -153,7 +170,7 @@ class _HotProtocol(Connection):
     _cancel: Cancel | None = None
     """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
     _is_elsewhere = False
-    """Another shard is asked; likewise."""
+    """Another shard is asked, or the answer takes more than a turn of the loop; likewise."""
     _leave: Cancel | None = None
     """What ends the wait of a call that goes through ASGI."""
     _may_wait = False
@@ -166,6 +183,8 @@ class _HotProtocol(Connection):
     # ── what comes in ──────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
+        if not self.turns.is_begun:
+            self.turns.begin()
         unanswered = self._unanswered
         is_ours = self.cycle is unanswered  # type: ignore[comparison-overlap]
         if is_ours and not (unanswered.count or self._parsing or self._rest):
@@ -355,7 +374,8 @@ class _HotProtocol(Connection):
         hot, unanswered = self.hot, self._unanswered
         if unanswered.count > 1:
             # What this connection asked for before is answered first.
-            hot.decide()
+            while hot.decide():
+                pass
             hot.cancels.decide()
         try:
             caller = self.access.check(head.headers)
@@ -374,15 +394,45 @@ class _HotProtocol(Connection):
             if head.may_gather_cancel and unanswered.count == 1:
                 self._gather_cancel(head, caller)
                 return
+            if head.path == BATCH_PATH:
+                work = hot.answering(body, head.content_type, caller, head.trace)
+                self._serve_in_slices(head, work)
+                return
+            if head.path == CANCEL_PATH:
+                self._serve_in_slices(head, hot.cancels.answering(body, caller))
+                return
             if head.is_cancel:
                 answer = hot.cancels.answer(head.path, body, head.headers, caller)
             else:
                 answer = hot.answer(head.path, body, head.content_type, caller, head.trace)
         except DelayServerError as error:
             answer = problem_answer(error)
+        self._respond_with(head, answer)
+
+    def _respond_with(self, head: Head, answer: Answer) -> None:
         if not head.keep_alive:
-            unanswered.keep_alive = False
+            self._unanswered.keep_alive = False
         self.respond(wire_of(answer), answer.group)
+
+    def _serve_in_slices(self, head: Head, work: Work[Answer]) -> None:
+        """Answer at once, as nearly always, or in a turn to come: what comes behind the request is
+        looked at then."""
+        is_told = False
+
+        def told(answer: Answer | None, error: Exception | None) -> None:
+            nonlocal is_told
+            is_told = True
+            was_held, self._is_elsewhere = self._is_elsewhere, False
+            if answer is None:
+                assert error is not None
+                answer = problem_answer(error)
+            self._respond_with(head, answer)
+            if was_held and not self.transport.is_closing():
+                self.data_received(b"")  # what was held
+
+        self.hot.slices.begin(work, told)
+        if not is_told:
+            self._is_elsewhere = True
 
     def go_elsewhere(self) -> None:
         """The only request that is not answered is answered by another shard: what comes behind it
@@ -530,10 +580,12 @@ class _HotProtocol(Connection):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.flow.pause_reading()
+        self.unread.note(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.flow.resume_reading()
+        self.unread.note(self, 0)
 
     def _resume_reading(self) -> None:
         flow = self.flow

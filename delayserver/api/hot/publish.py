@@ -18,6 +18,7 @@ message of a batch. Threads: belongs to the event loop.
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import accumulate
 
 import msgspec
 
@@ -51,17 +52,20 @@ from delayserver.api.hot.paths import (
 from delayserver.api.intake import ENVELOPE_BYTES, Intake
 from delayserver.decisions.new_messages import PublishBatch
 from delayserver.decisions.publishing import Accepted
-from delayserver.errors import DelayServerError, NotFoundError
+from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec
 from delayserver.records.message import check_key
 from delayserver.records.message_id import ID_DIGITS
 from delayserver.records.tracecontext import Trace
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
+from delayserver.slices import Work, at_once
 from delayserver.times import format_duration, format_time
 from storage.errors import StorageError
 
 _PUBLISH = (Action.PUBLISH,)
+RECORD_BYTES = 128
+"""What a message takes in a group besides its bytes, at most."""
 _encode = msgspec.json.Encoder().encode
 
 _EndSpan = Callable[[Mapping[str, str | int], str | None], None]
@@ -77,8 +81,13 @@ class Hot:
         self.consuming = Consuming(calls, intake)
         self._calls = calls
         self.intake = intake
+        self.slices, self.turns = calls.slices, calls.turns
         self.cancels = HotCancel(calls)
         self._gathered: list[_Gathered] = []
+        self.gathered_bytes = 0
+        """Of publishes that wait to be decided together with others."""
+        self._gathered_max_bytes = calls.settings.receiving_max_bytes
+        self._group_max_bytes = calls.settings.group_max_bytes
         self.routes = False
         """Whether some calls belong to other shards: those that nobody gathers are routed first,
         behind ASGI."""
@@ -99,27 +108,43 @@ class Hot:
         """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
         if path.startswith(HEARTBEATS_PATH):
             return self._answer_heartbeat(path.removeprefix(HEARTBEATS_PATH), data, caller)
-        if path == MESSAGES_PATH:
-            return self._in_span(path, trace, lambda trace: self._publish(data, caller, trace))
+        if path == BATCH_PATH:
+            return at_once(self.answering(data, content_type, caller, trace))
+        if self._calls.telemetry is not None:
+            return at_once(self._in_span(path, trace, partial(self._publishing, data, caller)))
+        try:
+            return self._publish(data, caller, trace)
+        except Exception as error:
+            return problem_answer(error)
 
-        def publish(trace: Trace | None) -> Answer:
-            return self._publish_batch(self.read_batch(data, content_type, caller), trace)
+    def _publishing(self, data: bytes, caller: Caller | None, trace: Trace | None) -> Work[Answer]:
+        yield from ()
+        return self._publish(data, caller, trace)
 
-        return self._in_span(path, trace, publish)
+    def answering(
+        self, data: bytes, content_type: bytes, caller: Caller | None, trace: Trace | None
+    ) -> Work[Answer]:
+        """As `answer`, of a batch: in slices where it is long, or wrong."""
 
-    def answer_batch(self, batch: PublishBatch, trace: Trace | None) -> Answer:
+        def publish(trace: Trace | None) -> Work[Answer]:
+            batch = yield from self.reading_batch(data, content_type, caller)
+            return (yield from self._publishing_batch(batch, trace))
+
+        return self._in_span(BATCH_PATH, trace, publish)
+
+    def answering_batch(self, batch: PublishBatch, trace: Trace | None) -> Work[Answer]:
         """Accept a batch that was read, or tell why not."""
-        return self._in_span(BATCH_PATH, trace, lambda trace: self._publish_batch(batch, trace))
+        return self._in_span(BATCH_PATH, trace, lambda trace: self._publishing_batch(batch, trace))
 
     def _in_span(
-        self, path: str, trace: Trace | None, publish: Callable[[Trace | None], Answer]
-    ) -> Answer:
+        self, path: str, trace: Trace | None, publish: Callable[[Trace | None], Work[Answer]]
+    ) -> Work[Answer]:
         telemetry = self._calls.telemetry
         span = None if telemetry is None else telemetry.publish(trace)
         if span is not None:
             trace = span.trace
         try:
-            answer = publish(trace)
+            answer = yield from publish(trace)
         except Exception as error:
             answer = problem_answer(error)
         if span is not None:
@@ -173,19 +198,36 @@ class Hot:
         `responder` is given what `answer` would return, once it may be told."""
         if not self._gathered:
             self._calls.decide_when_free(self.decide)
+        self.gathered_bytes += len(data)
+        if self.gathered_bytes > self._gathered_max_bytes:
+            self.gathered_bytes -= len(data)
+            error = OverloadedError(
+                f"publishes that wait to be decided have {self._gathered_max_bytes} bytes together "
+                "(receiving_max_bytes)"
+            )
+            responder.respond(wire_of(problem_answer(error)), None)
+            return
         self._gathered.append((responder, data, caller))
 
     gather_own = gather
     """The same, of what is known to belong here."""
 
-    def decide(self) -> None:
-        """Answer what has been gathered."""
+    def decide(self) -> bool:
+        """Answer what has been gathered, as much as is to be in one group; whether there is
+        more."""
         gathered, self._gathered = self._gathered, []
-        if len(gathered) >= COLUMNS_MIN and self._decide_together(gathered):
-            return
-        for responder, data, caller in gathered:
-            answer = self.answer(MESSAGES_PATH, data, JSON, caller, None)
-            responder.respond(wire_of(answer), answer.group)
+        if self.gathered_bytes + RECORD_BYTES * len(gathered) > self._group_max_bytes:
+            lengths = accumulate(len(data) + RECORD_BYTES for _, data, _ in gathered)
+            count = max(1, sum(total <= self._group_max_bytes for total in lengths))
+            gathered, self._gathered = gathered[:count], gathered[count:]
+            if self._gathered:
+                self._calls.decide_when_free(self.decide)
+        self.gathered_bytes -= sum(len(data) for _, data, _ in gathered)
+        if len(gathered) < COLUMNS_MIN or not self._decide_together(gathered):
+            for responder, data, caller in gathered:
+                answer = self.answer(MESSAGES_PATH, data, JSON, caller, None)
+                responder.respond(wire_of(answer), answer.group)
+        return bool(self._gathered)
 
     def _decide_together(self, gathered: list[_Gathered]) -> bool:
         """Column by column; False: there is something about one of them, and nothing was done."""
@@ -264,14 +306,17 @@ class Hot:
         found = self._calls.message_id(published.message_id)
         return self._calls.locate(found.seq, found.due_ms).state
 
-    def read_batch(self, data: bytes, content_type: bytes, caller: Caller | None) -> PublishBatch:
+    def reading_batch(
+        self, data: bytes, content_type: bytes, caller: Caller | None
+    ) -> Work[PublishBatch]:
         """The messages of a batch that the caller may publish; they are counted. Raises as the
         intake does, AccessError."""
         now_ms = self._calls.clock()
         if is_arrow(content_type):
-            batch = self.intake.arrow(data, now_ms)
+            batch = yield from self.intake.reading_arrow(data, now_ms)
         else:
-            batch = self.intake.batch(data, content_type.decode("latin-1").lower(), now_ms)
+            form = content_type.decode("latin-1").lower()
+            batch = yield from self.intake.reading(data, form, now_ms)
         if caller is not None:
             for subject in {*batch.subjects, *batch.outcome_subjects()}:
                 caller.require(_PUBLISH, subject)
@@ -280,11 +325,11 @@ class Hot:
             caller.count(len(batch))
         return batch
 
-    def _publish_batch(self, batch: PublishBatch, trace: Trace | None) -> Answer:
+    def _publishing_batch(self, batch: PublishBatch, trace: Trace | None) -> Work[Answer]:
         """POST /v1/messages/batch"""
         if trace is not None:
             batch.traces = [trace] * len(batch)
-        done = self._calls.publish_batch(batch, self._calls.clock())
+        done = yield from self._calls.publishing_batch(batch, self._calls.clock())
         document = BatchDocument(len(batch), len(done.duplicates), IdCodec.texts(done.ids))
         return Answer(200, _encode(document), group=done.group, seq=done.last_seq)
 

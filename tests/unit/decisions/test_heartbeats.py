@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from delayserver.decisions.heartbeats import RETRY_MS, Heartbeats
+from delayserver.decisions.heartbeats import FIRE_ITEMS, RETRY_MS, Heartbeats
 from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import Heartbeat
+from delayserver.slices import TurnBudget
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Table
 from storage.frame import unseal
@@ -40,7 +41,7 @@ class Parts(MessageParts):
     def advance(self, passed_ms: int, most: int = 100) -> bool:
         self.stopwatch.shows_ms = passed_ms
         self.timeouts.advance()
-        return self.heartbeats.fire_due(START_MS + passed_ms, most)
+        return self.heartbeats.fire_due(START_MS + passed_ms, TurnBudget(most * (FIRE_ITEMS + 1)))
 
     def kinds(self) -> list[int]:
         kinds: list[int] = rows_of(self.sequencer.group)["kind"].tolist()
@@ -179,6 +180,27 @@ def test_many_at_once_fire_in_slices() -> None:
     assert not parts.advance(100, most=4)
     assert len(parts.heartbeats) == 1
     assert parts.heartbeats.fired_total == 9
+
+
+def test_after_a_stand_still_that_was_longer_the_timeout_begins_anew() -> None:
+    """Nobody could renew it meanwhile; a longer one could have been renewed before."""
+    parts = Parts()
+    parts.put("short", 0, timeout_ms=100)
+    parts.put("long", 0, timeout_ms=500)
+    parts.put("over", 0, timeout_ms=90)
+    parts.commit()
+    parts.stopwatch.shows_ms = 95
+    parts.timeouts.advance()  # and the loop stands still from now on
+    parts.stopwatch.shows_ms = 505
+    parts.heartbeats.on_stand_still(410)
+    parts.advance(505)
+    parts.commit()
+    assert parts.heartbeats.fired_total == 2
+    assert [key for key in ("short", "long", "over") if key in parts.heartbeats._beats] == ["short"]
+    parts.advance(604)
+    assert parts.heartbeats.fired_total == 2
+    parts.advance(605)
+    assert parts.heartbeats.fired_total == 3
 
 
 def test_there_is_a_limit() -> None:

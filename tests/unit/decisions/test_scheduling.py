@@ -421,6 +421,34 @@ def test_a_turn_of_the_event_loop_looks_at_so_many_planned_times() -> None:
     assert parts.state().skipped == 239
 
 
+@pytest.mark.parametrize("behind", [1, STEPS_MAX + 50])
+@pytest.mark.parametrize("catch_up", [CatchUp.ALL, CatchUp.LAST])
+def test_the_backlog_of_some_does_not_hold_up_one_that_is_on_time(
+    behind: int, catch_up: CatchUp
+) -> None:
+    """Each that is behind has a day of seconds to catch up with."""
+    day_ms = 24 * 60 * MINUTE_MS
+    parts = Parts()
+    for number in range(behind):
+        parts.put(name=f"behind{number}", every_ms=1000, catch_up=catch_up)
+    parts.put(day_ms - MINUTE_MS, name="on-time")
+    turns = 0
+    while not any(row == "on-time" for row in run_names(parts)):
+        assert parts.advance(day_ms)
+        turns += 1
+        assert turns <= 2 + 2 * behind // STEPS_MAX
+
+
+def run_names(parts: Parts) -> list[str]:
+    """The schedules whose runs stand in the open group."""
+    group = parts.sequencer.group
+    runs = [row for row in rows_of(group) if row["kind"] == RecordKind.RUN]
+    payloads = [
+        decode_payload(group.payload(int(row["seq"]))[0], "", 0, int(row["seq"])) for row in runs
+    ]
+    return [payload.run.schedule for payload in payloads if payload.run is not None]
+
+
 def test_there_are_no_more_than_the_limit() -> None:
     parts = Parts(schedules_max=1)
     parts.put()

@@ -136,6 +136,55 @@ def test_a_message_that_was_fired_watches_nothing_wherever_it_is_moved() -> None
     assert parts.event("b") == ([], [])
 
 
+def test_an_event_lets_go_of_what_is_settled_and_does_not_look_at_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts()
+    delivered = [
+        parts.publish(NewMessage(SUBJECT, START_MS, Payload(b"1", watch=Watch(("k",)))))[0]
+        for _ in range(3)
+    ]
+    waiting, cancelled = parts.watching("k"), parts.watching("k")
+    parts.commit()
+    parts.wheel.advance(START_MS, loaded_until_ms=1 << 50, rows_max=9)  # and they are settled
+    parts.messages.cancel(cancelled, LATER_MS)
+    looked: list[int] = []
+    locate = parts.messages.locate
+
+    def counting(seq: int, due_ms: int) -> Located:
+        looked.append(seq)
+        return locate(seq, due_ms)
+
+    monkeypatch.setattr(parts.messages, "locate", counting)
+    assert [one.seq for one in parts.events.watchers("k", 1 << 60)[0]] == [waiting]
+    # The cancel is not durable: rolled back, its message waits and is watched for again.
+    assert parts.forgotten == [watch_key("k", seq) for seq in delivered]
+    assert looked == [*delivered, waiting]
+    parts.watches.let_go("k", [], waiting)
+    looked.clear()
+    assert [one.seq for one in parts.events.watchers("k", 1 << 60)[0]] == [waiting]
+    assert looked == [waiting]
+
+
+def test_what_is_all_settled_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before a checkpoint has removed it."""
+    monkeypatch.setattr("delayserver.decisions.events.EVENT_MESSAGES_MAX", 2)
+    parts = Parts()
+    for _ in range(5):
+        parts.publish(NewMessage(SUBJECT, START_MS, Payload(b"1", watch=Watch(("k",)))))
+    parts.commit()
+    parts.wheel.advance(START_MS, loaded_until_ms=1 << 50, rows_max=9)
+    from_seq: int | None = 0
+    pages = 0
+    while from_seq is not None:
+        found, from_seq = parts.events.watchers("k", 1 << 60, from_seq)
+        assert not found
+        pages += 1
+    assert (pages, len(parts.forgotten)) == (3, 5)
+    assert parts.events.watchers("k", 1 << 60) == ([], None)
+    assert len(parts.forgotten) == 5
+
+
 def test_what_does_not_fit_into_a_group_still_watches() -> None:
     parts = Parts(group_max_bytes=1000, body_max_bytes=900)
     for _ in range(3):

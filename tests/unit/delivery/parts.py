@@ -16,6 +16,7 @@ from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.slices import Slices
 from delayserver.timers.timeouts import Timeouts
 from storage.rows import DISPATCH_DTYPE
 from tests.unit.fakes import (
@@ -52,6 +53,7 @@ class Parts:
             self.hours,
             self.ports,
             self.timeouts,
+            Slices(self.ports.call_soon),
             changes=lambda seq: self.changes,
             has_not_fired=lambda entry: entry in self.ahead,
             **more,

@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.delivery.deadlines import STEP_MS, Deadlines
+from delayserver.delivery.backlog import Backlog, Instant
+from delayserver.delivery.deadlines import LEFT_MAX, STEP_MS, Deadlines
 from delayserver.delivery.deliveries import NEVER_MS
 from delayserver.delivery.lane import Room
-from delayserver.schedule.wheel_rows import FiredRows
-from tests.unit.fakes import HOUR, START_MS, seqs, wheel_rows
+from delayserver.schedule.wheel_rows import ROUTE_OPTIONS, FiredRows
+from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
 
 
 def add(deadlines: Deadlines, *pairs: tuple[int, int]) -> None:
@@ -34,7 +35,7 @@ def test_what_comes_back_again_and_again_is_kept_once() -> None:
     deadlines = Deadlines()
     for _ in range(1000):
         add(deadlines, (7, START_MS), (8, START_MS))
-    assert sum(map(len, deadlines._buckets[START_MS // STEP_MS])) < 100
+    assert deadlines.count < 100
     assert set(deadlines.pop(START_MS, 10_000).tolist()) == {7, 8}
 
 
@@ -52,21 +53,48 @@ def test_each_expires_in_its_time(
     pairs: list[tuple[int, int]], looks: list[tuple[int, int]]
 ) -> None:
     deadlines, now_ms = Deadlines(), 0
-    waiting: list[tuple[int, int]] = []
+    waiting: set[tuple[int, int]] = set()
     """Moment and seq."""
     for index, (by_ms, most) in enumerate(looks):
         now_ms += by_ms
         here = pairs[index * 3 : index * 3 + 3]
         add(deadlines, *here)
-        waiting += [(-(-moment // STEP_MS) * STEP_MS, seq) for seq, moment in here]
-        popped = sorted(deadlines.pop(now_ms, most).tolist())
-        over = [one for one in sorted(waiting) if one[0] <= now_ms]
-        assert len(popped) == min(most, len(over))
+        waiting |= {(-(-moment // STEP_MS) * STEP_MS, seq) for seq, moment in here}
+        popped = deadlines.pop(now_ms, most).tolist()
+        over = sorted(one for one in waiting if one[0] <= now_ms)
+        assert len(popped) <= most and {seq for _, seq in over} >= set(popped)
         for seq in popped:
-            [first, *_] = [one for one in over if one[1] == seq]
-            waiting.remove(first)
-            over.remove(first)
-        # The earliest first: what is left is no earlier than what was given up.
-        left = [moment for moment, _ in waiting if moment > now_ms]
-        if not over:
-            assert deadlines.next_ms(now_ms) == min(left, default=None)
+            # The same may be here twice, since it came back: the earlier one goes first.
+            waiting -= {next((one for one in over if one[1] == seq and one in waiting), (0, 0))}
+        assert len(popped) == most or not [one for one in waiting if one[0] <= now_ms]
+        if len(popped) < most:
+            assert deadlines.next_ms(now_ms) == min((at for at, _ in waiting), default=None)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 1000)), max_size=60),
+    st.sets(st.integers(1, 20)),
+)
+def test_deadlines_of_rows_that_have_left_are_let_go(
+    pairs: list[tuple[int, int]], waiting: set[int]
+) -> None:
+    deadlines = Deadlines()
+    for pair in pairs:
+        add(deadlines, pair)
+    deadlines.keep(np.array(sorted(waiting), np.uint64))
+    expected = {seq for seq, _ in pairs} & waiting
+    assert set(deadlines.pop(10_000, 100).tolist()) == expected
+
+
+def test_the_deadlines_of_what_was_settled_long_ago_do_not_stay() -> None:
+    """Each message waits for a moment and has a week to live."""
+    backlog = Backlog(subscription(1), 0)
+    for first in range(1, 10 * LEFT_MAX, 512):
+        numbers = range(first, first + 512)
+        rows = wheel_rows(HOUR, *[(seq, START_MS) for seq in numbers], route=1 | ROUTE_OPTIONS)
+        backlog.push(FiredRows(HOUR, rows))
+        assert backlog.deadlines is not None
+        add(backlog.deadlines, *[(seq, START_MS + 600_000_000 + seq) for seq in numbers])
+        backlog.pop(512, 1 << 30, Instant(START_MS, 0))
+        backlog.let_go()
+        assert backlog.deadlines.count <= LEFT_MAX

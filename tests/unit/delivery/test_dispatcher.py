@@ -1320,3 +1320,17 @@ def test_a_message_that_ends_its_consumers_dies_alone(pull_max: int, concurrent:
     deaths, dead = poisoned(pull_max, concurrent)
     assert list(dead) == [7]
     assert deaths <= 6
+
+
+def test_many_rows_are_looked_for_at_once() -> None:
+    """As one by one: those that wait, are on their way, are orphans, or could not be read."""
+    parts = Parts(subscription(1, type="webhook", max_in_flight=2), subscription(2))
+    parts.fire(*[(seq, START_MS + seq) for seq in range(2, 9)])
+    parts.fire((20, START_MS), route=9 | ROUTE_SUBSCRIPTION)  # its subscription is gone
+    parts.dispatcher._unread.add(30)
+    dispatcher = parts.dispatcher
+    asked = [ScheduleEntry(seq, START_MS + (0 if seq > 9 else seq)) for seq in range(1, 32)]
+    expected = {entry.seq for entry in asked if dispatcher.holds(entry)}
+    assert expected == {*range(2, 9), 20, 30}
+    assert dispatcher.holding([entry.seq for entry in asked]) == expected
+    assert dispatcher.holding([]) == set()

@@ -411,7 +411,7 @@ def test_brokers_that_go_while_it_reads_are_told_of_and_so_is_their_return() -> 
 
     async def test(feed: KafkaFeed) -> None:
         await feed.read()
-        assert told == [None]
+        await until(lambda: told == [None])
         consumer.settings["error_cb"](KafkaError(KafkaError._ALL_BROKERS_DOWN))
         consumer.failures = [KafkaError(KafkaError._TRANSPORT)] * 1000
         clock.now_s += SUSPECT_S + 0.1

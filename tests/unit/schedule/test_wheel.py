@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from delayserver.schedule import wheel as wheel_module
-from delayserver.schedule.wheel import FRESH_ROWS, Wheel, build_run, merge_runs
+from delayserver.schedule.wheel import FRESH_ROWS, SLOTS_MAX, Wheel, build_run, merge_runs
 from storage.rows import HOUR_MS
 from tests.unit.fakes import seqs, wheel_rows
 
@@ -142,14 +142,36 @@ def test_empty_hours_are_passed_over_without_opening_their_slots(
     opened: list[int] = []
     open_next = Wheel._open_next_slot
 
-    def counting(self: Wheel, until_ms: int) -> None:
+    def counting(self: Wheel, until_ms: int) -> bool:
         opened.append(until_ms)
-        open_next(self, until_ms)
+        return open_next(self, until_ms)
 
     monkeypatch.setattr(Wheel, "_open_next_slot", counting)
     assert fire(wheel, 1000 * HOUR_MS + 2) == []
     assert fire(wheel, 1000 * HOUR_MS + 3) == [1]
     assert len(opened) < 1010
+
+
+def test_after_a_long_sleep_some_slots_are_opened_at_a_time() -> None:
+    wheel = Wheel(0)
+    wheel.insert(0, wheel_rows(0, *[(seq, seq * 500) for seq in range(1, 2 * SLOTS_MAX + 1)]))
+    now_ms = HOUR_MS - 1
+    assert fire(wheel, now_ms) == list(range(1, SLOTS_MAX + 1))
+    assert wheel.is_behind(now_ms, HOUR_MS)
+    assert fire(wheel, now_ms) == list(range(SLOTS_MAX + 1, 2 * SLOTS_MAX + 1))
+    assert fire(wheel, now_ms) == []  # the rest of the hour is passed over
+    assert not wheel.is_behind(now_ms, HOUR_MS)
+
+
+def test_no_more_routes_fire_together_than_are_asked_for() -> None:
+    wheel = Wheel(0)
+    routes = [1, 1, 2, 1, 3, 3, 2, 4]
+    for seq, route in enumerate(routes, 1):
+        wheel.insert(0, wheel_rows(0, (seq, 100), route=route))
+    fired = []
+    while wheel.is_behind(100, HOUR_MS):
+        fired.append(seqs(wheel.advance(100, loaded_until_ms=HOUR_MS, rows_max=1000, routes_max=2)))
+    assert fired == [[1, 2, 3, 4], [5, 6, 7], [8]]
 
 
 def test_passing_over_an_empty_hour_stops_at_the_moment_asked_for() -> None:

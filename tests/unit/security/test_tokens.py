@@ -14,11 +14,14 @@ from delayserver.errors import (
     RateLimitedError,
 )
 from delayserver.records.direct import Destination
+from delayserver.security import tokens as tokens_module
 from delayserver.security.tokens import (
+    NEW_TOKEN_ITEMS,
     TOKENS_FILE,
     TOKENS_MAX,
     Action,
     Caller,
+    Token,
     TokenFile,
     TokenTable,
     check_scope,
@@ -320,6 +323,45 @@ def test_a_token_expires(tokens: Fixture) -> None:
     with pytest.raises(AccessError):
         table.caller(text)
     assert table.caller(lasting).name == "lasting"
+
+
+def test_what_stood_in_the_file_before_is_not_decoded_again(
+    tokens: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        tokens.create(f"t{number}", expires_ms=NOW_MS + 10 + number)
+    table = tokens.table()
+    decoded: list[str] = []
+    decode = tokens_module._decode_token
+
+    def counting(raw: bytes) -> Token:
+        token = decode(raw)
+        decoded.append(token.name)
+        return token
+
+    monkeypatch.setattr(tokens_module, "_decode_token", counting)
+    for number in range(3):
+        table.refresh(NOW_MS + 10 + number)
+        assert (len(table), decoded) == (4 - number, [])
+    tokens.create("new")
+    decoded.clear()
+    work = table.refreshing(NOW_MS + 12)
+    assert sum(work) == NEW_TOKEN_ITEMS
+    assert (len(table), decoded) == (3, ["new"])
+    table.refresh(NOW_MS + 9)  # a clock that is set back lets nobody in again
+    assert len(table) == 3
+
+
+def test_what_changes_holds_at_one_moment(tokens: Fixture) -> None:
+    """However long it takes to read."""
+    table = tokens.table()
+    texts = [tokens.create(f"t{number}") for number in range(5)]
+    work = table.refreshing(NOW_MS)
+    for _ in range(5):
+        next(work)
+        assert len(table) == 0
+    assert next(work, None) is None
+    assert [table.caller(text).name for text in texts] == [f"t{number}" for number in range(5)]
 
 
 def test_revoking_the_last_one_does_not_open_the_server(tokens: Fixture) -> None:

@@ -16,7 +16,7 @@ from delayserver.decisions.group import Group
 from delayserver.delivery.queue import Handout
 from delayserver.errors import ConflictError
 from delayserver.records.subscriptions import Registry
-from delayserver.records.tables import Archived
+from delayserver.records.tables import Archived, pack_watch, watch_key
 from delayserver.schedule.archives import extent_of
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
@@ -29,6 +29,7 @@ from delayserver.server.threads import (
     CheckpointRequest,
     CommitterThread,
     ConfirmRequest,
+    ForgetRequest,
     HandoutRequest,
     HourRequest,
     LoaderThread,
@@ -526,6 +527,16 @@ def test_a_checkpoint_on_request_covers_what_came_before() -> None:
     ]
     assert parts.disk.replay.checkpoint_seq == 1
     assert parts.handle(CheckpointRequest(done)) == ["done"]
+
+
+def test_watch_keys_of_what_is_settled_go_with_the_next_checkpoint() -> None:
+    parts = Replaying()
+    key = watch_key("user:7", 1)
+    parts.disk.catalog.commit({Table.WATCHES: [(key, pack_watch(START_MS, 0))]})
+    parts.handle(parts.group(), ForgetRequest([key]))
+    assert parts.disk.replay.filed_seq == 0
+    parts.handle(CheckpointRequest(lambda: None))
+    assert parts.disk.catalog.get(Table.WATCHES, key) is None
 
 
 def confirmation(parts: Replaying, done: Any) -> ConfirmRequest:

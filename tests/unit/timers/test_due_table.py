@@ -40,3 +40,18 @@ def test_it_is_a_dictionary_that_knows_who_is_due(steps, most, others):
         assert len(table) == len(model)
         assert table.next_ms() == min(model.values(), default=NEVER_MS)
         assert (name in table) == (name in model)
+
+
+@given(st.integers(1, 40), st.integers(1, 15), st.integers(0, 50))
+def test_each_row_has_its_turn_however_early_others_are_due(count, most, first):
+    """Nobody moves on: all are due again and again."""
+    table = DueTable()
+    for number in range(count):
+        table.put(f"n{number}", number)
+    seen, from_row = [], first
+    for _ in range(-(-count // most)):
+        rows = table.due(100, most, from_row)
+        assert len(rows) == min(most, count)
+        seen += rows
+        from_row = rows[-1] + 1
+    assert set(seen) == set(range(count))

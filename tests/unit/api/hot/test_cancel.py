@@ -286,6 +286,32 @@ def test_each_of_many_in_one_call_has_its_result() -> None:
     assert [one.key for one in found.results] == [None, None, "k2", "none", "k0", "fired"]
 
 
+@pytest.mark.parametrize("at_a_time", [1, 2, 3])
+def test_a_call_of_many_is_decided_in_slices_with_the_same_results(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    bodies = []
+    for limit in (at_a_time, 1000):
+        monkeypatch.setattr("delayserver.api.hot.cancel.CANCELS_TURN", limit)
+        machine = Machine()
+        ids = [machine.id_path(number).removeprefix(MESSAGE_PATH) for number in (1, 2, 1, 3, -1)]
+        keys = [{"subject": SUBJECT, "key": key} for key in ("k2", "none", "k5", "k6", "fired")]
+        body = msgspec.json.encode(
+            {"ids": [*ids, "x"], "keys": [*keys, {"subject": "no subject", "key": "k"}]}
+        )
+        work = machine.hot.answering(body, None)
+        steps = 0
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                bodies.append(end.value.body)
+                break
+            steps += 1
+        assert (steps >= 12 // at_a_time) is (limit == at_a_time)
+    assert bodies[0] == bodies[1]
+
+
 def test_which_heads_may_be_gathered() -> None:
     def may(line: bytes, fields: bytes = b"") -> bool:
         found = read_head_of_one(b"%b HTTP/1.1\r\nhost: localhost\r\n%b\r\n" % (line, fields))

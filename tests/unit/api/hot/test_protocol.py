@@ -4,6 +4,8 @@ network."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,13 +15,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from delayserver.api.access import Access
+from delayserver.api.hot import connection as connection_module
 from delayserver.api.hot.asgi import HotPath
-from delayserver.api.hot.connection import PART_BYTES, Phase
+from delayserver.api.hot.connection import PART_BYTES, Phase, unsent_bytes
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
 from tests.unit.api.hot.test_publish import Machine
-from tests.waiting import turns
+from tests.waiting import turns, wait_until
 
 TOKEN = "sixteen letters!"
 BATCH, ONE = "/v1/messages/batch", "/v1/messages"
@@ -65,6 +68,7 @@ class HandTransport:
     def __init__(self) -> None:
         self.written = b""
         self.closing = False
+        self.unread_bytes = 0
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -81,7 +85,7 @@ class HandTransport:
         return True
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unread_bytes
 
     def get_extra_info(self, name: str) -> None:
         return None
@@ -250,6 +254,46 @@ def test_what_came_before_the_end_of_a_client_is_answered() -> None:
     assert listener.held_bytes == 0
 
 
+def turn(listener: Listener) -> None:
+    """One turn of the event loop, as far as slices of work go on in it."""
+    ports = listener.machine.ports
+    turns, ports.turns = ports.turns, []
+    for function in turns:
+        function()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_bad_batch_takes_its_turns_and_holds_up_nobody_else(is_gone: bool) -> None:
+    listener = Listener()
+    listener.machine.slices.turn_items = 50
+    bad = b"[%b]" % b",".join([b'{"subject":"orders","ttl":0}'] * 40)
+    body = b'{"subject":"orders"}'
+    one = head(len(body), ONE) + body
+    connection, transport = listener.connect()
+    connection.data_received(one + head(len(bad)) + bad + one)
+    other, answered = listener.connect()
+    other.data_received(one)
+    listener.machine.commit()
+    assert transport.written.count(b"HTTP/1.1 ") == 1  # the publish before it
+    assert answered.written.startswith(b"HTTP/1.1 201 ")
+    if is_gone:
+        transport.close()
+        connection.connection_lost(None)
+    turns = 0
+    while listener.machine.ports.turns:
+        turn(listener)
+        turns += 1
+    assert turns >= 7
+    if is_gone:
+        assert transport.written.count(b"HTTP/1.1 ") == 1
+        return
+    assert transport.written.count(b"HTTP/1.1 422 ") == 1
+    assert b'"40 of 40 messages are invalid"' in transport.written
+    # What came behind it is looked at now.
+    listener.machine.commit()
+    assert transport.written.count(b"HTTP/1.1 201 ") == 2
+
+
 def test_what_is_passed_on_is_answered_too_but_for_a_call_that_may_wait() -> None:
     listener = Listener()
     for path, stays in (("/v1/elsewhere", True), ("/v1/subscriptions/a/pull?b=c", False)):
@@ -306,7 +350,8 @@ def test_a_consumer_that_goes_is_left_before_anything_else_happens() -> None:
         happened.append(data.decode())
         return lambda: happened.append("left")
 
-    hot: Any = SimpleNamespace(consuming=SimpleNamespace(serve=serve))
+    consuming = SimpleNamespace(serve=serve)
+    hot: Any = SimpleNamespace(consuming=consuming, turns=listener.machine.hot.turns)
     path = HotPath(cast(Any, None), hot, cast(Any, None))
     tasks = list[asyncio.Task[None]]()
 
@@ -328,3 +373,66 @@ def test_a_consumer_that_goes_is_left_before_anything_else_happens() -> None:
         assert not transport.written
 
     asyncio.run(run())
+
+
+def test_answers_that_are_not_read_have_a_bound_together_and_the_longest_goes() -> None:
+    listener = Listener(unread_max_bytes=1000)
+    readers = [listener.connect() for _ in range(4)]
+    unread = listener.protocol.unread
+    for (connection, transport), length in zip(readers, (300, 500, 200, 100), strict=True):
+        transport.unread_bytes = length
+        connection.pause_writing()
+    assert [transport.closing for _, transport in readers] == [False, True, False, False]
+    assert unread.total_bytes == 600
+    readers[0][0].resume_writing()
+    readers[2][0].connection_lost(None)
+    assert unread.total_bytes == 100
+
+
+def test_a_client_that_reads_slowly_is_not_cut_off_and_one_that_does_not_read_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system's buffer is large: that ours stays as long says nothing."""
+    listener = Listener(write_timeout_ms=1000)
+    (slow, transport), (stuck, stuck_transport) = listener.connect(), listener.connect()
+    in_system = 3000
+    monkeypatch.setattr(
+        connection_module,
+        "unsent_bytes",
+        lambda one: 5000 + (in_system if one is transport else 3000),
+    )
+    for connection, one in (slow, transport), (stuck, stuck_transport):
+        one.unread_bytes = 5000
+        connection.pause_writing()
+    for _ in range(10):
+        listener.loop.pass_time(0.4)
+        in_system -= 100
+    assert (transport.closing, stuck_transport.closing) == (False, True)
+
+
+def test_what_the_system_has_to_send_is_counted() -> None:
+    """Over a real connection whose client does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    with client, accepted:
+        accepted.setblocking(False)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += accepted.send(bytes(1 << 20))
+
+        class Transport:
+            def get_extra_info(self, name: str) -> socket.socket:
+                return accepted
+
+            def get_write_buffer_size(self) -> int:
+                return 7
+
+        def unsent() -> int:
+            return unsent_bytes(Transport())  # type: ignore[arg-type]
+
+        before = unsent()
+        assert 7 < before <= sent + 7
+        client.recv(1 << 22)
+        wait_until(lambda: unsent() < before)

@@ -19,6 +19,7 @@ from delayserver.errors import DelayServerError
 from delayserver.records.ids import COLUMNS_MIN
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
+from delayserver.server.loop_turns import LoopTurns
 from storage.errors import DiskFullError
 from tests.unit.api.hot.clients import Client
 from tests.unit.fakes import START_MS, MessageParts
@@ -36,7 +37,9 @@ class Machine(MessageParts):
             clock=lambda: START_MS,
             publish_one=self.publishing.publish_one,
             publish_new=self.publishing.publish_new,
-            publish_batch=self.publishing.publish_batch,
+            publishing_batch=self.publishing.publishing_batch,
+            slices=self.slices,
+            turns=LoopTurns(lambda function: None, lambda took_s: None, lambda: 0.0),
             message_id=self.messages.message_id,
             locate=self.messages.locate,
             version=self.messages.version,
@@ -159,3 +162,34 @@ def test_which_heads_may_be_gathered() -> None:
     assert not may(b"connection: close\r\n")
     trace = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     assert not may(b"traceparent: %b\r\n" % trace)
+
+
+def test_publishes_that_come_together_are_no_longer_than_a_group() -> None:
+    """The others are in the next ones."""
+    long = message(body="x" * 300)
+    machine = Machine(group_max_bytes=1000, unfiled_max_bytes=1 << 30, checkpoint_bytes=1000)
+    clients = [Client() for _ in range(8)]
+    for client in clients:
+        machine.hot.gather(client, long, None)
+    assert machine.hot.gathered_bytes == 8 * len(long)
+    longest = 0
+    while not all(client.told for client in clients):
+        machine.groups.flush(START_MS)
+        group = machine.groups.on_committed()
+        longest = max(longest, group.total_bytes)
+        group.tell_waiters(None)
+        machine.groups.resume()
+    assert all(b" 201 " in client.told[0] for client in clients)
+    assert longest < 1000 + len(long)
+    assert machine.hot.gathered_bytes == 0
+
+
+def test_publishes_that_wait_to_be_decided_have_a_bound_together() -> None:
+    machine = Machine(batch_max_bytes=1000, body_max_bytes=1000, receiving_max_bytes=1000)
+    one = message(body="x" * 300)
+    clients = [Client() for _ in range(4)]
+    for client in clients:
+        machine.hot.gather(client, one, None)
+    refused = [client.told for client in clients if client.told]
+    assert len(refused) == 4 - 1000 // len(one)
+    assert all(b" 503 " in told[0] and b"receiving_max_bytes" in told[0] for told in refused)
