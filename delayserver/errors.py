@@ -153,6 +153,18 @@ class ShardAwayError(DelayServerError):
         self.is_unknown = is_unknown
 
 
+class FormerOwnerError(ShardAwayError):
+    """The process that was asked may have lost its shard to another one."""
+
+    def __init__(self, shard: int) -> None:
+        super().__init__(shard, is_unknown=True)
+        self.args = (
+            f"the log of shard {shard} does not answer, so another process may own the shard by "
+            "now: whether the call had its effect is not known; repeat it, under its key a message "
+            "is published once, and all else is the same when it is done twice",
+        )
+
+
 class StandbyError(DelayServerError):
     """Who was asked follows a shard that another process owns, and cannot have the call answered
     now; nothing was done."""

@@ -130,6 +130,16 @@ class Acceptor:
             if self._is_closed:
                 protocol.shutdown()  # as those were told that were open before
 
+    def adopt(self) -> Connection:
+        """The protocol of a connection that has come another way, and counts as one of these.
+        Raises OverloadedError."""
+        if self._is_closed or self.count >= self._connections_max:
+            raise OverloadedError(f"there are {self._connections_max} connections")
+        self.count += 1
+        protocol = self._make_protocol()
+        protocol.on_lost = self._lose
+        return protocol
+
     def _lose(self) -> None:
         self.count -= 1
         if not self.count and self._emptied is not None and not self._emptied.done():

@@ -1,6 +1,6 @@
 """The application: access, then the hot path, then everything else on FastAPI.
 
-    Access ──▶ Finish ──▶ HotPath ──▶ Rest ──▶ FastAPI, imported and made some time after the start
+    Access ──▶ Leaving ──▶ Finish ──▶ HotPath ──▶ Rest ──▶ FastAPI, imported and made later
 
 A server is ready when it has recovered and its port is open. FastAPI, pydantic's models and the
 routes take longer to import than a million messages take to recover, and publishing, delivering and
@@ -30,6 +30,7 @@ from delayserver.api.hot.connection import Connection, Phase
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
+from delayserver.api.leaving import Leaving
 from delayserver.server.calls import Calls
 
 IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma", "delayserver.recovery.check")
@@ -140,7 +141,7 @@ def make_app(
     cluster = ClusterMap(links, settings, calls.clock, machines)
     access = Access(
         calls.tokens,
-        Finish(path if member is None else member.front),
+        Leaving(hot.exit, Finish(path if member is None else member.front)),
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,
         origins=settings.cors_origins,

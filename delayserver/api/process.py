@@ -57,6 +57,7 @@ from storage.kinds import require_servable
 from storage.shards import find_directory_above, fix_shard_count
 
 if TYPE_CHECKING:
+    from delayserver.api.cluster.meeting import TcpMeeting
     from delayserver.api.cluster.node import NodeShard
 
 GRACE_S = 5
@@ -203,8 +204,10 @@ class _Uvicorn(uvicorn.Server):
         server: Server,
         app: App,
         certificates: Certificates,
+        meeting: "TcpMeeting | None" = None,
     ) -> None:
         super().__init__(config)
+        self._meeting = meeting
         self._server = server
         self._app = app
         self._certificates = certificates
@@ -221,6 +224,8 @@ class _Uvicorn(uvicorn.Server):
         acceptor = Acceptor(sockets, make_protocol, self._server.settings, self._certificates)
         self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
         acceptor.begin()
+        if self._meeting is not None:
+            self._meeting.take_tunnels(acceptor.adopt)
         self.started = True
         self._app.rest.begin_within(REST_AFTER_S)
 
@@ -324,7 +329,8 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn_server = _Uvicorn(config, server, app, certificates)
+    meeting = None if node is None else node.meeting
+    uvicorn_server = _Uvicorn(config, server, app, certificates, meeting)
     if app.member is not None:
         assert lines is not None
         epoch = 0 if node is None else node.epoch

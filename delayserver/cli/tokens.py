@@ -7,6 +7,7 @@ Cost: one small file. Threads: one.
 """
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +42,7 @@ def register(app: typer.Typer) -> None:
         "token create shop --scope 'publish:order.*' --rate 500 --burst 1000",
         "token create worker --scope consume:order.unpaid --expires 90d",
         "token create prometheus --scope observe --json",
+        "token create shop --scope 'publish:order.*' --stdin < token-of-n1",
     )
     group.command("create", help=help_text(create.__doc__, *examples))(create)
     group.command("list", help=help_text(list_.__doc__, "token list --json"))(list_)
@@ -70,10 +72,22 @@ def create(
     expires: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Valid this long: 12h, 90d.")
     ] = None,
+    from_stdin: Annotated[
+        bool,
+        typer.Option(
+            "--stdin",
+            help="Take the token that stands on standard input instead of making one: that of "
+            "another node of a cluster.",
+        ),
+    ] = False,
     data_dir: DataDirOption = Path("data"),
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token and show it, this once: it is stored nowhere."""
+    """Make a token and show it, this once: it is stored nowhere.
+
+    The nodes of a cluster need the same tokens: make one at the first node, and give it to this
+    command at the others, with --stdin."""
+    text = sys.stdin.readline().strip() if from_stdin else None
     now_ms = time.time_ns() // 1_000_000
     with error_exit(as_json=as_json, also=_ERRORS):
         token, text = _tokens(data_dir).create(
@@ -84,6 +98,7 @@ def create(
             expires_ms=None if expires is None else now_ms + _lifetime_ms(expires),
             rate_per_s=rate,
             burst=burst,
+            text=text,
         )
     if as_json:
         print_json({**_document(token, now_ms), "token": text})

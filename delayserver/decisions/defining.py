@@ -146,8 +146,7 @@ class Defining(ABC, Generic[W, D, S]):
         return Known(kind.unpack_definition(definition), kind.unpack_state(state))
 
     def get(self, name: str) -> Known[D, S]:
-        """What is under a name. Raises NotFoundError, OverloadedError."""
-        self._groups.check_office()
+        """What is under a name. Raises NotFoundError."""
         found = self.find(name)
         if found is None:
             raise NotFoundError(f"there is no {self._kind.word} {name!r}")
@@ -155,11 +154,7 @@ class Defining(ABC, Generic[W, D, S]):
 
     def page(self, after: str, most: int) -> tuple[list[Known[D, S]], str | None]:
         """The first ones behind that name, in the order of their names; and the name to go on
-        behind (None: these were the last). Raises OverloadedError."""
-        self._groups.check_office()
-        return self._page(after, most)
-
-    def _page(self, after: str, most: int) -> tuple[list[Known[D, S]], str | None]:
+        behind (None: these were the last)."""
         fresh = {name for name in self._definitions if name > after}
         first = after.encode() + b"\0" if after else b""
         keys = (key for key, _ in self._catalog.scan(self._kind.definitions, first))

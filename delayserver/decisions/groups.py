@@ -74,9 +74,8 @@ class Groups:
         self._imports: deque[Callable[[], None]] = deque()
         self._import_seq = 0
         self.stopping = False
-        self.may_answer: Callable[[], bool] = lambda: True
-        """Whether nobody else can own the shard by now. If its log has not answered for a while
-        another process may have accepted, moved or cancelled what this one does not know of."""
+        self.holds_office: Callable[[], bool] = lambda: True
+        """Whether nobody else can own the shard by now: nothing is logged that could not be."""
         self.committed_total = 0
 
     # ── the door ───────────────────────────────────────────────────────────────────────────────
@@ -87,18 +86,12 @@ class Groups:
         Raises OverloadedError, StoppingError."""
         if self.stopping:
             raise StoppingError("the server is stopping")
-        self.check_office()
+        if not self.holds_office():
+            raise OverloadedError("the log of the shard does not answer", 1000)
         open_bytes = self._sequencer.group.total_bytes
         if open_bytes and open_bytes + total_bytes > self._settings.group_max_bytes:
             raise OverloadedError("the disk does not keep up with what is published", 1000)
         self.admit_retries()
-
-    def check_office(self) -> None:
-        """Whoever answers what is, or is not, asks this first: it could be otherwise by now.
-
-        Raises OverloadedError."""
-        if not self.may_answer():
-            raise OverloadedError("the log of the shard does not answer", 1000)
 
     def admit_retries(self) -> None:
         """Refuse to record deliveries again, of any length, as long as too much is not filed yet.

@@ -138,8 +138,7 @@ class Messages:
     # ── where is a message ─────────────────────────────────────────────────────────────────────
 
     def message_id(self, text: str) -> MessageId:
-        """Parse an id. Raises NotFoundError, OverloadedError."""
-        self._groups.check_office()
+        """Parse an id. Raises NotFoundError."""
         parsed = self._ids.decode(text)
         if parsed.seq >= self._sequencer.next_seq:
             raise NotFoundError(f"there is no message {text!r}")
@@ -150,8 +149,7 @@ class Messages:
         return NO_KEY if key is None else self._key_hasher(subject_id, key)
 
     def by_key(self, subject: str, key: str) -> MessageId:
-        """The message that a key stands for. Raises NotFoundError, OverloadedError."""
-        self._groups.check_office()
+        """The message that a key stands for. Raises NotFoundError."""
         subject_id = self._sequencer.subjects.get(subject)
         entry = subject_id and self._sequencer.key(self._key_hasher(subject_id, key))
         if not entry:

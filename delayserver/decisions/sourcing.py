@@ -114,7 +114,7 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
 
     def all(self) -> list[KnownSource]:
         """In the order of their names."""
-        return self._page("", _ALL)[0]
+        return self.page("", _ALL)[0]
 
     # ── what clients do ────────────────────────────────────────────────────────────────────────
 

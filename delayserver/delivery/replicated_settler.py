@@ -1,8 +1,14 @@
 """The settler of a shard whose logs are replicated: files of its own, and a log for all replicas.
 
-    rows ──▶ log of what is settled, at a quorum ──▶ dispatch log, written ──▶ answered
-                                                          └──▶ synced now and then: so far a
-                                                               checkpoint may say that it goes
+    rows ──▶ log of what is settled, at a quorum ──▶ the shard's log: still in office
+               ──▶ dispatch log, written ──▶ answered
+                     └──▶ synced now and then: so far a checkpoint may say that it goes
+
+The log of what is settled takes rows from any process, so it cannot tell whether a new owner has
+read them. The log that decides who owns the shard can: an acknowledgement is answered behind a
+record of this owner there that was sent after the rows were recorded. A new owner reads what is
+settled behind its claim, so it knows all that was answered. What a former owner records later is
+true, and saves a repeat; but nobody is told that it is recorded, and that process ends.
 
 What others know is what the replicated log has, so the files need no sync before somebody is
 answered. They are synced about once a second: a replica that starts again reads the log from there.
@@ -50,10 +56,13 @@ class ReplicatedSettler(Settler):
         place: int,
         stopwatch: Callable[[], int],
         told: Callable[[int], None] = lambda place: None,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
         """`open_settled`: the replicated log, opened anew. `place`: the offset up to which the
-        files on the disk have what it says; `told` hears of each other one."""
+        files on the disk have what it says; `told` hears of each other one. `confirm` has the log
+        of the shard say that this process still owned it when it was called."""
         super().__init__(dispatch)
+        self._confirm = confirm
         self._told = told
         # One to append to and one to read, since a log that is appended to reads nothing ahead.
         self._appended, self._read = open_settled(), open_settled()
@@ -85,10 +94,14 @@ class ReplicatedSettler(Settler):
         self.unsynced |= bool(self._unsent)
 
     def sync(self) -> None:
-        """Have a quorum know all that was written, and write it to the files. Raises FencedError,
-        SyncError; ShortageError: a quorum knows it, and the next call goes on with the files."""
+        """Have a quorum know all that was written, and write it to the files.
+
+        Raises FencedError: nobody may be told that it is recorded, since another may have claimed
+        the shard before, and does not know it; SyncError; ShortageError: a quorum knows it, and the
+        next call goes on with the files."""
         if self._unsent:
             self._sent += self._appended.append(self._unsent, self._now_ms)
+            self._confirm()
             self._unsent.clear()
         while self._sent:
             self._write_sent(self._sent[0])

@@ -78,7 +78,7 @@ class Replica:
             self._settings,
             files,
             open_catalog,
-            self._with(followed_log, lambda place: None, is_owner=False),
+            self._with(followed_log, lambda place: None),
         )
         try:
             settler = store.settler
@@ -140,7 +140,7 @@ class Replica:
         def told(offset: int) -> None:
             holder.settled_offset = offset
 
-        around = self._with(replicated_log, told, is_owner=True)
+        around = self._with(replicated_log, told, holder)
         return replace(
             around,
             clock=holder.clock,
@@ -156,9 +156,9 @@ class Replica:
         self,
         make_log: Callable[[Files, Catalog, Identity, Settings], FollowedLog],
         told: Callable[[int], None],
-        *,
-        is_owner: bool,
+        holder: Holder | None = None,
     ) -> Surroundings:
+        """`holder`: of the owner; None: for a standby."""
         made: list[FollowedLog] = []
 
         def message_log(
@@ -167,7 +167,9 @@ class Replica:
             log = make_log(files, catalog, identity, settings)
             log.settled_place = read_settled_place(catalog)
             log.kept = (log.place.next_offset, log.settled_place)
-            log.owner_address = self._place.address if is_owner else read_owner_address(catalog)
+            log.owner_address = (
+                read_owner_address(catalog) if holder is None else self._place.address
+            )
             made.append(log)
             return log
 
@@ -182,8 +184,9 @@ class Replica:
                 read_settled_place(catalog),
                 self._surroundings.stopwatch,
                 place_told,
+                (lambda: None) if holder is None else holder.confirm,
             )
-            if is_owner:
+            if holder is not None:
                 made.prepare_append()
             return made
 

@@ -182,7 +182,7 @@ class Standby:
     @property
     def clock_differs(self) -> bool:
         """R7: it does not claim, since its clock is not that of the owner."""
-        return self._follower.clock_differs
+        return self._follower.clock_differs(self.state, self._clock())
 
     def set_rank(self, rank: int) -> None:
         """So many nodes go before this one from now on when the shard is to be claimed. Any thread
@@ -412,7 +412,8 @@ class Standby:
             self._file()
         self._lag.filed(self._filed_offset())
         self._ask()
-        knows_all = self._follower.may_claim(self.state, self._end, self._asked_ms)
+        wall_ms = self._clock()
+        knows_all = self._follower.may_claim(self.state, self._end, self._asked_ms, wall_ms)
         if not knows_all or self.lag_ms > LAG_MAX_MS:
             return None
         state = self.state

@@ -55,6 +55,7 @@ NEW_TOKEN_ITEMS: Final = 2
 """What a token takes that has come into the file, as `slices` counts."""
 _VERSION = 1
 _NAME = re.compile(SUBJECT_PATTERN)
+_TEXT = re.compile(rf"{TOKEN_PREFIX}[0-9a-f]{{{2 * TOKEN_RANDOM_BYTES}}}")
 
 
 class Action(StrEnum):
@@ -164,8 +165,10 @@ class TokenFile:
         expires_ms: int | None = None,
         rate_per_s: float | None = None,
         burst: int | None = None,
+        text: str | None = None,
     ) -> tuple[Token, str]:
-        """Add a token; it is returned, and the text of it, which nobody can read again.
+        """Add a token; it is returned, and the text of it, which nobody can read again. `text`:
+        that of a token that was made before, for another node of a cluster, say.
 
         Raises InputError, ConflictError, StorageError."""
         if not _NAME.fullmatch(name):
@@ -176,7 +179,12 @@ class TokenFile:
             raise InputError(f"a rate is more than 0 and at most {RATE_MAX} a second", "/rate")
         if burst is not None and (rate_per_s is None or not 1 <= burst <= RATE_MAX):
             raise InputError(f"a burst is 1 to {RATE_MAX}, and goes with a rate", "/burst")
-        secret = TOKEN_PREFIX + random_bytes(TOKEN_RANDOM_BYTES).hex()
+        secret = TOKEN_PREFIX + random_bytes(TOKEN_RANDOM_BYTES).hex() if text is None else text
+        if not _TEXT.fullmatch(secret):
+            # Any other may be guessed, and has no salt.
+            digits = 2 * TOKEN_RANDOM_BYTES
+            reason = f"a token is {TOKEN_PREFIX} and {digits} hexadecimal digits, as it was made"
+            raise InputError(reason, "/token")
         token = Token(
             name,
             digest_of(secret.encode()).hex(),
@@ -190,6 +198,8 @@ class TokenFile:
         def add(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
             if any(one.name == name for one in tokens):
                 raise ConflictError(f"there is a token {name!r} already; revoke it first")
+            if same := next((one.name for one in tokens if one.digest == token.digest), None):
+                raise ConflictError(f"it is the token {same!r} already")
             if len(tokens) >= TOKENS_MAX:
                 raise ConflictError(f"there are {TOKENS_MAX} tokens, the limit; revoke some")
             return (*tokens, token)

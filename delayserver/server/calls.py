@@ -100,6 +100,10 @@ class Calls:
         self.turns = turns or LoopTurns(shard.call_soon, lambda took_s: None, lambda: 0.0)
         """Told of each turn of the event loop in which a request is looked at."""
         self.on_fatal = shard.on_fatal
+        self.may_answer = shard.may_answer
+        """Asked by the exit of the process (`delayserver.api.exit`), and by nothing else here."""
+        self.shard = shard.store.identity.shard
+        """The number of the shard, as its identity says it."""
         self.gauges = gauges
         self.tokens = tokens
         self.telemetry = telemetry

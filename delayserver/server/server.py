@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
@@ -61,19 +62,8 @@ DISK_CHECK_S = 1.0
 LOOK_MS = 1000
 CLOCK_SET_MS = 1_000
 """A clock that differs by more than this from the stopwatch was set, or has drifted so far."""
-_STOPWATCH = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 log = structlog.get_logger()
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
-def stopwatch_ms() -> int:
-    """Milliseconds of a clock that nobody sets and that, where there is one, goes on in sleep."""
-    return time.clock_gettime_ns(_STOPWATCH) // 1_000_000
 
 
 def open_catalog_in(files: Files, settings: Settings, *, verify_all: bool = False) -> Catalog:

@@ -82,6 +82,9 @@ class Shard(ABC):
         self.files = files
         self.transactions = surroundings.transactions
         """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
+        self.may_answer = surroundings.may_deliver
+        """Whether nobody else can own the shard by now. If its log has not answered for a while
+        another process may have accepted, moved or cancelled what this one does not know of."""
         self._settle = SettleRequest()
         self._settle_asked = False
         """Since when the group under way is being committed, on the stopwatch."""
@@ -131,7 +134,7 @@ class Shard(ABC):
         self.engine.dispatcher.may_deliver = surroundings.may_deliver
         self.broker_bodies = BrokerBodies(settings.broker_bodies_max_bytes)
         self.engine.dispatcher.broker_room = self.broker_bodies.room
-        self.engine.groups.may_answer = surroundings.may_deliver
+        self.engine.groups.holds_office = surroundings.may_deliver
         self.engine.start(
             recovered.through_hour,
             recovered.loaded,

@@ -10,7 +10,7 @@ Threads: an `EngineLog` belongs to one thread at a time. Who reads in one thread
 another opens the log twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -28,15 +28,12 @@ class EngineLog(Protocol):
         """Connect what appends, so that the first append does not wait for it. Does not wait."""
         ...
 
-    def append(
-        self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
-    ) -> list[int | None]:
+    def append(self, records: Sequence[bytes]) -> list[int | None]:
         """Append records in this order, and wait until the engine has answered for each.
 
-        `meanwhile` is called once they are under way; what it raises comes through. Returns the
-        offset of each; None: it may be in the log, and it may not. Behind one of these the process
-        must not append again: an owner's tenure is over with it, and whoever starts anew opens the
-        log anew."""
+        Returns the offset of each; None: it may be in the log, and it may not. Behind one of these
+        the process must not append again: an owner's tenure is over with it, and whoever starts
+        anew opens the log anew."""
         ...
 
     def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:

@@ -7,15 +7,18 @@ under way when it was cut off, or two have claimed and this one was quicker. Wha
 read then. Everybody judges it alike (I15), so if none of it is a claim that counts, this record
 counts, as all others will see; to leave the office for it would be a second outage for nothing.
 
+What an owner has said elsewhere, as what is settled, is answered when this log has confirmed that
+the office was still held behind it (`Holder.confirm`): whoever claims later reads it.
+
 The owner has to be heard of all the time, also while it recovers what it took over, and while the
-group that it appends is waited for: so it is one object from the claim on, whoever writes.
+group that it appends is waited for: so it is one object from the claim on, whoever writes. Only the
+engine is waited for with its lock: a disk that stalls holds up no beat.
 
 Cost: as the engine. Threads: any may call; one append is under way at a time.
 """
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Final
 
 from storage.errors import FencedError, StorageError
@@ -57,6 +60,8 @@ class Holder:
         self.clock: Final = clock
         self._stopwatch = stopwatch
         self._lock = threading.RLock()
+        self._begun_total = 0
+        """Appends that were begun."""
         self.claimed: Final = office.state
         """The state behind the claim."""
 
@@ -74,22 +79,27 @@ class Holder:
         finally:
             self._lock.release()
 
-    def alone(self) -> AbstractContextManager[object]:
-        """Nobody else appends within."""
-        return self._lock
-
     def may_deliver(self) -> bool:
         """Whether deliveries may leave now (R2)."""
         return self._tenure.holds(self._stopwatch())
 
-    def append_frame(self, frame: bytes, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Append a frame of the message log. It counts on return; `meanwhile` is called while it is
-        under way. Raises FencedError: nobody may be answered any more, the process has to end."""
+    def append_frame(self, frame: bytes) -> OfficeState:
+        """Append a frame of the message log. It counts on return; returns where the log stands
+        behind it. Raises FencedError: nobody may be answered any more, the process has to end."""
         with self._lock:
             parts = envelope.split(
                 frame, node=self._node, epoch=self.state.epoch, clock_ms=self.clock()
             )
-            self._append(list(parts), meanwhile)
+            self._append(list(parts))
+            state = self.state
+            self._renew()
+            return state
+
+    def _renew(self) -> None:
+        """Hold the lease again, where the log was so slow to answer that it ran out meanwhile: what
+        was appended counts, and may be answered."""
+        if not self.may_deliver():
+            self._beat()
 
     def beat(self) -> bool:
         """Be heard of, if nothing else was said for a while; whether something was said now.
@@ -101,6 +111,17 @@ class Holder:
                 return False
             self._beat()
             return True
+
+    def confirm(self) -> None:
+        """The office is held behind all that this process has done before: a record counts that was
+        sent after this call began. It is a beat, unless something else is sent meanwhile.
+
+        Raises FencedError: another may have claimed before, and read what there was by then."""
+        begun_before = self._begun_total
+        with self._lock:
+            if self._tenure.is_over or self._begun_total == begun_before:
+                self._beat()
+            self._renew()
 
     def tell_live(self, hour: int) -> None:
         """Say that `hour` is in the wheel, before anything of it fires: whoever follows has to
@@ -126,14 +147,13 @@ class Holder:
                 release = Release(self._node, self.state.epoch, self.clock(), successor)
                 self.log.append([envelope.encode(release)])
 
-    def _append(
-        self, records: Sequence[LogRecord], meanwhile: Callable[[], None] = lambda: None
-    ) -> None:
+    def _append(self, records: Sequence[LogRecord]) -> None:
         if self._tenure.is_over:
             raise FencedError(self.log.name, "this process is not in office any more")
         expected = self.state.next_offset
+        self._begun_total += 1
         sent_ms = self._stopwatch()
-        offsets = self.log.append([envelope.encode(record) for record in records], meanwhile)
+        offsets = self.log.append([envelope.encode(record) for record in records])
         for record, offset in zip(records, offsets, strict=True):
             unread = None if offset is None else self._take_in(offset)
             if not self._tenure.appended(record, offset, sent_ms):

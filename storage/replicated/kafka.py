@@ -10,6 +10,8 @@ already some 10 µs and 1 µs a record; asking where the log ends 1 ms. A log th
 threads of librdkafka and up to 40 MiB of what it has read ahead, one that is appended to has five
 threads. Both are made when they are needed first, since most processes do one of the two.
 
+Where a log begins and ends is asked with a consumer that fetches nothing, one for an engine.
+
 Threads: a `KafkaLog` belongs to one thread at a time, a `KafkaEngine` to all. Neither outlives a
 fork.
 
@@ -18,15 +20,18 @@ log's own order fences as well (`storage.replicated.office`). Consumer groups fo
 know nothing of who has the data, and notice a death after 6 s at the soonest. One producer for all
 logs: an append that fails ends it, and with it the appends of others. Asking a log's consumer for
 the end: the broker answers the requests of a connection one after the other, so the question waits
-for the fetch before it (50 to 130 ms); the admin client has connections of its own. That client for
-the offsets of groups: when a group has moved to another broker, the answer kills the process
-(librdkafka 2.16.1: `rd_kafka_handle_OffsetFetch` looks for the group of a client that has none; and
-what a coordinator is told while its connection breaks uses what was freed, issue 5397). A consumer
+for the fetch before it (50 to 130 ms). The admin client for the end: while it waits for a leader
+that is away it spends 0.5 to 0.7 of a core, whatever its settings say (librdkafka 2.16.1; a
+consumer 0.003). That client for the offsets of groups: when a group has moved to another broker,
+the answer kills the process (librdkafka 2.16.1: `rd_kafka_handle_OffsetFetch` looks for the group
+of a client that has none; and what a coordinator is told while its connection breaks uses what was
+freed, issue 5397). A consumer
 that never joins its group asks and says it instead, one for each node.
 """
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -86,7 +91,7 @@ class KafkaLog:
     def __init__(
         self,
         settings: ClientSettings,
-        admin: AdminClient,
+        asker: "Asker",
         topic: str,
         partition: int,
         *,
@@ -97,7 +102,7 @@ class KafkaLog:
         self._is_transactional = is_transactional
         self.name = f"{topic}/{partition}"
         self._settings = settings
-        self._admin = admin
+        self._asker = asker
         self._topic = topic
         self._partition = partition
         self._producer: Producer | None = None
@@ -114,9 +119,7 @@ class KafkaLog:
         if self._producer is None:
             self._make_producer()
 
-    def append(
-        self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
-    ) -> list[int | None]:
+    def append(self, records: Sequence[bytes]) -> list[int | None]:
         """See `EngineLog`. Waits up to `message_timeout_ms` of the settings."""
         assert not self._has_failed, f"{self.name}: an append has failed before"
         if self._position != _NOWHERE:
@@ -130,7 +133,6 @@ class KafkaLog:
         for index, record in enumerate(records):
             self._produce(producer, record, _report(self.name, index, offsets, waiting))
         self._poll(producer, 0)
-        meanwhile()
         # Each record is reported, at the latest when its time is over. That somebody waits for ever
         # who holds an office is not left to that promise of another's code.
         patience_s = self._settings.message_timeout_ms / 1000 + REPORTS_GRACE_S
@@ -217,9 +219,9 @@ class KafkaLog:
     def _judge(self, offset: int, error: KafkaError) -> None:
         """An error instead of records: returns if it may pass."""
         if error.code() in _RANGE_ERRORS:
-            first, end = self._asked(OffsetSpec.earliest()), self.end()
-            if first is None or end is None:
+            if (ends := self._ends()) is None:
                 return
+            first, end = ends
             is_cut = error.code() == KafkaError._LOG_TRUNCATION
             # Else a broker has answered that did not know yet that it leads.
             if is_cut or not first <= offset <= end:
@@ -229,31 +231,38 @@ class KafkaLog:
 
     def end(self) -> int | None:
         """See `EngineLog`. Asks the partition's leader, for at most END_TIMEOUT_S."""
-        return self._asked(OffsetSpec.latest())
+        ends = self._ends()
+        return None if ends is None else ends[1]
 
     def is_led(self) -> bool:
         """Whether a broker knows that it leads the partition."""
-        return self._asked(OffsetSpec.latest(), level=logging.DEBUG) is not None
-
-    def _asked(self, which: OffsetSpec, *, level: int = logging.WARNING) -> int | None:
         partition = TopicPartition(self._topic, self._partition)
+        admin = self._asker.admin
         try:
-            asked = self._admin.list_offsets({partition: which}, request_timeout=END_TIMEOUT_S)
+            wanted = {partition: OffsetSpec.latest()}
+            asked = admin.list_offsets(wanted, request_timeout=END_TIMEOUT_S)
             offset: int = _result(asked[partition], END_TIMEOUT_S).offset
-        except (KafkaException, FutureTimeoutError) as error:
-            # Brokers that are away are said to be by the client. A topic that was deleted is not.
-            log.log(level, "%s: the brokers do not say where it ends: %s", self.name, error)
-            return None
+        except (KafkaException, FutureTimeoutError):
+            return False
         finally:
-            self._admin.poll(0)  # its log lines
+            admin.poll(0)  # its log lines
         # Where no leader answers in time there is no error but an offset below zero.
-        return offset if offset >= 0 else None
+        return offset >= 0
+
+    def _ends(self) -> tuple[int, int] | None:
+        """Where it begins and ends, as the brokers say it now."""
+        try:
+            return self._asker.ends(self._topic, self._partition)
+        except KafkaException as error:
+            # Brokers that are away are said to be by the client. A topic that was deleted is not.
+            log.warning("%s: the brokers do not say where it ends: %s", self.name, error)
+            return None
 
     def delete_before(self, offset: int) -> None:
         """See `EngineLog`. The broker deletes whole segments, in its own time."""
         assert offset >= 0, offset
         wanted = TopicPartition(self._topic, self._partition, offset)
-        asked = self._admin.delete_records([wanted], request_timeout=CALL_TIMEOUT_S)
+        asked = self._asker.admin.delete_records([wanted], request_timeout=CALL_TIMEOUT_S)
         _answer("delete records", self.name, asked[wanted])
 
     def close(self) -> None:
@@ -281,6 +290,65 @@ class KafkaLog:
         return self._consumer
 
 
+class Asker:
+    """Asks the brokers, for all logs of an engine. Threads: any."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Waits for no broker. Raises EngineError where the client does not know a setting."""
+        self._settings = settings
+        self.trouble: KafkaError | None = None
+        """Why no broker could be connected to when that was told last."""
+        wanted = settings.of_consumer() | {"error_cb": self._note_trouble}
+        self._consumer = _made(Consumer, wanted, settings.url)
+        self._making = threading.Lock()
+        self._admin: AdminClient | None = None
+
+    @property
+    def admin(self) -> AdminClient:
+        """What changes topics. Few processes need it."""
+        with self._making:
+            if self._admin is None:
+                wanted = self._settings.of_admin() | {"error_cb": self._note_trouble}
+                self._admin = _made(AdminClient, wanted, self._settings.url)
+            return self._admin
+
+    def ends(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """The first offset of a partition, and the one behind its last, as its leader says it
+        within END_TIMEOUT_S; None: it does not. Raises KafkaException."""
+        place = TopicPartition(topic, partition)
+        try:
+            found: tuple[int, int] | None = self._consumer.get_watermark_offsets(
+                place, timeout=END_TIMEOUT_S, cached=False
+            )
+        except KafkaException as error:
+            if error.args[0].code() in _UNKNOWN_TOPICS:
+                # It was made just now, perhaps. The client remembers that it was not there, and
+                # would not ask for it again.
+                self._consumer.list_topics(topic, timeout=END_TIMEOUT_S)
+            raise
+        finally:
+            self._consumer.poll(0)  # its log lines
+        return None if found is None or min(found) < 0 else found
+
+    def topics(self) -> dict[str, Any]:
+        """What is known of all topics. Raises KafkaException."""
+        self.trouble = None  # What is over is no reason.
+        try:
+            topics: dict[str, Any] = self._consumer.list_topics(timeout=CALL_TIMEOUT_S).topics
+        finally:
+            self._consumer.poll(0)
+        return topics
+
+    def _note_trouble(self, error: KafkaError) -> None:
+        if error.code() in _TELLING:
+            self.trouble = error
+
+
+_UNKNOWN_TOPICS: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+)
 _TELLING: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
 """Errors that say why a broker cannot be reached. Of a call all that is known is that none was."""
 
@@ -294,10 +362,7 @@ class KafkaEngine:
         """Waits for no broker. Raises EngineError where the client does not know a setting."""
         self._settings = settings
         self._url = settings.url
-        self._trouble: KafkaError | None = None
-        """Why the admin client could not connect when it was last told."""
-        admin = settings.of_admin() | {"error_cb": self._note_trouble}
-        self._admin = _made(AdminClient, admin, settings.url)
+        self._asker = Asker(settings)
         self._sleep = sleep
         self._created: set[str] = set()
         self._asking: dict[str, Consumer] = {}
@@ -311,12 +376,12 @@ class KafkaEngine:
 
     def log(self, shard: int) -> KafkaLog:
         """The message log of a shard, opened anew."""
-        return KafkaLog(self._settings, self._admin, self._url.log_topic, shard)
+        return KafkaLog(self._settings, self._asker, self._url.log_topic, shard)
 
     def settled(self, shard: int) -> KafkaLog:
         """What is settled of a shard, opened anew."""
         topic = self._url.settled_topic
-        return KafkaLog(self._settings, self._admin, topic, shard, is_transactional=True)
+        return KafkaLog(self._settings, self._asker, topic, shard, is_transactional=True)
 
     def transactions(self, shard: int, stamp: int) -> KafkaTransactions:
         """Those of a shard with that stamp; nothing is opened yet."""
@@ -324,7 +389,7 @@ class KafkaEngine:
 
     def meta(self) -> KafkaLog:
         """What the cluster is (`storage.replicated.meta`), opened anew."""
-        return KafkaLog(self._settings, self._admin, self._url.meta_topic, 0)
+        return KafkaLog(self._settings, self._asker, self._url.meta_topic, 0)
 
     def create(self, shards: int, replication: int, *, flushes: bool) -> list[str]:
         """Make the topics that are missing; returns their names. `check` judges those there are.
@@ -343,17 +408,13 @@ class KafkaEngine:
             self._wait_for_leaders(plan)
         return made
 
-    def _note_trouble(self, error: KafkaError) -> None:
-        if error.code() in _TELLING:
-            self._trouble = error
-
     def _why(self, error: KafkaException) -> KafkaException | KafkaError:
         """That no broker answered says less than why none did."""
-        return self._trouble or error
+        return self._asker.trouble or error
 
     def _wait_for_leaders(self, plan: TopicPlan) -> None:
         waiting = {
-            KafkaLog(self._settings, self._admin, plan.name, partition)
+            KafkaLog(self._settings, self._asker, plan.name, partition)
             for partition in range(plan.partitions)
         }
         for _ in range(CREATE_TRIES):
@@ -368,7 +429,7 @@ class KafkaEngine:
         """Whether it was made now, and not by another at the same time."""
         settings = plan.settings(replication)
         topic = NewTopic(plan.name, plan.partitions, replication, config=settings)
-        asked = self._admin.create_topics([topic], request_timeout=CALL_TIMEOUT_S)
+        asked = self._asker.admin.create_topics([topic], request_timeout=CALL_TIMEOUT_S)
         try:
             _result(asked[plan.name], CALL_TIMEOUT_S)
         except KafkaException as error:
@@ -396,7 +457,7 @@ class KafkaEngine:
         """Of a topic that one of the brokers knows."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         for _ in range(CREATE_TRIES):
-            asked = self._admin.describe_configs([resource], request_timeout=CALL_TIMEOUT_S)
+            asked = self._asker.admin.describe_configs([resource], request_timeout=CALL_TIMEOUT_S)
             try:
                 entries = _result(asked[resource], CALL_TIMEOUT_S)
                 return {entry.name: entry.value for entry in entries.values()}
@@ -415,13 +476,10 @@ class KafkaEngine:
     def _topic_partitions(self) -> dict[str, dict[int, Any]]:
         """The partitions of each topic that there is."""
         for _ in range(CREATE_TRIES):
-            self._trouble = None  # What is over is no reason.
             try:
-                topics = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
+                topics = self._asker.topics()
             except KafkaException as error:
-                self._admin.poll(0)
                 raise _refused("list topics", str(self._url), self._why(error)) from error
-            self._admin.poll(0)
             known = {name: one.partitions for name, one in topics.items() if one.error is None}
             if self._created <= known.keys():
                 return known

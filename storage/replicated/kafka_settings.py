@@ -45,13 +45,15 @@ _OF_ALL: Final[dict[str, str | int | bool]] = {
     "socket.connection.setup.timeout.ms": 1500,
     # ... and this is the first thing that is asked on a new connection: 10 s.
     "api.version.request.timeout.ms": 1500,
-    # A broker that was away is found when it is back, and not up to 10 s later.
-    "reconnect.backoff.ms": 20,
-    "reconnect.backoff.max.ms": 200,
+    # A broker that was away is found a second after it is back, and not up to 10 s later. Each
+    # repetition has a floor and grows: a node has some forty connections, and a broker that is away
+    # must not cost the processor time that the others need to take its place.
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
     # A partition that has lost its leader is asked about in these intervals until it has another.
-    "topic.metadata.refresh.fast.interval.ms": 50,
-    "retry.backoff.ms": 20,
-    "retry.backoff.max.ms": 100,
+    "topic.metadata.refresh.fast.interval.ms": 100,
+    "retry.backoff.ms": 50,
+    "retry.backoff.max.ms": 500,
     # A leader that has moved without a failed request is noticed, too: the default is 5 minutes.
     "topic.metadata.refresh.interval.ms": 10_000,
     # Kept connections: a load balancer or a firewall between would drop silent ones unnoticed.
@@ -135,7 +137,7 @@ _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
     # bound the rate at 32 MiB/s.
     "fetch.queue.backoff.ms": 5,
     # After an error of a fetch, such as of a leader that has moved: 500 ms otherwise.
-    "fetch.error.backoff.ms": 20,
+    "fetch.error.backoff.ms": 100,
 }
 
 _OF_SOURCES: Final[dict[str, str | int | bool]] = {

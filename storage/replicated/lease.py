@@ -9,7 +9,8 @@
     R3  Others claim when they have *read* nothing that counts for LEASE_MS, and RANK_MS more for
         each that goes before them, if the log ends where they stand.
         Who has never heard the last owner itself waits OWNER_MS for it, where its disk counts (R8).
-    R7  A node whose clock is not that of the last owner does not claim.
+    R7  A node whose clock is not that of the last owner does not claim, nor does one whose clock is
+        behind the last record: what it would own begins there, and would stand still until then.
 
 Why no two nodes have a lease at one time (I14): a claim that counts names the last record that
 counts (`storage.replicated.office`), so the claimant has read it. It was read after it was sent;
@@ -162,27 +163,32 @@ class Follower:
         """Whether the silence has been long enough to ask where the log ends."""
         return now_ms - self._heard_ms >= self._silence_ms(state)
 
-    @property
-    def clock_differs(self) -> bool:
-        """R7: whether the clock of this node is not that of the last owner. The node claims nothing
-        then, and has to say so to people.
+    def clock_differs(self, state: OfficeState, wall_ms: int) -> bool:
+        """R7: whether the clock of this node, which shows `wall_ms`, is not that of the last owner.
+        The node claims nothing then, and has to say so to people.
+
+        The last record says that the owner's time had come so far. A clock that is behind that by
+        more than CLOCKS_MS is another one, also at a node that was not there to compare.
 
         By how much a clock seems to be ahead of the one in a record is what it is ahead, and how
         long the record was on its way. So the least of several counts. Compared are only records
         that came into the log while this node was reading it: what it finds there at its start may
         have been written long ago. And only one in BEAT_MS: what was held up together would count
         as many."""
+        if state.clock_ms - wall_ms > CLOCKS_MS:
+            return True
         if len(self._aheads_ms) < _COMPARISONS_MIN:
             return False
         return abs(min(self._aheads_ms)) > CLOCKS_MS
 
-    def may_claim(self, state: OfficeState, end: int | None, now_ms: int) -> bool:
+    def may_claim(self, state: OfficeState, end: int | None, now_ms: int, wall_ms: int) -> bool:
         """R3, R7: whether to send a CLAIM at once. `state` is that of the office as this node has
         read it, and `end` the offset behind the last record, as the log has just said (None: it
         could not)."""
         if end is None:
             self.could_not_ask(now_ms)
-        return end == state.next_offset and self.is_due(state, now_ms) and not self.clock_differs
+        may = end == state.next_offset and self.is_due(state, now_ms)
+        return may and not self.clock_differs(state, wall_ms)
 
     def _silence_ms(self, state: OfficeState) -> int:
         """How long to wait since a record was heard that counts.

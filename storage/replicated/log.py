@@ -1,7 +1,7 @@
 """A shard's message log on a replicated engine, as its owner writes it.
 
-    group ──▶ frame ──▶ Holder ──▶ the engine ──▶ offsets, as expected? ──▶ answered
-                └─────▶ the owner's own message log, meanwhile
+    group ──▶ the owner's own message log ──▶ frame ──▶ Holder ──▶ the engine
+                                                          ──▶ offsets, as expected? ──▶ answered
 
 It is a `WriteAheadLog`, so whoever writes groups, files them and recovers does not know where they
 stand. What differs from a message log on files:
@@ -9,11 +9,16 @@ stand. What differs from a message log on files:
 - `append` is answered by a quorum, and by the owner's own disk where there is an own log (R8). It
   raises FencedError as soon as it is not known whether a record counts (R1): the process has to end
   then, and starts again as a standby.
+- The own log has a group first. If it stalls the group waits, and nobody holds the office's lock
+  meanwhile; if it has no room, the group is refused, since nobody else has it. A group that only
+  the own log has was not answered; at the next claim of the node it counts, as one whose answer
+  was lost.
 - A checkpoint keeps where it stands in the log (`places`), since a seq does not tell that.
 
 `FollowedLog` is the same log for a standby, which files what it reads and appends nothing.
 
-Cost: as the engine; an owner's own log is written while the engine is waited for.
+Cost: as the engine, and a durable write before that where there is an own log: 0.2 ms on a quick
+disk. Both at once took as long together, on two cores, and needed the lock of the office.
 Threads: as `WriteAheadLog` says.
 """
 
@@ -22,7 +27,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from storage.errors import FencedError, ShortageError
 from storage.frame import Damage, Frame, encode
 from storage.message_log import MessageLog
 from storage.replicated.engine import EngineLog
@@ -208,7 +212,8 @@ class ReplicatedLog(FollowedLog):
     ) -> None:
         """Append one group; a quorum has it on return, and the own disk where there is one.
 
-        Raises FencedError: nobody may be answered any more, and the process has to end."""
+        Raises FencedError: nobody may be answered any more, and the process has to end;
+        ShortageError: the own log is out of room, and nothing was appended."""
         frame = encode(
             LogKind.MESSAGE,
             rows,
@@ -219,21 +224,11 @@ class ReplicatedLog(FollowedLog):
             stamp=self._stamp,
         )
 
-        def write_own() -> None:
-            if self._own is None:
-                return
-            try:
-                self._own.append(
-                    rows, payload, first_seq=first_seq, last_seq=last_seq, created_ms=created_ms
-                )
-            except ShortageError as error:
-                # Others may have it already, so it cannot be refused.
-                reason = f"the own log is out of room ({error})"
-                raise FencedError(self._holder.log.name, reason) from error
-
-        with self._holder.alone():
-            self._holder.append_frame(frame, write_own)
-            self._places.append((last_seq, self._holder.state))
+        if self._own is not None:
+            self._own.append(
+                rows, payload, first_seq=first_seq, last_seq=last_seq, created_ms=created_ms
+            )
+        self._places.append((last_seq, self._holder.append_frame(frame)))
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
         """What the catalog's META has to keep with a checkpoint at `seq`."""

@@ -14,7 +14,7 @@ one thread at a time, and several to several: a reader that waits is woken by an
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -66,9 +66,7 @@ class MemoryLog:
     def prepare_append(self) -> None:
         """See `EngineLog`."""
 
-    def append(
-        self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
-    ) -> list[int | None]:
+    def append(self, records: Sequence[bytes]) -> list[int | None]:
         """See `EngineLog`."""
         assert not self._has_failed, f"{self.name}: an append has failed before"
         with self._records.changed:
@@ -76,7 +74,6 @@ class MemoryLog:
             if self.outcome is not AppendOutcome.LOST:
                 self._records.kept += map(bytes, records)
                 self._records.changed.notify_all()
-        meanwhile()
         if self.outcome is AppendOutcome.ANSWERED:
             return list(range(begin, begin + len(records)))
         self._has_failed = True

@@ -267,7 +267,9 @@ class SimulatedNode:
             self._follower.read_all(now_ms)
         if self._claim is not None:
             self._follow_claim(self._claim)
-        elif self._follower.is_due(state, now_ms) and self._follower.may_claim(state, end, now_ms):
+        elif self._follower.is_due(state, now_ms) and self._follower.may_claim(
+            state, end, now_ms, self.wall_ms
+        ):
             self._world.claims(self.number, state)
             address = f"node-{self.number}"
             after = state.last_offset

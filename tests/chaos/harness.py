@@ -46,7 +46,7 @@ from delayserver.client.transport import (
     HttpTransport,
     Transport,
 )
-from delayserver.server.server import wall_clock_ms
+from delayserver.clocks import wall_clock_ms
 from storage.errors import EngineError
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import time
 import urllib.error
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
@@ -17,7 +19,25 @@ from tests.cluster.nodes import NodeProcess, running, until
 from tests.observe.rules import fires
 
 LOST = (1, 2)
+BUSY_MAX = 0.2
+"""Of a core, for a process that only waits. It was 0.7 when an admin client asked for the ends of
+logs whose leaders are away."""
+LOOK_S = 3.0
 MESSAGE = {"subject": "order.late", "body": 1, "delay": "1h"}
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def shares_of(node: NodeProcess) -> list[float]:
+    """How much of a core each process of a node uses."""
+    pids = [node.pid, *node.children()]
+    before, began_s = [processor_s(pid) for pid in pids], time.monotonic()
+    time.sleep(LOOK_S)  # A rate needs a time.
+    passed_s = time.monotonic() - began_s
+    return [(processor_s(pid) - was) / passed_s for pid, was in zip(pids, before, strict=True)]
 
 
 def refusal(node: NodeProcess, method: str, path: str, body: object = None) -> str | None:
@@ -66,6 +86,8 @@ def test_two_of_three_brokers_are_lost(brokers: Brokers, url: ClusterUrl, tmp_pa
         until(lambda: refusal(node, "GET", "/readyz"), "not ready")
         assert refusal(node, "POST", "/v1/messages", MESSAGE)
         assert not waiting, "nobody was answered"
+        # What waits for brokers leaves the processor to them: they need it to come back.
+        assert all(share < BUSY_MAX for share in shares_of(node)), shares_of(node)
         until(lambda: "delayserver_office_lease 0" in node.text("/metrics"), "the lease is over")
         assert fires(tmp_path, "DelayserverNoLease", node.text("/metrics")) == ""
         # It might be another's by then, who has cancelled it.

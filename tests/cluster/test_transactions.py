@@ -243,6 +243,6 @@ def test_which_brokers_are_ours(shard: Shard, brokers: Brokers) -> None:
     assert transactions.differs(by_name) is None
     url = ClusterUrl(addresses, "other")
     mock = KafkaEngine(ClientSettings(url, {"test.mock.num.brokers": "1"}))
-    (stranger,) = mock._admin.list_topics(timeout=10).brokers.values()
+    (stranger,) = mock._asker._consumer.list_topics(timeout=10).brokers.values()
     reason = transactions.differs(f"{stranger.host}:{stranger.port}")
     assert reason is not None and "cluster id" in reason

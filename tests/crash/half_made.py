@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
@@ -31,7 +32,7 @@ from delayserver.recovery import restoring
 from delayserver.recovery.check import check_path
 from delayserver.recovery.restoring import SKIPPED_SEQS
 from delayserver.recovery.shipped_log import LATEST_MS
-from delayserver.server.server import Server, wall_clock_ms
+from delayserver.server.server import Server
 from storage.catalog import MAX_BYTES, LmdbCatalog
 from storage.errors import DirectoryKindError
 from storage.files import OsFile, OsFiles

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
 from delayserver.recovery.check import check_path
-from delayserver.server.server import Server, wall_clock_ms
+from delayserver.server.server import Server
 from storage.directory import FORMAT_VERSION
 from tests.crash.backups import states_in
 

@@ -19,6 +19,7 @@ from delayserver.api.cluster import watch
 from delayserver.api.cluster.placement import Placement
 from delayserver.api.cluster.watch import (
     PROGRESS_S,
+    Heard,
     News,
     Parting,
     ReplicaNote,
@@ -54,6 +55,7 @@ class Node:
         self.news = News()
         self.copied_ms: int | None = None
         self._replicas: list[ReplicaState] = []
+        self._heard = Heard()
         self._looked_ms = self._said_ms = -LIFE_MS
         self._deaf_ms = self._mute_ms = self._still_ms = 0
         """Until when it sees nothing, says nothing, does nothing."""
@@ -68,24 +70,27 @@ class Node:
         if world.now_ms >= self._deaf_ms:
             if world.now_ms - self._looked_ms >= PROGRESS_S * 1000:
                 self._looked_ms = world.now_ms
-                self._replicas = [
-                    ReplicaState(node, 0, note, 0)
+                texts = {
+                    (node, SHARD): note.pack()
                     for node, note in world.notes.items()
                     if node not in world.meta.forgotten
-                ]
-            self.news = news_of(world.meta, {SHARD: self._replicas}, wall_ms)
+                }
+                found = self._heard.take(texts, START_MS + world.now_ms)
+                self._replicas = [ReplicaState(node, 0, found[node, _], 0) for node, _ in found]
+            now_ms = START_MS + world.now_ms
+            self.news = news_of(world.meta, {SHARD: self._replicas}, now_ms, wall_ms)
         if world.now_ms >= self._still_ms:
-            self._decide(wall_ms)
+            self._decide()
         if world.now_ms >= self._mute_ms and world.now_ms - self._said_ms >= 3_000:
             self._said_ms = world.now_ms
             note = ReplicaNote(wall_ms, "http://n", 0, 0, stage=self.stage)
             world.say(self.name, note, rng.randrange(4_000))
 
-    def _decide(self, wall_ms: int) -> None:
+    def _decide(self) -> None:
         world, news = self.world, self.news
         if not news.at_ms:
             return
-        found = self.parting.judge(news.placement, news, wall_ms, world.now_ms)
+        found = self.parting.judge(news.placement, news, START_MS + world.now_ms)
         if self.has_replica:
             self.stage = found
             if found == "passing":
@@ -187,15 +192,13 @@ def leave_at_once(patch: pytest.MonkeyPatch) -> None:
 def count_on_those_that_copy(patch: pytest.MonkeyPatch) -> None:
     judge = Parting.judge
 
-    def judged(
-        self: Parting, placement: Placement, news: News, now_ms: int, present_ms: int
-    ) -> Stage:
+    def judged(self: Parting, placement: Placement, news: News, present_ms: int) -> Stage:
         here = [
             msgspec.structs.replace(one, note=msgspec.structs.replace(one.note, stage="replica"))
             for one in news.replicas[SHARD]
         ]
         news = msgspec.structs.replace(news, replicas={SHARD: here})
-        return judge(self, placement, news, now_ms, present_ms)
+        return judge(self, placement, news, present_ms)
 
     patch.setattr(Parting, "judge", judged)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import structlog
 
-from delayserver.decisions.groups import Groups
+from delayserver.api.exit import Exit
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.delivery.settler import Settler
@@ -20,6 +20,7 @@ from delayserver.testing.replicas import ReplicaWorld, run_replica_world
 from storage.errors import DamageError, FencedError
 from storage.replicated import adoption
 from storage.replicated.envelope import Adopt, FramePart
+from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.office import Office, RecordVerdict
@@ -137,8 +138,8 @@ def a_claim_does_not_ask_where_the_log_ends(patch: Patch) -> None:
     """R3: what the owner has said since was not read."""
     original = Follower.may_claim
 
-    def may_claim(self: Any, state: Any, end: Any, now_ms: int) -> bool:
-        return original(self, state, state.next_offset, now_ms)
+    def may_claim(self: Any, state: Any, end: Any, now_ms: int, wall_ms: int) -> bool:
+        return original(self, state, state.next_offset, now_ms, wall_ms)
 
     patch.setattr(Follower, "may_claim", may_claim)
 
@@ -152,6 +153,8 @@ def the_offset_of_an_answer_is_not_compared(patch: Patch) -> None:
         return original(self, record, offset, sent_ms) or offset is not None
 
     patch.setattr(Tenure, "appended", appended)
+    # Else the process would notice when it holds the lease again.
+    patch.setattr(Holder, "_renew", lambda self: None)
 
 
 @canary(Violation, AssertionError)
@@ -244,7 +247,17 @@ def rows_are_in_the_files_before_the_log_of_what_is_settled_has_them(patch: Patc
 
 @canary(Violation)
 def who_may_have_lost_its_office_answers(patch: Patch) -> None:
-    patch.setattr(Groups, "check_office", lambda self: None)
+    """An answer does not ask the lease."""
+    original = Exit.__init__
+    patch.setattr(
+        Exit, "__init__", lambda self, is_open, shard: original(self, lambda: True, shard)
+    )
+
+
+@canary(Violation)
+def an_ack_counts_behind_the_claim_of_another(patch: Patch) -> None:
+    """I4, I17: it is recorded when the next owner has read what is."""
+    patch.setattr(Holder, "confirm", lambda self: None)
 
 
 @canary(Violation)

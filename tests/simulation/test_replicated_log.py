@@ -113,8 +113,8 @@ def others_claim_as_soon_as_the_lease_is_over_by_their_own_stopwatch(patch: Patc
 def a_claim_does_not_look_where_the_log_ends(patch: Patch) -> None:
     may_claim = Follower.may_claim
 
-    def unseen(self: Any, state: Any, end: Any, now_ms: int) -> bool:
-        return may_claim(self, state, state.next_offset, now_ms)
+    def unseen(self: Any, state: Any, end: Any, now_ms: int, wall_ms: int) -> bool:
+        return may_claim(self, state, state.next_offset, now_ms, wall_ms)
 
     patch.setattr(Follower, "may_claim", unseen)
 

@@ -30,6 +30,7 @@ from contextlib import suppress
 from typing import Any
 
 from delayserver.api import process
+from delayserver.clocks import wall_clock_ms
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
 from delayserver.server import backups, server
@@ -50,7 +51,7 @@ class Surroundings:
 
     def now_ms(self) -> int:
         """The wall clock of the server."""
-        return server.wall_clock_ms() + self.clock_ms
+        return wall_clock_ms() + self.clock_ms
 
     def has(self, fault: str, path: str) -> bool:
         """Whether a call for a file meets this fault."""

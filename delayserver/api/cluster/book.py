@@ -31,6 +31,8 @@ class ShardOwner(msgspec.Struct, frozen=True, tag="owner"):
     """Where clients reach this very process."""
     link: str
     """`host:port`, where the owners of other shards connect."""
+    tunnels: bool = False
+    """Whether calls may be passed on to it there, sealed."""
 
     def __post_init__(self) -> None:
         split_address(self.link)

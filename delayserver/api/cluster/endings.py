@@ -1,13 +1,13 @@
 """Leases of several shards in one call: each shard is told of its own, all at once.
 
-    tokens ──▶ own            ──▶ Calls
-           ──▶ of a shard     ──▶ the same call there ──▶ those that were over
-           ──▶ of one that is away, or of nobody: over
+    tokens ──▶ own, or nobody's ──▶ Calls
+           ──▶ of a shard       ──▶ the same call there ──▶ those that were over
+           ──▶ of one that cannot be asked: unknown
 
-A lease ends with the process that has granted it, so those of a shard that is away are over. One
-that ends while it is asked may have recorded an ack: then nobody knows, and "over" would say that
-the message comes again. What a shard refuses is the answer to the whole call; what others have done
-by then stays so, and is over when the call is repeated.
+Only the owner of a shard says that a lease is over. A shard that cannot be asked may be well, and
+hold the lease: the way to it is cut, or it is moving. So its part is unknown, as is that of one
+that ends while it is asked, and the client asks again. What a shard refuses is the answer to the
+whole call; what others have done by then stays so, and is over when the call is repeated.
 
 Cost: 50 ns a token where all are of one shard, else 1 µs; 60 µs for each shard that is asked.
 Threads: belongs to the event loop.
@@ -24,7 +24,7 @@ import msgspec
 
 from delayserver.api.cluster.link import hot_answer
 from delayserver.api.cluster.peers import Asks, PeerAnswer, PeerCall, Peers
-from delayserver.api.hot.answers import AnsweredError
+from delayserver.api.hot.answers import AnsweredError, problem_answer
 from delayserver.api.hot.consume import ToldExpired
 from delayserver.api.problems import ProblemDocument, problem_of
 from delayserver.delivery.leases import shard_of_lease
@@ -92,29 +92,27 @@ class Endings:
         for shard, places in parts.items():
             some = [tokens[place] for place in places]
             if not self._is_there(shard):
-                joined.told(places, some)
+                unknown = ShardAwayError(shard, is_unknown=True)
+                joined.told(places, [], AnsweredError(problem_answer(unknown)))
                 continue
             body = _encode(_Leased(ending, subscription.id, some, duration_ms))
             call = PeerCall("POST", LEASES_PATH, body=body)
-            self._asks.ask(shard, call, partial(self._on_answer, ending, joined, places, some))
+            self._asks.ask(shard, call, partial(self._on_answer, shard, joined, places))
 
     def _on_answer(
         self,
-        ending: Ending,
+        shard: int,
         joined: "_Joined",
         places: Sequence[int],
-        some: list[str],
         answer: PeerAnswer,
     ) -> None:
         if answer.status == 200:
             joined.told(places, _decode_expired(answer.body))
             return
-        problem = _read_problem(answer.body)
-        is_ack = ending in (Ending.ACK, Ending.ACK_SOON)
-        if problem.type == _AWAY and not (is_ack and problem.outcome):
-            joined.told(places, some)
-        else:
-            joined.told(places, [], AnsweredError(hot_answer(answer)))
+        refusal = hot_answer(answer)
+        if _read_problem(answer.body).type == _AWAY:
+            refusal = problem_answer(ShardAwayError(shard, is_unknown=True))
+        joined.told(places, [], AnsweredError(refusal))
 
     async def answer(self, call: PeerCall) -> PeerAnswer | None:
         """Those of this shard, as another one was told of them. Raises OverloadedError,

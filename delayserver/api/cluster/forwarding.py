@@ -5,11 +5,16 @@
          ──▶ body, part by part, as the owner takes it             │
     client ◀── part by part, as the client takes it ◀── answer ◀───┘
 
-Nothing here believes a caller: the token goes along, and the owner checks it, `Host` and `Origin`
+Nothing here believes a caller. Who wants to be told who the owner is shows a token here. Else the
+token goes along, and the owner checks it, `Host` and `Origin`
 too, so both stay what the client sent. (A `Host` of our own would open an owner without tokens to
 the web pages that it refuses; the addresses in its answers would be those of a machine that the
 client does not know.) So an owner has to answer at its URL whatever the `Host`, which servers of
 ours do.
+
+What goes to another node is not read on its way: an owner by HTTPS is verified, and to any other
+leads a tunnel through the port of its links, behind the proof that both know the cluster's secret
+(`delayserver.api.cluster.meeting`).
 
 A call is sent once, and nobody is told more than is known. No connection: 503, nothing was done.
 A connection that broke after the request went out: 503 with `outcome: unknown`; GET and HEAD, which
@@ -31,7 +36,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -46,6 +51,7 @@ from delayserver.api.intake import ENVELOPE_BYTES
 from delayserver.config import Settings
 from delayserver.errors import (
     DelayServerError,
+    LinkError,
     MalformedError,
     MisdirectedError,
     OverloadedError,
@@ -116,6 +122,10 @@ def place_of(url: str) -> OwnerPlace:
     return OwnerPlace(url, parts.hostname, port, is_https, prefix, parts.netloc.encode())
 
 
+Tunnel = Callable[[Callable[[], asyncio.Protocol]], Awaitable[None]]
+"""Connects to the owner, and has a protocol made for the connection. Raises OSError, LinkError."""
+
+
 class Forwarder:
     """Passes calls on, from when it is made to `close`; an ASGI application."""
 
@@ -126,15 +136,21 @@ class Forwarder:
         settings: Settings,
         tls: Callable[[], ssl.SSLContext],
         answers: Counter[bytes],
+        check: Callable[[Headers], object] = lambda headers: None,
+        tunnel: "Callable[[], Tunnel | None]" = lambda: None,
     ) -> None:
         """`owner`: its URL, None while nobody is known to be; `tls`: how one by HTTPS is
-        verified now; `answers`: counts calls, by the status that they are answered with."""
+        verified now; `answers`: counts calls, by the status that they are answered with. `check`
+        raises AccessError where who sent a request with these headers is to be told nothing.
+        `tunnel`: a sealed way to the owner, for one whose URL is no HTTPS; None: there is none."""
         self.shard = shard
         self.answers = answers
         self.tls = tls
         self.loop = asyncio.get_running_loop()
         self.is_closing = False
         self._owner = owner
+        self._check = check
+        self._tunnel = tunnel
         self._calls_max = settings.connections_max
         self._batch_max_bytes = settings.batch_max_bytes
         # The owner knows which limit each call has, and says so. This bounds what passes by.
@@ -186,10 +202,13 @@ class Forwarder:
                 f"it was forwarded to who owned shard {self.shard} and is on standby for it now; "
                 "its owner has just moved, so try again"
             )
+        is_to_be_told = header(headers, NO_FORWARD[0]).strip().lower() == NO_FORWARD[1]
+        if is_to_be_told:
+            self._check(headers)
         if self._owner() is None and not self.is_closing:
             await self._until_owned()
         place = self.place()
-        if header(headers, NO_FORWARD[0]).strip().lower() == NO_FORWARD[1]:
+        if is_to_be_told:
             raise MisdirectedError(self.shard, place.url)
         if len(self._calls) >= self._calls_max:
             raise OverloadedError(f"there are {self._calls_max} calls under way to the owner")
@@ -199,6 +218,14 @@ class Forwarder:
             async with asyncio.timeout(OWNER_WAIT_S):
                 while self._owner() is None and not self.is_closing:
                     await self._changed.wait()
+
+    async def has_moved(self, place: OwnerPlace, until_s: float) -> bool:
+        """Wait for another owner than the one there, by the loop's time; whether it came."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                while not self.is_closing and self._owner() in (None, place.url):
+                    await self._changed.wait()
+        return not self.is_closing and self._owner() not in (None, place.url)
 
     def owner_changed(self) -> None:
         """Another may be the owner."""
@@ -231,6 +258,13 @@ class Forwarder:
 
     async def connect(self, place: OwnerPlace) -> HttpStream:
         """A new one. Raises OSError, TimeoutError among them."""
+        if not place.is_https and (tunnel := self._tunnel()) is not None:
+            through = HttpStream(self.loop)
+            try:
+                await tunnel(lambda: through)
+            except LinkError as error:
+                raise ConnectionError(f"no tunnel to the owner: {error}") from error
+            return through
         async with asyncio.timeout(CONNECT_S):
             _, stream = await self.loop.create_connection(
                 partial(HttpStream, self.loop),
@@ -309,12 +343,11 @@ class _Call:
         try:
             while True:
                 tries -= 1
-                place = self._forwarder.place()
+                place, stream = await self._way()
                 head, is_chunked = self._head(place)
                 body = message["body"]
                 if is_chunked:
                     body = _chunk(body) + (b"" if has_more else _LAST_CHUNK)
-                stream = await self._connected(place)
                 try:
                     rest = self._send_rest(stream, receive, is_chunked) if has_more else None
                     if await self._exchange(stream, head + body, rest):
@@ -327,6 +360,19 @@ class _Call:
                         raise self._lost() from error
         finally:
             self._scope[WHEN_GONE](None)
+
+    async def _way(self) -> tuple[OwnerPlace, HttpStream]:
+        """Where the owner is, and a connection. One that cannot be reached may have left, so the
+        call waits for the next one. Raises as `_connected`."""
+        forwarder = self._forwarder
+        until_s = forwarder.loop.time() + OWNER_WAIT_S
+        while True:
+            place = forwarder.place()
+            try:
+                return place, await self._connected(place)
+            except ShardAwayError:
+                if not await forwarder.has_moved(place, until_s) or self._end is not None:
+                    raise self._end or ShardAwayError(forwarder.shard) from None
 
     async def _connected(self, place: OwnerPlace) -> HttpStream:
         """Raises ShardAwayError, and why the call was ended meanwhile."""

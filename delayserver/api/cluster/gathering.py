@@ -127,6 +127,7 @@ class Gathering:
         self._tell: Told | None = tell
         self._deadline_ms = self._calls.stopwatch() + asked.wait_ms
         self._tries = 0
+        self._has_begun = False
         self._fetch: DelayedFetch | None = None
         self._round: _Round | None = None
         self._acked: AckedDocument | None = None
@@ -134,7 +135,10 @@ class Gathering:
         """Leases came with it: it is not answered before it is told what became of them."""
 
     def begin(self) -> None:
-        """Begin to wait."""
+        """Begin to wait, unless it was refused already."""
+        if self._tell is None:
+            return
+        self._has_begun = True
         self._sources.demand.begin(self._subscription.id)
         self._wait()
 
@@ -165,7 +169,8 @@ class Gathering:
     def _end(self) -> None:
         # What tells knows this pull: a circle would be left to the garbage collector.
         self._tell = None
-        self._sources.demand.end(self._subscription.id)
+        if self._has_begun:
+            self._sources.demand.end(self._subscription.id)
 
     # ── waiting ────────────────────────────────────────────────────────────────────────────────
 

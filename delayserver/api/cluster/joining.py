@@ -8,7 +8,6 @@ before gets the number that it had.
 Cost: two reads of a short log, and an append the first time. Threads: one, before all others.
 """
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ import structlog
 from delayserver.api.cluster.membership import Membership
 from delayserver.api.cluster.placement import Placement
 from delayserver.api.cluster.watch import ClusterWatch
+from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.errors import LibraryError
 from storage.errors import EngineError
@@ -52,7 +52,8 @@ def open_engine(settings: Settings) -> "KafkaEngine":
 def open_watch(settings: Settings, shards: int) -> ClusterWatch:
     """What looks at the cluster from now on. Raises EngineSettingsError."""
     engine = open_engine(settings)
-    return ClusterWatch(engine, MetaLog(engine.meta()), shards, lambda: time.time_ns() // 1_000_000)
+    meta = MetaLog(engine.meta())
+    return ClusterWatch(engine, meta, shards, clock=wall_clock_ms, stopwatch=stopwatch_ms)
 
 
 def join(settings: Settings, sleep: Callable[[float], None]) -> Membership:

@@ -67,11 +67,10 @@ class ReplicaKeeper:
         make_peer: Callable[[str], HttpPeer],
         *,
         open_catalog: Callable[[], Catalog],
-        clock: Callable[[], int],
         stopwatch: Callable[[], int],
     ) -> None:
-        """`make_peer`: of the process at a URL; `open_catalog`: that of the replica. `clock` gives
-        ms since the epoch, `stopwatch` ms that only go on."""
+        """`make_peer`: of the process at a URL; `open_catalog`: that of the replica.
+        `stopwatch` gives ms that only go on."""
         self._settings = settings
         self._number = shard
         self._membership = membership
@@ -80,7 +79,6 @@ class ReplicaKeeper:
         self._reports = reports
         self._make_peer = make_peer
         self._open_catalog = open_catalog
-        self._clock = clock
         self._stopwatch = stopwatch
         self._files = OsFiles(str(settings.data_dir))
         self.snapshots = Snapshots(self._files, membership.of_shard(shard))
@@ -255,9 +253,7 @@ class ReplicaKeeper:
 
     def is_needed(self) -> bool:
         """See `Keeper`."""
-        stage = self._parting.judge(
-            self.placement, self._lines.news, self._clock(), self._stopwatch()
-        )
+        stage = self._parting.judge(self.placement, self._lines.news, self._stopwatch())
         if self._reports.stage in ("replica", "leaving") and stage != "passing":
             self._reports.stage = stage
         return stage == "replica" or (stage == "leaving" and self._files.exists(FORMAT_FILE))

@@ -16,6 +16,16 @@ one of an owner that was replaced, as the book or a link says, is refused, and w
 ends when the book says that the shard has moved. On one machine all epochs are 0, and the shards
 tell each other at which ports clients reach them; in a cluster the book has their URLs.
 
+While a shard moves from one node to another, which takes about a second, calls to it wait: those
+that come while there is no link to its owner, for WAIT_S, and those that the one who leaves has not
+begun, which it says. What it has begun is answered before its links end, by either side.
+
+A shard may hang: its process is stopped, and its sockets stay open. One that is asked something
+and has said nothing for PING_S is asked whether it is there; after HANG_S the link ends. What it
+was asked is unknown then, and what comes next is told that it is away. A call that takes its time
+at a shard that is well ends nothing. A shard of an older version does not know the question, and is
+waited for.
+
 Cost: 2 µs for a call and its answer at either side, and two system calls a turn.
 Threads: belongs to the event loop.
 """
@@ -25,7 +35,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache, partial
-from typing import Any, Final, Protocol, cast
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 import structlog
@@ -35,6 +46,7 @@ from delayserver.api.cluster.meeting import Meeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.place import ShardPlace
 from delayserver.api.cluster.sealed import Party
+from delayserver.api.exit import Exit
 from delayserver.api.hot.answers import Answer, Responder, header, problem_answer, wire_of
 from delayserver.api.hot.paths import NO_FORWARD
 from delayserver.decisions.group import Group
@@ -53,6 +65,21 @@ RETRY_S: Final = 0.05
 """Between two tries to connect."""
 UNSENT_MAX_BYTES: Final = 64 * 1024 * 1024
 """What may wait to be sent to a shard that does not read."""
+WAIT_S: Final = 2.5
+"""How long a call waits where a shard has no owner just now."""
+WAITING_MAX: Final = 10_000
+"""So many calls wait at most."""
+FINISH_S: Final = 1.0
+"""What one who leaves has begun is answered within that."""
+FINISH_LOOK_S: Final = 0.005
+PING_S: Final = 2.0
+HANG_S: Final = 10.0
+"""Longer than a turn of a loop that does what it may, and shorter than clients wait."""
+LEAVE: Final = "leave"
+PING: Final = "ping"
+PONG: Final = "pong"
+"""Topics of what is told of oneself: that one leaves; a question, and its answer, which is told at
+the beginning, too."""
 _LENGTH_BYTES: Final = 4
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -74,6 +101,10 @@ class LinkItem(IntEnum):
     TELL = 6
 
 
+_REFUSED: Final = b"HTTP/1.1 503 "
+_LEAVES: Final = b'"shard %d starts, or is away'
+"""In what a shard says that is asked when it leaves (ShardAwayError)."""
+_UNKNOWN: Final = b'"outcome":"unknown"'
 Told = Callable[[bytes], None]
 """Gets an answer as it goes over the wire."""
 Heard = Callable[[int, bytes], None]
@@ -110,10 +141,12 @@ class Links:
         meeting: Meeting,
         book: OwnerBook | None = None,
         *,
+        exit_: Exit | None = None,
         is_https: bool = False,
     ) -> None:
-        """`book`: who owns each shard now; None: each has its process for ever. `is_https`: clients
-        reach each shard by HTTPS."""
+        """`book`: who owns each shard now; None: each has its process for ever. `exit_`: answers
+        leave through it. `is_https`: clients reach each shard by HTTPS."""
+        self.exit = exit_ or Exit(lambda: True, place.shard)
         self.own = place.shard
         self.count = place.count
         self.book = book
@@ -131,6 +164,9 @@ class Links:
         self._changed: list[Changed] = []
         self._connecting: list[asyncio.Task[None]] = []
         self._ended: dict[int, asyncio.Event] = {}
+        self._waiting: dict[int, list[_Waiting]] = {}
+        """Calls to shards that have no owner just now."""
+        self._is_leaving = False
 
     # ── begin and end ──────────────────────────────────────────────────────────────────────────
 
@@ -148,10 +184,21 @@ class Links:
             self._connecting.append(loop.create_task(self._keep_connected(shard)))
 
     async def close(self) -> None:
-        """Leave the others."""
+        """Leave the others. What was begun for them is answered before."""
+        self._is_leaving = True
+        self._meeting.close()
+        for shard in tuple(self._waiting):
+            self._give_up(shard)
+        for link in self._links.values():
+            link.put([LinkItem.TELL.value, LEAVE, b""])
+        # Each other one ends its link when nothing of it is left. What it sent before it heard of
+        # this is refused until then, so that it knows that nothing was done.
+        for _ in range(round(FINISH_S / FINISH_LOOK_S)):
+            if not self._links:
+                break
+            await asyncio.sleep(FINISH_LOOK_S)
         for task in self._connecting:
             task.cancel()
-        self._meeting.close()
         await asyncio.gather(*self._connecting, return_exceptions=True)
         for link in list(self._open):
             link.close()
@@ -173,13 +220,19 @@ class Links:
         """A link may be used: the other has said who it is, and was not refused."""
         assert 0 <= shard < self.count and shard != self.own, shard
         if (before := self._links.get(shard)) is not None:
-            before.close()  # It has come again, so what it had is gone.
             self.left(before, shard)
+            if before.epoch < link.epoch:
+                before.retire()
+            else:
+                before.close()  # It has come again, so what it had is gone.
         self._links[shard] = link
         self.ports[shard] = port
         log.debug("linked", shard=shard)
         for changed in self._changed:
             changed(shard, True)
+        for one in self._waiting.pop(shard, ()):
+            one.timer.cancel()
+            one.send(link)
 
     def is_replaced(self, shard: int, epoch: int) -> bool:
         """Whether who had that epoch of a shard is not its owner any more."""
@@ -191,9 +244,36 @@ class Links:
         """A shard has another owner. Whoever has not said yet who it is, comes again."""
         for link in tuple(self._open):
             if link.shard == shard and self.is_replaced(shard, link.epoch):
-                link.close()
-                if self._links.get(shard) is link:
-                    self.left(link, shard)
+                self.retire(shard, link)
+
+    def _when_linked(
+        self, shard: int, send: Callable[["_Link"], None], refuse: Callable[[Exception], None]
+    ) -> None:
+        """Have `send` called with the link to a shard, or `refuse` with why there is none."""
+        link = self._links.get(shard)
+        if link is not None and link.unsent_bytes > UNSENT_MAX_BYTES:
+            refuse(OverloadedError(f"shard {shard} is slow to take what is forwarded to it"))
+        elif link is not None:
+            send(link)
+        elif self.book is None or self._is_leaving or self._is_crowded:
+            refuse(ShardAwayError(shard))
+        else:
+            timer = asyncio.get_running_loop().call_later(WAIT_S, self._give_up, shard, True)
+            self._waiting.setdefault(shard, []).append(_Waiting(send, refuse, timer))
+
+    @property
+    def _is_crowded(self) -> bool:
+        return sum(map(len, self._waiting.values())) >= WAITING_MAX
+
+    def _give_up(self, shard: int, only_first: bool = False) -> None:
+        """What waits for a shard, the oldest of it or all, has waited for long enough."""
+        waiting = self._waiting.pop(shard, [])
+        count = 1 if only_first else len(waiting)
+        if waiting[count:]:
+            self._waiting[shard] = waiting[count:]
+        for one in waiting[:count]:
+            one.timer.cancel()
+            one.refuse(ShardAwayError(shard))
 
     def left(self, link: "_Link", shard: int | None) -> None:
         """A link has ended, or never began; None: it is not known whose it was."""
@@ -205,7 +285,7 @@ class Links:
             log.debug("unlinked", shard=shard)
             for changed in self._changed:
                 changed(shard, False)
-        if (ended := self._ended.get(shard)) is not None:
+        if not link.is_retired and (ended := self._ended.get(shard)) is not None:
             ended.set()
 
     # ── what others are asked ──────────────────────────────────────────────────────────────────
@@ -219,27 +299,56 @@ class Links:
             if not future.done():
                 future.set_result(answer)
 
-        try:
-            self._link(shard).ask(call, told)
-        except DelayServerError as error:
+        def refuse(error: Exception) -> None:
             told(answer_of(problem_answer(error)))
+
+        def heard(link: _Link, answer: PeerAnswer) -> None:
+            if self._moves(shard, link, answer.status, answer.body):
+                self._when_linked(shard, lambda link: link.ask(call, told), refuse)
+            else:
+                told(answer)
+
+        self._when_linked(shard, lambda link: link.ask(call, partial(heard, link)), refuse)
         return future
+
+    def _moves(self, shard: int, link: "_Link", status: int, body: bytes) -> bool:
+        """Whether who was asked has not begun a call, since it leaves its shard. Nothing more is
+        asked of it then."""
+        if status != HTTPStatus.SERVICE_UNAVAILABLE or self.book is None or self._is_leaving:
+            return False
+        if _LEAVES % shard not in body or _UNKNOWN in body:
+            return False  # Another one is away that it has asked.
+        self.retire(shard, link)
+        return True
+
+    def retire(self, shard: int, link: "_Link") -> None:
+        """Nothing more is asked of the owner at the end of that link."""
+        if self._links.get(shard) is link:
+            self.left(link, shard)
+        link.retire()
 
     def publish(self, shard: int, data: bytes, caller: Caller | None, told: Told) -> None:
         """Have another shard publish one message; `told` gets the answer, head and all."""
-        try:
-            self._link(shard).publish(data, caller, told)
-        except DelayServerError as error:
+        self._send_one(shard, lambda link, heard: link.publish(data, caller, heard), told)
+
+    def _send_one(self, shard: int, send: Callable[["_Link", Told], None], told: Told) -> None:
+        def refuse(error: Exception) -> None:
             told(wire_of(problem_answer(error)))
+
+        def heard(link: _Link, wire: bytes) -> None:
+            status = HTTPStatus.SERVICE_UNAVAILABLE if wire.startswith(_REFUSED) else 0
+            if status and self._moves(shard, link, status, wire):
+                self._when_linked(shard, lambda link: send(link, told), refuse)
+            else:
+                told(wire)
+
+        self._when_linked(shard, lambda link: send(link, partial(heard, link)), refuse)
 
     def cancel(
         self, shard: int, subject: str | None, text: str, caller: Caller | None, told: Told
     ) -> None:
         """Have another shard cancel one message; likewise."""
-        try:
-            self._link(shard).cancel(subject, text, caller, told)
-        except DelayServerError as error:
-            told(wire_of(problem_answer(error)))
+        self._send_one(shard, lambda link, heard: link.cancel(subject, text, caller, heard), told)
 
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
         if (link := self._links.get(shard)) is not None:
@@ -273,26 +382,31 @@ class Links:
         url = self.url(shard, header(call.headers, b"host").decode("latin-1"))
         return None if url is None else failed(MisdirectedError(shard, url))
 
-    def _link(self, shard: int) -> "_Link":
-        link = self._links.get(shard)
-        if link is None:
-            raise ShardAwayError(shard)
-        if link.unsent_bytes > UNSENT_MAX_BYTES:
-            raise OverloadedError(f"shard {shard} is slow to take what is forwarded to it")
-        return link
-
     # ── what others ask ────────────────────────────────────────────────────────────────────────
 
     def serve_one(self, link: "_Link", number: int, data: bytes, caller: Caller | None) -> None:
-        self._application.publish(_Asker(link, number), data, caller)
+        asker = _Asker(self, link, number)
+        if self._is_leaving:
+            asker.tell(b"", ShardAwayError(self.own))
+        else:
+            self._application.publish(asker, data, caller)
 
     def serve_cancel(
         self, link: "_Link", number: int, subject: str | None, text: str, caller: Caller | None
     ) -> None:
-        self._application.cancel(_Asker(link, number), subject, text, caller)
+        asker = _Asker(self, link, number)
+        if self._is_leaving:
+            asker.tell(b"", ShardAwayError(self.own))
+        else:
+            self._application.cancel(asker, subject, text, caller)
 
     async def serve(self, link: "_Link", number: int, call: PeerCall) -> None:
-        answer = await self._application.call(call)
+        if self._is_leaving:
+            answer = failed(ShardAwayError(self.own))
+        else:
+            answer = await self._application.call(call)
+        if await self.exit.holds_back(call.path, answer.status):
+            answer = answer_of(self.exit.refusal())
         link.put([LinkItem.ANSWER.value, number, answer.status, answer.headers, answer.body])
 
     def hear(self, shard: int, topic: str, notice: bytes) -> None:
@@ -300,12 +414,21 @@ class Links:
             heard(shard, notice)
 
 
+class _Waiting(NamedTuple):
+    """A call to a shard that has no owner just now."""
+
+    send: Callable[["_Link"], None]
+    refuse: Callable[[Exception], None]
+    timer: asyncio.TimerHandle
+
+
 class _Asker:
     """A publish that another shard waits for."""
 
-    __slots__ = ("_link", "_number", "last_group")
+    __slots__ = ("_link", "_links", "_number", "last_group")
 
-    def __init__(self, link: "_Link", number: int) -> None:
+    def __init__(self, links: Links, link: "_Link", number: int) -> None:
+        self._links = links
         self._link = link
         self._number = number
         self.last_group: Group | None = None
@@ -319,7 +442,7 @@ class _Asker:
     def tell(self, wire: bytes, error: Exception | None) -> None:
         if error is not None:
             wire = wire_of(problem_answer(error))
-        self._link.put([LinkItem.WIRE.value, self._number, wire])
+        self._link.put([LinkItem.WIRE.value, self._number, self._links.exit.wire(wire)])
 
 
 class _Link(asyncio.Protocol):
@@ -344,6 +467,13 @@ class _Link(asyncio.Protocol):
         self._calls: dict[int, Callable[[PeerAnswer], None]] = {}
         self._ones: dict[int, Told] = {}
         self._serving: set[asyncio.Task[None]] = set()
+        self._heard_s = self._looked_s = 0.0
+        """When something came last, and when it was last looked whether it did."""
+        self._answers_pings = False
+        self.is_retired = False
+        """Nothing more is asked over it: what was asked is waited for."""
+        self._watch: asyncio.TimerHandle | None = None
+        """Looks again, while something is asked."""
 
     @property
     def shard(self) -> int | None:
@@ -360,24 +490,62 @@ class _Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def retire(self) -> None:
+        """The other does not own its shard any more. What it was asked it may still answer."""
+        if not self.is_retired:
+            self._loop.call_later(FINISH_S, self.close)
+        self.is_retired = True
+        self._end_retired()
+
+    def _end_retired(self) -> None:
+        if self.is_retired and not (self._calls or self._ones):
+            self.close()
+
     # ── sending ────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, data: bytes, caller: Caller | None, told: Told) -> None:
         number = self._next_number = self._next_number + 1
         self._ones[number] = told
+        self._listen()
         self._unsent_bytes += len(data)
         self.put([LinkItem.ONE.value, number, data, _shown(caller)])
 
     def cancel(self, subject: str | None, text: str, caller: Caller | None, told: Told) -> None:
         number = self._next_number = self._next_number + 1
         self._ones[number] = told
+        self._listen()
         self.put([LinkItem.CANCEL.value, number, subject, text, _shown(caller)])
 
     def ask(self, call: PeerCall, told: Callable[[PeerAnswer], None]) -> None:
         number = self._next_number = self._next_number + 1
         self._calls[number] = told
+        self._listen()
         self._unsent_bytes += len(call.body)
         self.put([LinkItem.CALL.value, number, *call[:-1], _shown(call.caller)])
+
+    def _listen(self) -> None:
+        """Something is asked: see to it that the other one is there until it is answered."""
+        if self._watch is None:
+            self._heard_s = self._looked_s = self._loop.time()
+            self._watch = self._loop.call_later(PING_S, self._look)
+
+    def _look(self) -> None:
+        if not (self._calls or self._ones) or self._other is None:
+            self._watch = None
+            return
+        now_s = self._loop.time()
+        if now_s - self._looked_s > 2 * PING_S:
+            self._heard_s = now_s  # This process has hung itself, and has not read what came.
+        self._looked_s = now_s
+        silence_s = now_s - self._heard_s
+        if silence_s >= HANG_S and self._answers_pings:
+            log.warning("a shard hangs", shard=self._other, silent_s=round(silence_s, 1))
+            self._watch = None
+            self.close()
+            return
+        if silence_s >= PING_S:
+            self.put([LinkItem.TELL.value, PING, b""])
+        self._watch = self._loop.call_later(PING_S, self._look)
 
     def put(self, item: Sequence[object]) -> None:
         """Send this with all of this turn of the event loop."""
@@ -400,8 +568,10 @@ class _Link(asyncio.Protocol):
         links.opened(self)
         port = links.ports[links.own]
         self.put([LinkItem.HELLO.value, VERSION, links.own, links.count, port, links.epoch])
+        self.put([LinkItem.TELL.value, PONG, b""])
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
         received = self._received
         if received:
             received += data
@@ -438,6 +608,7 @@ class _Link(asyncio.Protocol):
             case LinkItem.WIRE:
                 if (told := self._ones.pop(item[1], None)) is not None:
                     told(item[2])
+                    self._end_retired()
             case LinkItem.CALL:
                 _, number, method, path, query, headers, body, shown = item
                 fields = tuple((name, value) for name, value in headers)
@@ -449,9 +620,17 @@ class _Link(asyncio.Protocol):
                 _, number, status, headers, body = item
                 if (heard := self._calls.pop(number, None)) is not None:
                     heard(PeerAnswer(status, tuple((a, b) for a, b in headers), body))
+                    self._end_retired()
             case LinkItem.TELL:
                 assert self._other is not None
-                self._links.hear(self._other, item[1], item[2])
+                if item[1] == PING:
+                    self.put([LinkItem.TELL.value, PONG, b""])
+                elif item[1] == LEAVE:
+                    self._links.retire(self._other, self)
+                elif item[1] == PONG:
+                    self._answers_pings = True
+                elif not self.is_retired:
+                    self._links.hear(self._other, item[1], item[2])
             case _:
                 self._greet(item)
 
@@ -474,6 +653,9 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         shard = self.shard
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         calls, self._calls = self._calls, {}
         ones, self._ones = self._ones, {}
         self._links.left(self, shard)

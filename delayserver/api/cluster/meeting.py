@@ -7,6 +7,9 @@
 
     TCP connection ─▶ a stranger, for 2 s ─▶ both have proved that they know the secret ─▶ a link
 
+A process that passes calls on to the owner of its own shard comes to the same address: behind the
+proof its connection is one of a client, in HTTP, and sealed (a tunnel).
+
 Over TCP anybody may come. A stranger has sent at most some hundred bytes, waits for at most 2 s and
 is one of at most 64: then the one that is there longest has to go, so that who holds connections
 open keeps nobody out who is quick. What strangers send is never logged.
@@ -32,15 +35,18 @@ from delayserver.api.cluster.book import OwnerBook, split_address
 from delayserver.api.cluster.sealed import (
     NONCE_BYTES,
     SECRET_BYTES,
+    TUNNEL,
     Handshake,
     Party,
     SealedSession,
 )
-from delayserver.errors import InputError, LinkError
+from delayserver.errors import DelayServerError, InputError, LinkError
 
 CONNECT_S: Final = 2.0
 HANDSHAKE_S: Final = 2.0
 """For the proofs."""
+TUNNEL_S: Final = 10.0
+"""Likewise, of an owner that may still recover: it listens from its claim on."""
 STRANGERS_MAX: Final = 64
 SILENCE_S: Final = 5
 """What was sent is received within that, or the other machine is gone."""
@@ -128,22 +134,35 @@ class TcpMeeting:
         self.refused = 0
         """Connections that were cut off, since the other was, or did, something else."""
         self._logged_s = -LOG_EVERY_S
+        self._make_tunnel: MakeLink | None = None
+
+    def take_tunnels(self, make: MakeLink) -> None:
+        """Have the protocol of a client made for each tunnel that comes from now on."""
+        self._make_tunnel = make
+
+    async def tunnel(self, shard: int, make: MakeLink) -> None:
+        """Connect to the owner of the shard that this process is on standby for, as a client, and
+        have the protocol made. Raises OSError: it is not there; LinkError: something else is."""
+        await self._connect(shard, make, Party(shard, TUNNEL), TUNNEL_S)
 
     async def listen(self, own: Party, make: MakeLink) -> None:
         """See Meeting."""
         self._own = own
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            partial(self._gate, make, None), sock=self._listener, backlog=BACKLOG
+            partial(self._gate, make, None, own, HANDSHAKE_S), sock=self._listener, backlog=BACKLOG
         )
 
     async def connect(self, shard: int, make: MakeLink) -> None:
         """See Meeting."""
+        await self._connect(shard, make, self._own, HANDSHAKE_S)
+
+    async def _connect(self, shard: int, make: MakeLink, own: Party, patience_s: float) -> None:
         owner = self._book.owner(shard)
         if owner is None:
             raise ConnectionRefusedError(f"nobody owns shard {shard} now")
         host, port = split_address(owner.link)
-        make_gate = partial(self._gate, make, shard)
+        make_gate = partial(self._gate, make, shard, own, patience_s)
         async with asyncio.timeout(CONNECT_S):
             loop = asyncio.get_running_loop()
             _, gate = await loop.create_connection(make_gate, host, port)
@@ -163,11 +182,20 @@ class TcpMeeting:
         for gate in tuple(self._strangers):
             gate.abort()
 
-    def _gate(self, make: MakeLink, expected: int | None) -> "_Gate":
+    def _gate(self, make: MakeLink, expected: int | None, own: Party, patience_s: float) -> "_Gate":
         nonce = self._random_bytes(NONCE_BYTES)
         connects = expected is not None
-        handshake = Handshake(self._secret, self._cluster, self._own, nonce, connects=connects)
-        return _Gate(self, make, handshake, expected)
+        handshake = Handshake(self._secret, self._cluster, own, nonce, connects=connects)
+        return _Gate(self, make, handshake, expected, patience_s)
+
+    def maker(self, other: Party, make: MakeLink) -> MakeLink:
+        """What makes the protocol of one that has come here, and proved who it is. Raises
+        LinkError."""
+        if other != Party(self._own.shard, TUNNEL):
+            return make
+        if self._make_tunnel is None:
+            raise LinkError("a tunnel to a process that takes none now")
+        return self._make_tunnel
 
     # ── what gates tell ────────────────────────────────────────────────────────────────────────
 
@@ -196,8 +224,15 @@ class _Gate(asyncio.Protocol):
     `expected`: the shard that was connected to; None: the other has come here."""
 
     def __init__(
-        self, meeting: TcpMeeting, make: MakeLink, handshake: Handshake, expected: int | None
+        self,
+        meeting: TcpMeeting,
+        make: MakeLink,
+        handshake: Handshake,
+        expected: int | None,
+        patience_s: float,
     ) -> None:
+        """`patience_s`: for the proofs."""
+        self._patience_s = patience_s
         self._meeting = meeting
         self._make = make
         self._handshake = handshake
@@ -234,8 +269,8 @@ class _Gate(asyncio.Protocol):
         if self._meeting.is_closed and self._expected is None:
             self._transport.abort()  # It was accepted just before.
         _notice_silence(transport.get_extra_info("socket"))
-        error = LinkError(f"nothing was proved within {HANDSHAKE_S:g} s")
-        self._too_late = self._loop.call_later(HANDSHAKE_S, self.refuse, error)
+        error = LinkError(f"nothing was proved within {self._patience_s:g} s")
+        self._too_late = self._loop.call_later(self._patience_s, self.refuse, error)
         if self._expected is None:
             self._meeting.come(self)
         else:
@@ -259,16 +294,33 @@ class _Gate(asyncio.Protocol):
         session = self._handshake.session
         if session is not None and self._expected not in (None, session.other.shard):
             raise LinkError(f"shard {session.other.shard}, and not the one that was asked for")
+        make = self._make
+        if session is not None and self._expected is None:
+            make = self._meeting.maker(session.other, make)
         if said:
             self._transport.write(said)
         if session is not None:
+            try:
+                self._link = make()
+            except DelayServerError as error:
+                raise LinkError(str(error)) from error
             self._leave()
             self._session = session
-            self._link = self._make()
             self._link.connection_made(_SealedTransport(self._transport, session))
             if not self.passed.done():
                 self.passed.set_result(None)
         return rest
+
+    def pause_writing(self) -> None:
+        if self._session is not None:
+            self._link.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._session is not None:
+            self._link.resume_writing()
+
+    def eof_received(self) -> bool | None:
+        return self._link.eof_received() if self._session is not None else None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
@@ -284,7 +336,7 @@ class _Gate(asyncio.Protocol):
 
 
 class _SealedTransport(asyncio.Transport):
-    """As much of a transport as a link needs; what is written is sealed."""
+    """As much of a transport as a link or a connection in HTTP needs; what is written is sealed."""
 
     def __init__(self, transport: asyncio.Transport, session: SealedSession) -> None:
         super().__init__()
@@ -293,6 +345,14 @@ class _SealedTransport(asyncio.Transport):
         self.abort = transport.abort  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.get_write_buffer_size = transport.get_write_buffer_size  # type: ignore[method-assign]
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.close = transport.close  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+
+    def can_write_eof(self) -> bool:
+        """Its end is that of the connection, in both directions, as with TLS."""
+        return False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._transport.write(self._seal(data))

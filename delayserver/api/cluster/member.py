@@ -41,7 +41,7 @@ class Member:
         cluster; None: all shards are on this machine, for ever."""
         meeting = meeting or UnixMeeting(place.sockets)
         is_https = calls.settings.tls_cert is not None
-        self.links = links = Links(place, meeting, book, is_https=is_https)
+        self.links = links = Links(place, meeting, book, exit_=hot.exit, is_https=is_https)
         hot.link(links)
         loop = asyncio.get_running_loop()
         calls.share_limits(Limits(links, calls, loop))

@@ -56,6 +56,8 @@ class Address(msgspec.Struct, frozen=True):
     node: str
     url: str
     link: str
+    tunnels: bool = False
+    """Whether calls may be passed on to it through `link`, sealed; older versions do not know."""
 
     def pack(self) -> str:
         """As the claim has it."""
@@ -69,7 +71,7 @@ def entry_of(shard: int, epoch: int, address: str) -> Entry:
         return Vacancy(shard, epoch)
     try:
         found = msgspec.json.decode(address, type=Address)
-        return ShardOwner(shard, epoch, found.node, found.url, found.link)
+        return ShardOwner(shard, epoch, found.node, found.url, found.link, found.tunnels)
     except (msgspec.DecodeError, ValueError):
         return Vacancy(shard, epoch)  # somebody who cannot be reached
 

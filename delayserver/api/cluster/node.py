@@ -38,9 +38,11 @@ from delayserver.api.cluster.book import Entry, OwnerBook, encode_line
 from delayserver.api.cluster.copying import HttpPeer
 from delayserver.api.cluster.exposition import Figure, standby_metrics
 from delayserver.api.cluster.follow import Follow
+from delayserver.api.cluster.forwarding import Tunnel
 from delayserver.api.cluster.joining import open_engine
 from delayserver.api.cluster.keeping import ReplicaKeeper
 from delayserver.api.cluster.map import ClusterMap
+from delayserver.api.cluster.meeting import BACKLOG as LINK_BACKLOG
 from delayserver.api.cluster.meeting import TcpMeeting
 from delayserver.api.cluster.membership import Address, Lines, Membership, entry_of
 from delayserver.api.cluster.place import ShardPlace
@@ -50,6 +52,7 @@ from delayserver.api.cluster.sharing import Sharing, Take, Taken
 from delayserver.api.cluster.standby import StandbyFront
 from delayserver.api.cluster.watch import News, choose
 from delayserver.api.hot.asgi import Asgi
+from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.errors import AccessError
 from delayserver.recovery.replica import Replica, ReplicaPlace
@@ -57,7 +60,7 @@ from delayserver.recovery.standby import LAG_MAX_MS
 from delayserver.recovery.store import Surroundings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.metrics import Metrics
-from delayserver.server.server import open_catalog_in, stopwatch_ms, wall_clock_ms
+from delayserver.server.server import open_catalog_in
 from storage.errors import NoPeerError
 from storage.files import OsFiles
 from storage.replicated.envelope import NOBODY
@@ -179,7 +182,6 @@ class NodeShard:
             self._reports,
             self._make_peer,
             open_catalog=lambda: open_catalog_in(OsFiles(str(settings.data_dir)), settings),
-            clock=wall_clock_ms,
             stopwatch=stopwatch_ms,
         )
 
@@ -193,7 +195,10 @@ class NodeShard:
         identity = self._membership.identity
         secret = bytes.fromhex(identity.link_secret)
         self.meeting = TcpMeeting(link, self.book, secret, identity.cluster)
-        address = Address(self._membership.node, self._own_url, f"{host}:{link.getsockname()[1]}")
+        own_link = f"{host}:{link.getsockname()[1]}"
+        # From a claim on others come: they wait until this process serves.
+        link.listen(LINK_BACKLOG)
+        address = Address(self._membership.node, self._own_url, own_link, tunnels=True)
         self._address = address.pack()
         offset_ms = settings.clock_offset_ms
         place = ReplicaPlace(
@@ -301,6 +306,7 @@ class NodeShard:
             tokens=tokens,
             clock=wall_clock_ms,
             before=self.sharing(want),
+            tunnel=self._tunnel,
         )
         on_news()
         lines.begin(office.stop, on_news)
@@ -357,6 +363,12 @@ class NodeShard:
         owner = self.book.owner(self._place.shard)
         # An office that this node has held before it was started again is nobody's now.
         return None if owner is None or owner.url == self._own_url else owner.url
+
+    def _tunnel(self) -> Tunnel | None:
+        owner = self.book.owner(self._place.shard)
+        if owner is None or not owner.tunnels:
+            return None
+        return partial(self.meeting.tunnel, self._place.shard)
 
     def _on_owner(self, entry: Entry) -> None:
         if self.book.take(entry):

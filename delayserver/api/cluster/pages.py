@@ -103,7 +103,16 @@ class PagedList(msgspec.Struct, frozen=True):
     largest: Place
     """A place is not behind this one, whoever wrote the cursor."""
     cursor: Callable[[Place], str]
-    """A place as a shard's own list has it in a cursor."""
+    """A place as a shard's own list has it in a cursor, and a server alone."""
+    place: Callable[[str], Place | None]
+    """The other way round; None: it is no such cursor."""
+
+    def spot(self, cursor: str, count: int) -> Spot:
+        """Where a page of the list of `count` shards begins. The cursor of a server alone is a
+        place: it stands for the same place in every shard. Raises InputError."""
+        if (place := self.place(cursor)) is not None:
+            return spot_of(0, place)
+        return read_cursor(cursor, count, len(self.largest))
 
     def cursor_of(self, spot: Spot, shard: int) -> str:
         """Where in a shard's own list a page has to begin."""

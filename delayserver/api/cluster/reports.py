@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from delayserver.api.cluster.membership import Lines
-from delayserver.api.cluster.watch import ReplicaNote, Stage, deletable, kept_by_two
+from delayserver.api.cluster.watch import Deletable, ReplicaNote, Stage, kept_by_two
 from delayserver.recovery.standby import LAG_MAX_MS
 from storage.errors import EngineError
 
@@ -78,7 +78,8 @@ class Reports(threading.Thread):
         self._ending = threading.Event()
         self._asked = threading.Event()
         self._is_behind = False
-        self._samples: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        self._deletable = Deletable(KEPT_MS), Deletable(KEPT_MS)
+        """Of the shard's log, and of that of what is settled."""
         self._deleted_ms = stopwatch()
 
     def run(self) -> None:
@@ -129,20 +130,17 @@ class Reports(threading.Thread):
 
     def _delete(self) -> None:
         """R6: what two replicas have had behind a checkpoint for an hour is not needed."""
-        news, now_ms = self._lines.news, self._stopwatch()
+        news, present_ms = self._lines.news, self._stopwatch()
         places = (
-            kept_by_two(news, self._number, lambda one: one.checkpoint_offset),
-            kept_by_two(news, self._number, lambda one: one.note.settled_offset),
+            kept_by_two(news, self._number, present_ms, lambda one: one.checkpoint_offset),
+            kept_by_two(news, self._number, present_ms, lambda one: one.note.settled_offset),
         )
         opened = (self._brokers.log, self._brokers.settled)
-        for place, samples, open_log in zip(places, self._samples, opened, strict=True):
-            if place is not None:
-                samples.append((now_ms, place))
-            offset = deletable(samples, now_ms, KEPT_MS)
+        for place, deletable, open_log in zip(places, self._deletable, opened, strict=True):
+            offset = deletable.before(place, present_ms)
             if self.office[0] and offset:
                 with contextlib.closing(open_log(self._number)) as shard_log:
                     shard_log.delete_before(offset)
-                samples[:] = [one for one in samples if one[1] > offset]
 
     def have_none(self, stage: Stage | None = None) -> None:
         """There is no replica that counts, and so none to copy. `stage`: None: as before."""

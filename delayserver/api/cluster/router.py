@@ -16,6 +16,7 @@
     PUT, DELETE, pause, resume of a subscription     the home of all definitions
     …/dead-letters, …/dead-letters/redrive           all, merged by seq; those of the ids
     /v1/imports…, PUT /v1/archives/{hour}            the shard that `shard=` or the manifest says
+    GET  /v1/imports/{id}                            that, or the one that has it
     GET  /v1/archives                                that, or all, merged by hour
     /v1/backups[/{name}]                             all, each its part
 
@@ -42,7 +43,7 @@ import msgspec
 
 from delayserver.api.cluster.definitions import HOME
 from delayserver.api.cluster.exposition import merge_metrics
-from delayserver.api.cluster.pages import PagedList, merge_pages, read_cursor, write_cursor
+from delayserver.api.cluster.pages import PagedList, Place, merge_pages, write_cursor
 from delayserver.api.cluster.peers import Fields, PeerAnswer, PeerCall, RoutedPeers
 from delayserver.api.cluster.sums import (
     add_backup,
@@ -75,7 +76,7 @@ from delayserver.records.sharding import (
     shard_of_name,
 )
 from delayserver.security.tokens import Action
-from storage.buckets import hour_name
+from storage.buckets import hour_name, parse_hour
 from storage.shards import shard_directory
 
 _SEQ_MAX: Final = 2**64 - 1
@@ -83,11 +84,29 @@ _DUE_MS_MAX: Final = 10**15 - 1
 """As many digits as a cursor may have."""
 _HOUR_MAX: Final = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) // 3600
 """The last one that has a name."""
+
+
+def _numbers(pattern: str) -> Callable[[str], Place | None]:
+    """Reads a cursor of numbers with dashes between them."""
+    form = re.compile(pattern)
+    return lambda text: tuple(map(int, text.split("-"))) if form.fullmatch(text) else None
+
+
+def _hour(text: str) -> Place | None:
+    hour = parse_hour(text)
+    return None if hour is None else (hour,)
+
+
 _PENDING: Final = PagedList(
-    "messages", (_DUE_MS_MAX, _SEQ_MAX), lambda place: f"{place[0]}-{place[1]}"
+    "messages",
+    (_DUE_MS_MAX, _SEQ_MAX),
+    lambda place: f"{place[0]}-{place[1]}",
+    _numbers("[0-9]{1,15}-[0-9]{1,20}"),
 )
-_DEAD_LETTERS: Final = PagedList("dead_letters", (_SEQ_MAX,), lambda place: str(place[0]))
-_ARCHIVES: Final = PagedList("hours", (_HOUR_MAX,), lambda place: hour_name(place[0]))
+_DEAD_LETTERS: Final = PagedList(
+    "dead_letters", (_SEQ_MAX,), lambda place: str(place[0]), _numbers("[0-9]{1,20}")
+)
+_ARCHIVES: Final = PagedList("hours", (_HOUR_MAX,), lambda place: hour_name(place[0]), _hour)
 _NOT_A_CURSOR: Final = "."
 """Refused by every list."""
 _ACCEPTED: Final = 202
@@ -186,6 +205,19 @@ class Router:
         if shard is None:
             raise self._which_shard()
         return shard
+
+    def _import(self, call: PeerCall) -> "int | Awaitable[PeerAnswer]":
+        shard = self._named_shard(call)
+        return self._import_of_any(call) if shard is None else shard
+
+    async def _import_of_any(self, call: PeerCall) -> PeerAnswer:
+        """The one that has it. Each shard gives its imports their ids."""
+        answers = await self._ask_all(call)
+        found = [one for one in answers.values() if one.status == 200]
+        if len(found) > 1:
+            raise self._which_shard()
+        refused_by = self._refusal(answers, (_MISSING,))
+        return found[0] if refused_by is None else refused_by
 
     def _shard_of_id(self, text: str) -> int:
         """The own one says of what is no id, or of no shard, that there is no such message."""
@@ -315,7 +347,7 @@ class Router:
         calls = {shard: call._replace(headers=headers) for shard in range(count)}
         if cursor is not None:
             try:
-                spot = read_cursor(cursor, count, len(paged.largest))
+                spot = paged.spot(cursor, count)
             except InputError:
                 query["cursor"] = _NOT_A_CURSOR
                 refused = call._replace(query=urlencode(query).encode())
@@ -360,8 +392,7 @@ class Router:
             for row in msgspec.json.decode(page[field], type=list[_Row])
         }
         names = sorted(name for name in rows if end is None or name <= end)
-        limit = int(_query(call).get("limit", NAMED_PAGE_MAX))
-        shown = names[:limit]
+        shown = names[: _limit(call)]
         total_bytes = 0
         for number, name in enumerate(shown):
             total_bytes += sum(map(len, rows[name].values()))
@@ -382,7 +413,7 @@ class Router:
         end = min((page["cursor"] for page in pages if page["cursor"] is not None), default=None)
         added = add_by_name(page[field] for page in pages)
         names = sorted(name for name in added if end is None or name <= end)
-        shown = names[: int(_query(call).get("limit", NAMED_PAGE_MAX))]
+        shown = names[: _limit(call)]
         cursor = shown[-1] if len(shown) < len(names) else end
         return _json(encode({field: [added[name] for name in shown], "cursor": cursor}))
 
@@ -632,8 +663,8 @@ _ROUTES: Final[Sequence[tuple[str, str, _Serve]]] = (
     ("POST", r"/v1/subscriptions/[^/]+/dead-letters/redrive", Router._redrive),
     ("DELETE", r"/v1/subscriptions/[^/]+/dead-letters/([^/]+)", Router._by_id),
     ("POST", r"/v1/imports", Router._adopt_import),
-    ("PUT GET", r"/v1/imports/[^/]+", Router._of_shard),
-    ("GET", r"/v1/imports/[^/]+/duplicates", Router._of_shard),
+    ("PUT", r"/v1/imports/[^/]+", Router._of_shard),
+    ("GET", r"/v1/imports/[^/]+(?:/duplicates)?", Router._import),
     ("GET", r"/v1/archives", Router._archives),
     ("PUT", r"/v1/archives/[^/]+", Router._of_shard),
     ("POST", r"/v1/backups", Router._begin_backup),
@@ -657,6 +688,16 @@ def _find(call: PeerCall) -> tuple[_Serve, tuple[str, ...]] | None:
 def _query(call: PeerCall) -> dict[str, str]:
     """The query as FastAPI reads it: the last of several with the same name counts."""
     return dict(parse_qsl(call.query.decode("latin-1"), keep_blank_values=True))
+
+
+def _limit(call: PeerCall) -> int:
+    """How many rows a page has at most, where all shards have accepted what the call says: FastAPI
+    reads `5.0` as a whole number."""
+    text = _query(call).get("limit", str(NAMED_PAGE_MAX))
+    try:
+        return int(text)
+    except ValueError:
+        return int(float(text))
 
 
 def _with_body(call: PeerCall, body: bytes) -> PeerCall:

@@ -51,6 +51,10 @@ _SAID = struct.Struct(f"<{NONCE_BYTES}sIQ")
 """Nonce, shard, epoch."""
 
 
+TUNNEL: Final = (1 << 64) - 1
+"""The epoch of a party that owns nothing: it passes calls on to the owner of its own shard."""
+
+
 class Party(NamedTuple):
     """Who is at one end of a link."""
 

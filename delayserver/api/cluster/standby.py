@@ -41,7 +41,7 @@ from delayserver.api.acceptor import Acceptor
 from delayserver.api.access import Access
 from delayserver.api.app import with_cors
 from delayserver.api.certificates import Certificates
-from delayserver.api.cluster.forwarding import Forwarder
+from delayserver.api.cluster.forwarding import Forwarder, Tunnel
 from delayserver.api.cluster.map_call import ShardMap, answer_map, read_query
 from delayserver.api.documents import HealthDocument, encode
 from delayserver.api.finish import Finish
@@ -79,11 +79,12 @@ class StandbyFront:
         tokens: TokenTable,
         clock: Callable[[], int],
         before: Callable[[Asgi], Asgi] = lambda app: app,
+        tunnel: Callable[[], Tunnel | None] = lambda: None,
     ) -> None:
         """`owner`: URL of the shard's owner, None while nobody is known to be. `is_ready`: whether
         what is followed has been caught up with. `has_replica`: whether it is one that can own the
         shard; else it only passes calls on. `metrics`: all of them, as Prometheus reads them.
-        `before` puts something in front of all calls.
+        `before` puts something in front of all calls. `tunnel`: see `Forwarder`.
         `tokens`: those of the node, which somebody else refreshes. `clock`: milliseconds since the
         epoch."""
         self.answers: Counter[bytes] = Counter()
@@ -97,6 +98,7 @@ class StandbyFront:
         self._metrics = metrics
         self._clock = clock
         self._before = before
+        self._tunnel = tunnel
         origins = settings.cors_origins
         self._access = Access(
             tokens,
@@ -122,7 +124,13 @@ class StandbyFront:
         """Answer clients that connect to these, which listen already."""
         settings = self._settings
         self._forwarder = Forwarder(
-            self._number, self._owner, settings, lambda: certificates.for_owners, self.answers
+            self._number,
+            self._owner,
+            settings,
+            lambda: certificates.for_owners,
+            self.answers,
+            self._access.check,
+            self._tunnel,
         )
         config = uvicorn.Config(
             self._before(self),
@@ -220,14 +228,14 @@ class StandbyFront:
 
     def _readiness(self) -> Answer:
         """Who can have calls answered accepts them, whoever does it."""
-        owner = self._owner()
         has_replica = self._has_replica()
         what = "on standby for" if has_replica else "passing on calls to"
         on_standby = f"{what} shard {self._number}"
-        if owner is None:
+        if self._owner() is None:
+            # Anybody may ask this: who it is stands in the map, for those who have a token.
             raise StandbyError(f"{on_standby}, which nobody is known to own")
         if not self._is_ready():
-            raise StandbyError(f"{on_standby}, which {owner} owns, and has not caught up with it")
+            raise StandbyError(f"{on_standby}, and has not caught up with its owner")
         return Answer(200, encode(HealthDocument("standby" if has_replica else "passing on")))
 
     async def _map_answer(self, scope: Scope) -> Answer:

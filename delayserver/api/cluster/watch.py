@@ -11,7 +11,7 @@ its node can reach (`sight`) stands there, too, so that all see alike who is apa
 **A replica that is not placed any more** (`placement`) is kept until all that are to have one are
 in step, and at least LEAVE_MS after it has begun to say that it leaves (`Parting`). Nodes may see
 different placements for some seconds. But none counts on one that says that it leaves, and what is
-said is heard, or is too old to count, within 2 × IN_STEP_MS: so two replicas never leave because
+said is heard, or is too old to count, within LEAVE_MS: so two replicas never leave because
 each of them counts on the other.
 
 Cost: two questions to the brokers a second; every few seconds one for each node and each shard.
@@ -19,7 +19,7 @@ Threads: `ClusterWatch` and `Parting` belong to the one who moves them, the rest
 without state.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -43,10 +43,13 @@ SEEN_MS: Final = 15_000
 IN_STEP_MS: Final = 8_000
 """A replica that has said nothing, or filed nothing, for so long may not be in step."""
 IN_STEP_RECORDS: Final = 2_000
-LEAVE_MS: Final = 20_000
+HEARD_MS: Final = 6_000
+"""A note that was not there at the last look, not longer ago than this, counts from now on: two
+looks at replicas."""
+LEAVE_MS: Final = 25_000
 """A replica that is not placed any more says so for so long before it goes. Others may count on it
-for as long as a note counts, and the news that have it."""
-assert LEAVE_MS > 2 * IN_STEP_MS
+until they hear of it, and then for as long as a note counts, and the news that have it."""
+assert LEAVE_MS > HEARD_MS + 2 * IN_STEP_MS
 
 Stage = Literal["replica", "copying", "leaving", "passing"]
 """What a process of a node has of its shard: a replica; none yet; one that it need not have any
@@ -59,7 +62,8 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     """What the process of a node says of its replica of a shard."""
 
     at_ms: int
-    """When, by its node's clock."""
+    """When: by its node's clock as it is said, and by the stopwatch of the machine that looks in
+    its news (`Heard`)."""
     url: str
     """Where clients reach its node."""
     read_offset: int
@@ -110,11 +114,15 @@ class ReplicaState(msgspec.Struct, frozen=True):
     lag_records: int
     """What it has not read, as of the last look."""
 
+    def is_fresh(self, now_ms: int) -> bool:
+        """Whether it has said so just now."""
+        return now_ms - self.note.at_ms <= IN_STEP_MS
+
     def is_in_step(self, now_ms: int) -> bool:
         """Whether it can take over at once."""
         if self.note.stage not in ("replica", "leaving"):
             return False
-        is_fresh = abs(now_ms - self.note.at_ms) <= IN_STEP_MS
+        is_fresh = self.is_fresh(now_ms)
         is_filed = self.note.lag_ms <= IN_STEP_MS and not self.note.is_stopped
         return is_fresh and is_filed and self.lag_records <= IN_STEP_RECORDS
 
@@ -123,6 +131,7 @@ class News(msgspec.Struct, frozen=True, tag="news"):
     """What is known of the cluster."""
 
     at_ms: int = 0
+    """When, by the stopwatch of the machine, which all processes of the node share; 0: never."""
     machines: Machines = Machines()
     replicas: dict[int, list[ReplicaState]] = {}
     """Of each shard."""
@@ -138,6 +147,40 @@ class News(msgspec.Struct, frozen=True, tag="news"):
     """Of nodes: which others that are there each of them cannot reach."""
 
 
+class Heard:
+    """When a node has heard each note: by its own stopwatch, whatever any clock shows.
+
+    A note says more than before if its text is another one; it was said since the look before.
+    After a long pause between two looks it counts from the first of them, since it may be as old.
+    One that was there when the node began to look may be older still: nobody counts as in step by
+    it, and its node counts as there until it has had the time to say more."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[str, int]] = {}
+        self._looked_ms: int | None = None
+
+    def take(
+        self, texts: Mapping[tuple[str, int], str], now_ms: int
+    ) -> dict[tuple[str, int], ReplicaNote]:
+        """The notes, by node and shard, as they stand in the news. `texts`: all that the brokers
+        have now."""
+        before_ms, self._looked_ms = self._looked_ms, now_ms
+        since_ms = now_ms
+        if before_ms is not None and now_ms - before_ms > HEARD_MS:
+            since_ms = before_ms
+        notes: dict[tuple[str, int], ReplicaNote] = {}
+        for whose, text in texts.items():
+            known = self._known.get(whose)
+            if known is None:
+                known = text, now_ms - IN_STEP_MS - 1
+            elif known[0] != text:
+                known = text, since_ms
+            self._known[whose] = known
+            if (note := unpack_note(text)) is not None:  # else it was said by somebody else
+                notes[whose] = msgspec.structs.replace(note, at_ms=known[1])
+        return notes
+
+
 class ClusterWatch:
     """Looks, again and again."""
 
@@ -146,11 +189,17 @@ class ClusterWatch:
         engine: "KafkaEngine",
         meta: MetaLog,
         shards: int,
+        *,
         clock: Callable[[], int],
+        stopwatch: Callable[[], int],
     ) -> None:
+        """`clock` gives ms since the epoch, for people; `stopwatch` ms that only go on, the same
+        for all processes of the machine."""
         self._brokers = engine
         self._meta = meta
         self._clock = clock
+        self._stopwatch = stopwatch
+        self._heard = Heard()
         self._logs: list[EngineLog] = [engine.log(shard) for shard in range(shards)]
         self._replicas: dict[int, list[ReplicaState]] = {}
         self._looked_ms: int | None = None
@@ -159,24 +208,30 @@ class ClusterWatch:
         """What is known now; None: the brokers do not answer. Raises StorageError."""
         try:
             meta = self._meta.read()
-            now_ms = self._clock()
+            now_ms = self._stopwatch()
             if self._looked_ms is None or now_ms - self._looked_ms >= PROGRESS_S * 1000:
-                self._look_at_replicas(meta)
+                self._look_at_replicas(meta, now_ms)
                 self._looked_ms = now_ms
         except EngineError as error:
             log.debug("the brokers do not answer", error=str(error))
             return None
-        return news_of(meta, self._replicas, now_ms)
+        return news_of(meta, self._replicas, now_ms, self._clock())
 
-    def _look_at_replicas(self, meta: ClusterMeta) -> None:
+    def _look_at_replicas(self, meta: ClusterMeta, now_ms: int) -> None:
         nodes = [node for node in meta.nodes if node not in meta.forgotten]
         progress = self._brokers.noted_progress(nodes)
         ends = [shard_log.end() for shard_log in self._logs]
+        texts = {
+            (node, shard): text
+            for node, places in progress.items()
+            for shard, (_, text) in places.items()
+        }
+        notes = self._heard.take(texts, now_ms)
         found: dict[int, list[ReplicaState]] = {}
         for node, places in progress.items():
-            for shard, (offset, text) in places.items():
-                if (note := unpack_note(text)) is None:
-                    continue  # said by somebody else
+            for shard, (offset, _) in places.items():
+                if (note := notes.get((node, shard))) is None:
+                    continue
                 end = ends[shard] if shard < len(ends) else None
                 lag_records = max(0, (end or 0) - note.read_offset)
                 found.setdefault(shard, []).append(ReplicaState(node, offset, note, lag_records))
@@ -188,8 +243,11 @@ class ClusterWatch:
             shard_log.close()
 
 
-def news_of(meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: int) -> News:
-    """What is told to the processes of a node. `replicas`: what was said of each shard."""
+def news_of(
+    meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: int, wall_ms: int
+) -> News:
+    """What is told to the processes of a node. `replicas`: what was said of each shard; `now_ms`,
+    `wall_ms`: what stopwatch and clock of the machine show."""
     notes: dict[str, ReplicaNote] = {}
     for replica in (one for of_shard in replicas.values() for one in of_shard):
         known = notes.get(replica.node)
@@ -199,8 +257,8 @@ def news_of(meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: 
         NodeDocument(
             node,
             note.url,
-            "serving" if abs(now_ms - note.at_ms) <= SEEN_MS else "away",
-            format_time(note.at_ms),
+            "serving" if now_ms - note.at_ms <= SEEN_MS else "away",
+            format_time(wall_ms - (now_ms - note.at_ms)),
         )
         for node, note in sorted(notes.items())
     ]
@@ -294,7 +352,7 @@ def waits_for_people(news: News, shard: int, own: str, epoch: int) -> bool:
     return any(
         one.note.stopped_epoch >= max(epoch, 1)
         and one.node != own
-        and abs(news.at_ms - one.note.at_ms) <= SEEN_MS
+        and news.at_ms - one.note.at_ms <= SEEN_MS
         for one in news.replicas.get(shard, ())
     )
 
@@ -326,19 +384,18 @@ class Parting:
         # One that is forgotten, and runs, keeps what it has where there are not enough others.
         return placement.has(self._number, self._own) or not placement.is_whole
 
-    def judge(self, placement: Placement, news: News, now_ms: int, present_ms: int) -> Stage:
+    def judge(self, placement: Placement, news: News, present_ms: int) -> Stage:
         """What it is to have now: a replica; one that is to be kept for a while, and says that it
         leaves; none.
 
-        `now_ms`: the clock of the node, as that of `news`; `present_ms`: milliseconds that pass.
-        Whoever has a replica asks again and again, and says what came of it."""
+        `present_ms`: what the stopwatch shows. Whoever has a replica asks again and again, and says
+        what came of it."""
         if self.is_placed(placement):
             self._since_ms = None
             return "replica"
         if self._since_ms is None:
             self._since_ms = present_ms
-        is_fresh = abs(now_ms - news.at_ms) <= IN_STEP_MS
-        if not is_fresh or present_ms - self._since_ms < LEAVE_MS:
+        if is_old(news, present_ms) or present_ms - self._since_ms < LEAVE_MS:
             return "leaving"
         staying = {
             one.node
@@ -348,20 +405,42 @@ class Parting:
         return "passing" if staying.issuperset(placement.nodes(self._number)) else "leaving"
 
 
-def deletable(samples: Sequence[tuple[int, int]], now_ms: int, kept_ms: int) -> int | None:
-    """The offset before which a log may be deleted: the newest of `samples`, each the time and an
-    offset, that is `kept_ms` old (R6)."""
-    old = [offset for at_ms, offset in samples if now_ms - at_ms >= kept_ms]
-    return max(old, default=None)
+def is_old(news: News, present_ms: int) -> bool:
+    """Whether the brokers have not answered for so long that nothing irrevocable is to be done."""
+    return present_ms - news.at_ms > IN_STEP_MS
 
 
-def kept_by_two(news: News, shard: int, place: Callable[[ReplicaState], int]) -> int | None:
-    """The offset that two replicas whose nodes are there have behind them; None: there is one at
-    most. A disk that nobody has heard of for a while may be lost."""
+def kept_by_two(
+    news: News, shard: int, present_ms: int, place: Callable[[ReplicaState], int]
+) -> int | None:
+    """The offset that two replicas have behind them which are there just now, and stay; None: there
+    is one at most, or it is not known. A disk that nobody has heard of for a while may be lost."""
+    if is_old(news, present_ms):
+        return None
     offsets = [
         place(one)
         for one in news.replicas.get(shard, ())
-        if abs(news.at_ms - one.note.at_ms) <= SEEN_MS
+        if one.is_fresh(news.at_ms) and one.note.stage == "replica"
     ]
     offsets.sort(reverse=True)
     return offsets[1] if len(offsets) > 1 else None
+
+
+class Deletable:
+    """What may be deleted of a log (R6): what two replicas have had behind them for `kept_ms`, and
+    two have behind them now."""
+
+    def __init__(self, kept_ms: int) -> None:
+        self._kept_ms = kept_ms
+        self._samples: list[tuple[int, int]] = []
+        """When two had a place behind them, in order."""
+
+    def before(self, place: int | None, present_ms: int) -> int | None:
+        """The offset before which it may be deleted; None: nothing may. `place`: what two have
+        behind them now (`kept_by_two`)."""
+        if place is None:
+            return None
+        self._samples.append((present_ms, place))
+        old = [one for one in self._samples if present_ms - one[0] >= self._kept_ms]
+        del self._samples[: max(0, len(old) - 1)]
+        return min(max(offset for _, offset in old), place) if old else None

@@ -442,7 +442,7 @@ class _HotProtocol(Connection):
     def come_back(self, wire: bytes) -> None:
         """Give the answer of the other shard."""
         self._is_elsewhere = False
-        self.write(wire)
+        self._give(wire)
         if not self.transport.is_closing():
             self.data_received(b"")  # what was held
 
@@ -507,12 +507,13 @@ class _HotProtocol(Connection):
         """Give an answer whose group is durable, or is not since there was an error."""
         if error is not None:
             wire = wire_of(problem_answer(error))
+        wire = self.hot.exit.wire(wire)
         unanswered, transport = self._unanswered, self.transport
         is_last = unanswered.count == 1 and unanswered.keep_alive and not self.pipeline
         if not is_last or self.flow.read_paused or transport.is_closing():
-            self.write(wire)
+            self._give(wire)
             return
-        # Nearly all answers, as `write` gives them.
+        # Nearly all answers, as `_give` gives them.
         unanswered.count = 0
         self.last_group = None
         self.answers[wire[_STATUS]] += 1
@@ -522,6 +523,10 @@ class _HotProtocol(Connection):
 
     def write(self, wire: bytes, error: Exception | None = None) -> None:
         """Give the next answer that is due; nothing of it depends on the error of a group."""
+        self._give(self.hot.exit.wire(wire))
+
+    def _give(self, wire: bytes) -> None:
+        """Give the next answer that is due, which has passed an exit."""
         unanswered, transport = self._unanswered, self.transport
         unanswered.count -= 1
         if transport.is_closing():
@@ -573,7 +578,7 @@ class _HotProtocol(Connection):
         else:
             self._unanswered.count = 1
             self._unanswered.keep_alive = False
-            self.write(wire_of(answer))
+            self._give(wire_of(answer))  # No shard was asked.
 
     # ── clients that do not read their answers are not read from ───────────────────────────────
 

@@ -29,6 +29,7 @@ from delayserver.api.documents import (
     HeartbeatDocument,
     PublishedDocument,
 )
+from delayserver.api.exit import Exit
 from delayserver.api.hot.answers import (
     JSON,
     Always,
@@ -79,6 +80,7 @@ class Hot:
 
     def __init__(self, calls: Calls, intake: Intake) -> None:
         self.consuming = Consuming(calls, intake)
+        self.exit = Exit(calls.may_answer, calls.shard)
         self._calls = calls
         self.intake = intake
         self.slices, self.turns = calls.slices, calls.turns

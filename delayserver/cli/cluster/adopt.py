@@ -1,7 +1,7 @@
 """cluster adopt: a log that has lost its end goes on behind the replica that people name.
 
-Cost: some requests to the brokers, and two seconds in which nobody may write to the log. Threads:
-those of the client.
+Cost: some requests to the brokers, two seconds in which nobody may write to the log, and six in
+which each node says what it has. Threads: those of the client.
 """
 
 import contextlib
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 REST_S: Final = 2.0
 """Whoever owns a shard writes more often."""
+SAYS_S: Final = 6.0
+"""A replica says how far it is every three seconds."""
 REACH_COLUMNS: Final = ("node", "has all up to seq", "state", "heard")
 
 
@@ -129,14 +131,18 @@ class Reach:
 
 
 def _reaches(engine: "KafkaEngine", shard: int, nodes: Iterable[str]) -> list[Reach]:
-    from delayserver.api.cluster.watch import SEEN_MS, unpack_note
+    """What each node says. One that is there says it anew while this waits, whatever its clock
+    shows."""
+    from delayserver.api.cluster.watch import unpack_note
 
-    now_ms = time.time_ns() // 1_000_000
+    names = sorted(nodes)
+    before = engine.noted_progress(names)
+    time.sleep(SAYS_S)
     found = []
-    for node, places in engine.noted_progress(sorted(nodes)).items():
+    for node, places in engine.noted_progress(names).items():
         _, text = places.get(shard, (0, ""))
         if (note := unpack_note(text)) is not None:
-            is_there = abs(now_ms - note.at_ms) <= SEEN_MS
+            is_there = before[node].get(shard, (0, ""))[1] != text
             stopped = (note.stopped_epoch, note.stopped_seq)
             found.append(Reach(node, note.at_ms, is_there, note.read_offset, *stopped))
     return found

@@ -9,7 +9,7 @@ Cost: as `storage.testing.engine`. Threads: none.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from delayserver.testing.server import SimulatedClock
 from storage.testing.engine import AppendOutcome, MemoryLog
@@ -57,11 +57,9 @@ class ChancyLog(MemoryLog):
     def another(self) -> "ChancyLog":
         return ChancyLog(self.name, self._chance, self)
 
-    def append(
-        self, records: Sequence[bytes], meanwhile: Callable[[], None] = lambda: None
-    ) -> list[int | None]:
+    def append(self, records: Sequence[bytes]) -> list[int | None]:
         self.outcome = self._chance.outcome()
-        return super().append(records, meanwhile)
+        return super().append(records)
 
     def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:
         found = super().read(offset, 0)

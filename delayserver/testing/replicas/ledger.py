@@ -3,7 +3,7 @@
 What one owner was promised to have answered, the next one has: so one ledger for all of them. Two
 things are different. Files belong to nodes, and each deletes hours at its own time. And a process
 that is not the owner any more, and does not know, goes on: it may say late what was delivered, and
-nothing else.
+nothing else. It answers nobody: an ack that it answers has to be known to the next owner.
 
 Cost: that of the ledger. Threads: none.
 """
@@ -27,8 +27,6 @@ class ReplicaLedger(Ledger):
         super().__init__()
         self.frames: list[tuple[int, bytes, bytes]] = []
         """What was answered: first seq, rows, payload."""
-        self._late: set[tuple[int, int]] = set()
-        """Deliveries that a zombie has recorded."""
         self.is_late = False
         """A zombie has its turn."""
 
@@ -36,10 +34,6 @@ class ReplicaLedger(Ledger):
         before = self.durable_seq
         super().committed(rows, payload)
         self.frames.append((before + 1, rows, payload))
-
-    def acked(self, delivery: DueDelivery) -> None:
-        if (delivery.entry.seq, delivery.subscription_id) not in self._late:
-            super().acked(delivery)
 
     def located(self, message_seq: int, state: State) -> None:
         # A zombie says what it knows, which was true.
@@ -55,12 +49,6 @@ class ReplicaLedger(Ledger):
     def seen_late(self, delivery: DueDelivery) -> None:
         """A subscriber has had what a zombie sent before it became one."""
         self.received.setdefault(delivery.origin.message_seq, set()).add(delivery.subscription_id)
-
-    def recorded_late(self, rows: list[bytes]) -> None:
-        """Rows of a zombie stand in the log of what is settled: the next owner knows them."""
-        for row in rows:
-            seq, _, _, _, subscription_id, *_ = DISPATCH_ROW.unpack(row)
-            self._late.add((seq, subscription_id))
 
     def lost_power(self) -> None:
         """The engine may have lost what nobody was told about."""
@@ -92,9 +80,6 @@ class ZombieObserver(Observer):
 
     def settled(self, row: bytes) -> None:
         self._ledger.late(row)
-
-    def recorded(self, rows: list[bytes]) -> None:
-        self._ledger.recorded_late(rows)
 
 
 class StandbyObserver(Observer):

@@ -13,6 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from delayserver.api.cluster.local import ask_app
+from delayserver.api.cluster.peers import PeerAnswer, PeerCall
+from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
+from delayserver.api.hot.publish import Hot
+from delayserver.api.intake import Intake
+from delayserver.api.leaving import Leaving
 from delayserver.config import Settings
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.recovery.replica import Replica, ReplicaPlace
@@ -125,6 +131,8 @@ class Node:
         self.server: SimulatedServer | None = None
         self.holder: Holder | None = None
         """Of the owner, or of one that does not know yet that it is none any more."""
+        self.app: Asgi
+        """Of its server: what clients ask."""
         self.observer = Turncoat(StandbyObserver(cluster.ledger))
         self.lose_disk()
 
@@ -283,8 +291,24 @@ class Node:
             ).owned_by(holder),
         )
         self.server = server
+        calls = server.calls
+        hot = Hot(calls, Intake(cluster.settings, calls.subjects, calls.random))
+        self.app = Leaving(hot.exit, HotPath(calls, hot, _not_asked))
         self._observe(server)
         return server
+
+    def answer(self, call: PeerCall) -> PeerAnswer | None:
+        """The answer of its server to a client, at once; None: it keeps the client waiting."""
+        assert self.server is not None
+        with self.server.event_loop.running():
+            asking = ask_app(self.app, call)
+            try:
+                asking.send(None)
+            except StopIteration as done:
+                answer: PeerAnswer = done.value
+                return answer
+            asking.close()
+            return None
 
     def _observe(self, server: SimulatedServer) -> None:
         observer = self.observer
@@ -317,6 +341,11 @@ class Node:
         assert self.server is not None
         self.server.hang_up()
         self.observer.target = ZombieObserver(self.cluster.ledger, self.number)
+
+
+async def _not_asked(scope: Scope, receive: Receive, send: Send) -> None:
+    """FastAPI answers through the same exit, and takes a second to make."""
+    raise AssertionError(scope["path"])
 
 
 def each_row(rows: list[bytes]) -> list[bytes]:

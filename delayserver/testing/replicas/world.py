@@ -13,9 +13,10 @@ Cost: some 15 ms per life. Threads: none.
 import itertools
 import random
 from collections.abc import Callable
+from http import HTTPStatus
 
+from delayserver.api.cluster.peers import PeerCall
 from delayserver.delivery.webhook import WebhookResponse
-from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.records.tables import read_checkpoint, read_settled_place
 from delayserver.testing.replicas.engine import Chance, ChancyLog
 from delayserver.testing.replicas.ledger import ReplicaLedger
@@ -527,16 +528,20 @@ class ReplicaWorld(World):
             self.ledger.is_late = False
 
     def _must_not_know(self, node: Node) -> None:
-        """A client asks a zombie for a message: it may be one that the owner has accepted."""
+        """Clients ask a zombie: for a message that the owner may have accepted, and about leases
+        that it may have ended."""
         assert node.server is not None
-        try:
-            node.server.engine.messages.message_id(NO_MESSAGE)
-        except OverloadedError:
-            return
-        except NotFoundError:
-            raise Violation(
-                f"{node} says what there is not, though another owns the shard"
-            ) from None
+        calls = [PeerCall("DELETE", f"/v1/messages/{NO_MESSAGE}")]
+        calls += [
+            PeerCall("POST", f"/v1/subscriptions/{one.name}/{call}", body=b'{"leases": ["1-1-1"]}')
+            for one in node.server.engine.registry
+            if one.type == "pull"
+            for call in ("ack", "nack")
+        ]
+        call = self._luck.choice(calls)
+        answer = node.answer(call)
+        if answer is not None and answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise Violation(f"{node} answers {call} {answer.status}, and another owns the shard")
 
     def _answer_late(self, node: Node) -> None:
         """A receiver answers what the zombie has sent when it was the owner."""

@@ -30,6 +30,22 @@ def test_a_token_works_as_it_is_printed(cli, tmp_path):
     assert token.expires_ms == token.created_ms + 90 * 86_400_000
 
 
+def test_the_token_of_another_node_is_the_same_here(cli, tmp_path):
+    first, second = tmp_path / "n1", tmp_path / "n2"
+    made = cli.run(
+        "token", "create", "shop", "--scope", "admin", "--json", "--data-dir", str(first)
+    )
+    text = json.loads(made.stdout)["token"]
+    again = ("token", "create", "shop", "--scope", "observe", "--stdin", "--data-dir", str(second))
+    taken = cli.run(*again, stdin=f" {text}\n")
+    assert taken.exit_code == 0, taken.stderr
+    assert text in taken.stdout
+    assert table(second).caller(text.encode()).token.scopes == ("observe",)
+    for given, said in ((text, "already"), ("dly_guess", "hexadecimal"), ("", "hexadecimal")):
+        refused = cli.run(*again[:2], "other", *again[3:], stdin=given)
+        assert refused.exit_code == 1 and said in refused.stderr
+
+
 def test_as_json(cli, tmp_path):
     def ask(*arguments):
         result = cli.run("token", *arguments, "--json", "--data-dir", str(tmp_path))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from delayserver.clocks import wall_clock_ms
 from delayserver.config import MIB, Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
@@ -21,7 +22,7 @@ from delayserver.recovery.backups import BackupView
 from delayserver.recovery.log_shipping import LogShipper
 from delayserver.recovery.restoring import SKIPPED_SEQS, restore
 from delayserver.recovery.shipped_log import LATEST_MS
-from delayserver.server.server import Server, wall_clock_ms
+from delayserver.server.server import Server
 from delayserver.testing.server import stage
 from delayserver.times import parse_time_ms
 from storage.errors import BackupError, DamageError, DirectoryKindError, DiskFullError

@@ -274,6 +274,18 @@ class World:
         await self.give_back(consumer, at)
         return consumer.messages
 
+    async def drained(self, *, at: int = 0) -> list[dict[str, Any]]:
+        """All that consumers get one after the other, who acknowledge it."""
+        found: list[dict[str, Any]] = []
+        while True:
+            consumer = self.pull(at, wait=0)
+            await self.settle()
+            await self.move(1000 if not consumer.answers else 0)
+            if not consumer.messages:
+                return found
+            found += consumer.messages
+            await self.ack(at, consumer.leases)
+
     async def give_back(self, consumer: Consumer, at: int = 0) -> None:
         given = self.call(at, "nack", leases=consumer.leases)
         await self.settle()

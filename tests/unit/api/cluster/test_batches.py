@@ -32,6 +32,7 @@ from delayserver.errors import (
 )
 from delayserver.records.message import MessageOptions
 from delayserver.records.sharding import shard_of, shard_of_group
+from delayserver.slices import Slices
 from tests.unit.api.hot.test_publish import Machine
 
 COUNT = 3
@@ -54,6 +55,7 @@ class World:
 
         class Calls:
             clock = staticmethod(machine.calls.clock)
+            slices = Slices(lambda function: asyncio.get_running_loop().call_soon(function))
 
             async def durable(self, group: Any) -> None:
                 machine.commit()

@@ -125,7 +125,6 @@ class Parts:
             cast("Reports", self.reports),
             self._peer,
             open_catalog=lambda: pytest.fail("the replica opens it"),
-            clock=lambda: 0,
             stopwatch=lambda: self.present_ms,
         )
         self.keeper.begin(
@@ -366,8 +365,8 @@ def test_a_replica_that_is_to_go_says_so_and_goes(parts: Parts) -> None:
     assert parts.keeper.is_needed()
     parts.present_ms = LEAVE_MS
     assert parts.keeper.is_needed(), "those that are to have it are not in step"
-    others = [state(node, stage="replica") for node in placed.nodes(SHARD)]
-    parts.lines.news = News(at_ms=1, placement=placed, nodes=nodes, replicas={SHARD: others})
+    others = [state(node, at_ms=LEAVE_MS, stage="replica") for node in placed.nodes(SHARD)]
+    parts.lines.news = News(at_ms=LEAVE_MS, placement=placed, nodes=nodes, replicas={SHARD: others})
     assert not parts.keeper.is_needed()
     parts.brokers.log(SHARD).append([b"x"])
     parts.keeper.look_on().close()

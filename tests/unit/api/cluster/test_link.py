@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from delayserver.api import exit as exit_module
+from delayserver.api.cluster import link as link_module
 from delayserver.api.cluster.link import Links
 from delayserver.api.cluster.meeting import UnixMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
@@ -29,16 +31,17 @@ class Shard:
         self.asked: list[Any] = []
         self.changes: list[tuple[int, bool]] = []
         self.keeps = False
+        self.says = b""
         self.links.on_change(lambda shard, there: self.changes.append((shard, there)))
 
     def publish(self, responder: Any, data: bytes, caller: Caller | None) -> None:
         self.asked.append((data, caller))
         if not self.keeps:
-            responder.respond(b"published " + data, None)
+            responder.respond(self.says + b"published " + data, None)
 
     def cancel(self, responder: Any, subject: str | None, text: str, caller: object) -> None:
         self.asked.append((subject, text))
-        responder.respond(b"cancelled " + text.encode(), None)
+        responder.respond(self.says + b"cancelled " + text.encode(), None)
 
     async def call(self, call: PeerCall) -> PeerAnswer:
         self.asked.append(call)
@@ -96,6 +99,94 @@ def test_long_calls_come_whole(directory: Path) -> None:
         assert [answer.body for answer in await asyncio.gather(*calls)] == [
             b"1:" + body for body in bodies
         ]
+
+    run(directory, test)
+
+
+def test_a_shard_that_hangs_holds_no_call(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped, and its sockets stay open."""
+    monkeypatch.setattr(link_module, "PING_S", 0.02)
+    monkeypatch.setattr(link_module, "HANG_S", 0.1)
+
+    async def test(shards: list[Shard]) -> None:
+        links = shards[2].links
+        ends = [one for one in shards[0].links._open if one.shard == 2]
+        for end in ends:
+            end._transport.pause_reading()  # type: ignore[union-attr]
+        told: list[bytes] = []
+        links.publish(0, b"one", None, told.append)
+        calls = [links.ask(shard, PeerCall("GET", "/v1/stats")) for shard in range(2)]
+        answers = await asyncio.gather(*calls)
+        assert [one.status for one in answers] == [503, 200]
+        assert json.loads(answers[0].body)["outcome"] == "unknown"
+        assert len(told) == 1 and b"unknown" in told[0]
+        assert not links.is_there(0) or ends[0] not in shards[0].links._open
+
+    run(directory, test)
+
+
+def test_a_call_that_takes_its_time_ends_no_link(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "PING_S", 0.01)
+    monkeypatch.setattr(link_module, "HANG_S", 0.1)
+    pings = 0
+    original = link_module._Link.put
+
+    def counted(self: Any, item: Any) -> None:
+        nonlocal pings
+        pings += item[1] == link_module.PING
+        original(self, item)
+
+    monkeypatch.setattr(link_module._Link, "put", counted)
+
+    async def test(shards: list[Shard]) -> None:
+        shards[0].keeps = True
+        shards[2].changes.clear()
+        asked = asyncio.ensure_future(shards[2].links.ask(0, PeerCall("GET", "/v1/stats")))
+        await until(lambda: pings > 20)
+        assert not asked.done() and shards[2].changes == []
+        asked.cancel()
+
+    run(directory, test)
+
+
+def test_a_process_that_has_hung_itself_ends_no_link(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(shards: list[Shard]) -> None:
+        shards[0].keeps = True
+        asked = asyncio.ensure_future(shards[2].links.ask(0, PeerCall("GET", "/v1/stats")))
+        await until(lambda: shards[0].asked)
+        link = shards[2].links._links[0]
+        # Its timers come before what it has not read.
+        link._heard_s = link._looked_s = asyncio.get_running_loop().time() - 60
+        link._look()
+        assert shards[2].links.is_there(0)
+        asked.cancel()
+
+    run(directory, test)
+
+
+def test_what_a_former_owner_says_stays_with_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exit_module, "PATIENCE_S", 0)
+
+    async def test(shards: list[Shard]) -> None:
+        shards[0].links.exit.is_open = lambda: False
+        shards[0].says = b"HTTP/1.1 200 OK "
+        told: list[bytes] = []
+        shards[2].links.publish(0, b"one", None, told.append)
+        shards[2].links.cancel(0, "a", "key", None, told.append)
+        await until(lambda: len(told) == 2)
+        assert all(wire.startswith(b"HTTP/1.1 503 ") and b"unknown" in wire for wire in told)
+        answers = [
+            await shards[2].links.ask(0, PeerCall("GET", path))
+            for path in ("/v1/stats", "/internal/pull", "/metrics")
+        ]
+        assert [one.status for one in answers] == [503, 503, 200]
+        assert len(shards[0].asked) == 5
 
     run(directory, test)
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from delayserver.api.cluster import link as link_module
 from delayserver.api.cluster import meeting as meeting_module
 from delayserver.api.cluster.book import OwnerBook, ShardOwner, Vacancy
-from delayserver.api.cluster.link import UNSENT_MAX_BYTES, Links, _Link
+from delayserver.api.cluster.link import UNSENT_MAX_BYTES, Links, _Link, failed
 from delayserver.api.cluster.meeting import STRANGERS_MAX, TcpMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.place import ShardPlace
-from delayserver.errors import InputError
+from delayserver.errors import InputError, LinkError, ShardAwayError
 from tests.waiting import turns, until
 
 SECRET = b"s" * 32
@@ -42,6 +43,11 @@ class Machine:
         self.links = Links(ShardPlace(shard, COUNT, NOWHERE, NOWHERE), self.meeting, self.book)
         self.asked: list[Any] = []
         self.keeps = False
+        self._released = asyncio.Event()
+
+    def release(self) -> None:
+        """Answer what was kept."""
+        self._released.set()
 
     def publish(self, responder: Any, data: bytes, caller: object) -> None:
         self.asked.append(data)
@@ -53,7 +59,7 @@ class Machine:
     async def call(self, call: PeerCall) -> PeerAnswer:
         self.asked.append(call)
         if self.keeps:
-            await asyncio.Event().wait()
+            await self._released.wait()
         return PeerAnswer(200, (), self.node.encode() + b":" + call.body)
 
     def owner(self, epoch: int) -> ShardOwner:
@@ -281,6 +287,168 @@ def test_who_connects_does_not_wait_for_one_that_says_nothing(
             async with running(machine):
                 await until(lambda: machine.meeting.refused > 1)
                 assert not machine.links.is_there(0)
+
+    asyncio.run(main())
+
+
+def test_calls_wait_while_a_shard_moves() -> None:
+    """The one who leaves answers what it has begun. What comes then is asked of the next owner."""
+
+    async def main() -> None:
+        asker, owner, following = Machine(1, "n1"), Machine(0, "n0"), Machine(0, "n2")
+        async with running(asker, owner):
+            await asker.until_linked(0)
+            owner.keeps = True
+            begun = [asyncio.ensure_future(asker.ask(0, b"begun"))]
+            await until(lambda: owner.asked)
+            leaving = asyncio.ensure_future(owner.links.close())
+            await turns(3)
+            told: list[bytes] = []
+            later = asyncio.ensure_future(asker.ask(0, b"later"))
+            asker.links.publish(0, b"one", None, told.append)
+            await turns(10)
+            assert not later.done() and not told
+            owner.release()
+            assert (await begun[0]).body == b"n0:begun"
+            await leaving
+            tell(Vacancy(0, 1), asker, owner)
+            vacant = asyncio.ensure_future(asker.ask(0, b"vacant"))
+            await turns(10)
+            assert not vacant.done()
+            tell(following.owner(2), asker, following)
+            tell(asker.owner(1), following)
+            await following.begin(2)
+            assert (await later).body == b"n2:later"
+            assert (await vacant).body == b"n2:vacant"
+            await until(lambda: bool(told))
+            assert told == [b"published one"]
+            assert owner.asked[1:] == []
+            await following.links.close()
+
+    asyncio.run(main())
+
+
+def test_a_shard_that_says_that_another_is_away_keeps_its_link() -> None:
+    async def test(*machines: Machine) -> None:
+        away = failed(ShardAwayError(1))
+
+        async def refuse(call: PeerCall) -> PeerAnswer:
+            return away
+
+        machines[0].call = refuse  # type: ignore[method-assign]
+        link = machines[2].links._links[0]
+        assert await machines[2].ask(0, b"x") == away
+        assert machines[2].links._links[0] is link and not link.is_retired
+
+    run(test)
+
+
+def test_a_shard_that_nobody_takes_is_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "WAIT_S", 0.05)
+
+    async def main() -> None:
+        asker = Machine(1, "n1")
+        async with running(asker):
+            told: list[bytes] = []
+            asker.links.publish(0, b"one", None, told.append)
+            answer = await asker.ask(0)
+            assert answer.status == 503 and b"unknown" not in answer.body
+            await until(lambda: bool(told))
+            assert told[0].startswith(b"HTTP/1.1 503 ") and b"unknown" not in told[0]
+
+    asyncio.run(main())
+
+
+class Echo(asyncio.Protocol):
+    """Gives back what comes, in capital letters."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data.upper())
+
+
+class Caller(Echo):
+    """Keeps what comes."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.is_lost = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+
+@contextlib.asynccontextmanager
+async def wiretapped(port: int) -> AsyncIterator[tuple[int, bytearray]]:
+    """Another port that leads to this one, and all that passes."""
+    seen = bytearray()
+    tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            seen.extend(data)
+            writer.write(data)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((back, writer))
+        for one in (pump(reader, back), pump(there, writer)):
+            tasks.add(asyncio.ensure_future(one))
+
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], seen
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
+        await turns(5)
+
+
+@pytest.mark.parametrize("secret", [SECRET, bytes(32)])
+def test_a_standby_passes_calls_on_through_a_tunnel_that_nobody_reads(secret: bytes) -> None:
+    async def main() -> None:
+        owner, standby = Machine(0, "n0"), Machine(0, "n1", secret)
+        owner.meeting.take_tunnels(Echo)
+        async with running(owner), wiretapped(owner.port) as (port, seen):
+            address = f"127.0.0.1:{port}"
+            tell(ShardOwner(0, 1, "n0", "http://n0", address, tunnels=True), standby)
+            caller = Caller()
+            if secret != SECRET:
+                with pytest.raises((LinkError, OSError)):
+                    await standby.meeting.tunnel(0, lambda: caller)
+            else:
+                await standby.meeting.tunnel(0, lambda: caller)
+                caller.transport.write(b"authorization: bearer of a secret")
+                await until(lambda: caller.heard == b"AUTHORIZATION: BEARER OF A SECRET")
+                caller.transport.abort()
+                assert len(seen) > 100
+            assert b"bearer" not in bytes(seen).lower()
+            assert not owner.asked and owner.links.is_there(0)
+        standby.meeting.close()
+
+    asyncio.run(main())
+
+
+def test_an_owner_that_takes_no_tunnel_refuses_it() -> None:
+    async def main() -> None:
+        owner, standby = Machine(0, "n0"), Machine(0, "n1")
+        async with running(owner):
+            tell(owner.owner(1), standby)
+            caller = Caller()
+            await standby.meeting.tunnel(0, lambda: caller)
+            await until(lambda: caller.is_lost)
+            assert owner.meeting.refused == 1
+        standby.meeting.close()
 
     asyncio.run(main())
 

@@ -140,7 +140,6 @@ def test_a_message_that_is_published_meanwhile_is_listed_if_it_is_due_behind(
 @pytest.mark.parametrize(
     "query",
     [
-        "cursor=1-1",
         "cursor=",
         "cursor=4-0-1-1",
         f"cursor={COUNT}-1-{COUNT}-1",
@@ -451,6 +450,54 @@ def test_archives_of_none(shards: RealShards) -> None:
     path = "/v1/archives/2026-11-20T15"
     assert shards.ask("PUT", path, archive).status == 422
     assert shards.ask("PUT", path, archive, query="shard=2").status == 404
+
+
+ODD_LIMITS = (
+    "5.0",
+    "%205",
+    "%2B5",
+    "1_0",
+    "5&limit=3",
+    "0",
+    "",
+    "x",
+    "5.5",
+    "-1",
+    "1e2",
+    "00005.00",
+)
+ODD_CURSORS = ("1-2", "x", "", "-", "9", "a%20b", f"{10**14}-1", "2026-11-20T15", "1-2-3-4-5-6")
+
+
+def test_odd_calls_are_answered_as_by_a_server_alone(shards: RealShards) -> None:
+    publish(shards, KEYS[0])
+    pulls = {"subject": SUBJECT, "type": "pull"}
+    for shard in range(COUNT):
+        shards.ask("PUT", "/v1/subscriptions/s", pulls, entered=shard, direct=True)
+    lists = ["schedules", "sources", "subjects", "dead-letters", "subscriptions", "archives"]
+    paths = [f"/v1/{name}" for name in lists]
+    paths += [f"/v1/subjects/{SUBJECT}/messages", "/v1/subscriptions/s/dead-letters"]
+    calls = [
+        *((path, f"limit={limit}") for path in paths for limit in ODD_LIMITS),
+        *((path, f"cursor={cursor}") for path in paths for cursor in ODD_CURSORS),
+        *(("/v1/forecast", query) for query in ("bucket=x", "buckets=5.0", "buckets=x")),
+        *((f"/v1/imports/x{more}", "") for more in ("", "/duplicates")),
+        ("/v1/backups/x", ""),
+    ]
+    differ = {}
+    for path, query in calls:
+        together = shards.ask("GET", path, query=query).status
+        alone = shards.ask("GET", path, query=query, direct=True).status
+        if together != alone:
+            differ[path, query] = together, alone
+    assert differ == {}
+
+
+def test_the_cursor_of_a_server_alone_is_a_place_in_each_shard(shards: RealShards) -> None:
+    ids = {publish(shards, key) for key in KEYS}
+    path = f"/v1/subjects/{SUBJECT}/messages"
+    assert {one["id"] for one in shards.get(path, "cursor=1-2")["messages"]} == ids
+    assert shards.get(path, f"cursor={10**14}-1")["messages"] == []
 
 
 @pytest.mark.parametrize(

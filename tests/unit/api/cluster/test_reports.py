@@ -93,22 +93,29 @@ def test_an_owner_deletes_what_two_have_had_for_an_hour(is_owner: bool) -> None:
     parts = Parts()
     parts.reports.office = (3, "here") if is_owner else (0, "")
 
-    def has(node: str, kept: int) -> ReplicaState:
-        return ReplicaState(node, kept, ReplicaNote(0, "", kept, kept // 10), 0)
+    def look(*kept: int) -> None:
+        """The third one, which is far behind, holds nothing back."""
+        replicas = [
+            ReplicaState(f"n{number}", one, ReplicaNote(parts.now_ms, "", one, one // 10), 0)
+            for number, one in enumerate([*kept, 10])
+        ]
+        parts.lines.news = News(at_ms=parts.now_ms, replicas={3: replicas})
+        parts.reports._delete()
 
-    # The third one is far behind: it holds nothing back.
-    behind = has("n3", 10)
-    parts.lines.news = News(replicas={3: [has("n1", 900), has("n2", 800), behind]})
-    parts.reports._delete()
+    look(900, 800)
     parts.now_ms = KEPT_MS - 1
-    parts.reports._delete()
+    look(900, 800)
     assert parts.brokers.deleted == []
     parts.now_ms = KEPT_MS
-    # Two are left: what the one lacks is kept.
-    parts.lines.news = News(replicas={3: [has("n1", 2000), behind]})
-    parts.reports._delete()
+    look(1900, 1800)
     assert parts.brokers.deleted == ([("log", 800), ("settled", 80)] if is_owner else [])
     parts.brokers.deleted.clear()
+    # Two are left: what the one lacks is kept.
     parts.now_ms = 3 * KEPT_MS
+    look(2000)
+    assert all(offset <= 10 for _, offset in parts.brokers.deleted)
+    # Nobody has heard of any for a while.
+    parts.brokers.deleted.clear()
+    parts.now_ms = 5 * KEPT_MS
     parts.reports._delete()
-    assert all(offset <= 800 for _, offset in parts.brokers.deleted)
+    assert parts.brokers.deleted == []

@@ -420,6 +420,36 @@ def test_who_wants_no_forwarding_is_told_the_owner() -> None:
     run(test)
 
 
+def test_nobody_without_a_token_is_told_the_owner() -> None:
+    async def test(world: World) -> None:
+        client = await world.connect()
+        assert world.owner_url is not None
+        port = world.owner_url.rpartition(":")[2]
+        for is_ready in (True, False):
+            world.is_ready = is_ready
+            for method, path in (
+                ("GET", "/healthz"),
+                ("GET", "/metrics"),
+                ("GET", "/readyz"),
+                ("GET", "/v1/cluster"),
+                ("GET", "/v1/stats"),
+                ("POST", "/v1/messages"),
+            ):
+                fields = ("delay-forward: no", "authorization: Bearer guess")
+                client.send(method, path, *fields, body=b"x" if method == "POST" else b"")
+                status, headers, body = await client.answer()
+                assert port not in str(headers) + body.decode(), (method, path, body)
+                assert status != 421
+        assert world.owner.connections == 0
+        client.send(
+            "GET", "/v1/stats", "delay-forward: no", "authorization: Bearer sixteen letters!"
+        )
+        status, headers, _ = await client.problem()
+        assert (status, headers["delay-owner"]) == (421, world.owner_url)
+
+    run(test, token="sixteen letters!")
+
+
 def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         return f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -606,7 +636,7 @@ def test_it_says_whether_it_can_have_calls_answered() -> None:
         client.send("GET", "/readyz")
         status, headers, problem = await client.problem()
         assert (status, headers["retry-after"]) == (503, "1")
-        assert f"shard 3, which {world.owner_url} owns" in problem["detail"]
+        assert "shard 3, and has not caught up" in problem["detail"]
         world.is_ready, world.owner_url = True, None
         client.send("GET", "/readyz")
         status, _, problem = await client.problem()

@@ -8,10 +8,13 @@ import pytest
 from delayserver.api.cluster.map import Machines
 from delayserver.api.cluster.placement import Placement, in_order
 from delayserver.api.cluster.watch import (
+    HEARD_MS,
     IN_STEP_MS,
     IN_STEP_RECORDS,
     LEAVE_MS,
     SEEN_MS,
+    Deletable,
+    Heard,
     News,
     Parting,
     ReplicaNote,
@@ -19,7 +22,6 @@ from delayserver.api.cluster.watch import (
     Stage,
     apart,
     choose,
-    deletable,
     kept_by_two,
     news_of,
     places_back,
@@ -145,10 +147,10 @@ def test_an_owner_that_is_forgotten_and_runs_gives_its_shard_away() -> None:
     assert choose(here, 0, FIRST, 3, may_balance=True) == SECOND
 
 
-def judged(news: News, *times_ms: int, now_ms: int = NOW_MS) -> list[Stage]:
+def judged(news: News, *times_ms: int) -> list[Stage]:
     """What becomes of the replica of THIRD, which asks at these times."""
     parting = Parting(0, THIRD)
-    return [parting.judge(news.placement, news, now_ms, present_ms) for present_ms in times_ms]
+    return [parting.judge(news.placement, news, present_ms) for present_ms in times_ms]
 
 
 def test_a_replica_goes_when_all_that_are_placed_are_in_step_and_it_has_said_so() -> None:
@@ -175,15 +177,15 @@ def test_a_replica_stays_while_another_is_not_in_step(second: ReplicaState | Non
 
 def test_a_replica_stays_while_nothing_new_is_heard() -> None:
     old = news(replica(FIRST), replica(SECOND), placement=TWO_OF_THREE)
-    assert judged(old, 0, LEAVE_MS, now_ms=NOW_MS + IN_STEP_MS)[1] == "passing"
-    assert judged(old, 0, LEAVE_MS, now_ms=NOW_MS + IN_STEP_MS + 1)[1] == "leaving"
+    assert judged(old, NOW_MS - LEAVE_MS, NOW_MS + IN_STEP_MS)[1] == "passing"
+    assert judged(old, NOW_MS - LEAVE_MS, NOW_MS + IN_STEP_MS + 1)[1] == "leaving"
 
 
 def test_a_replica_that_is_placed_again_has_to_say_anew_that_it_leaves() -> None:
     here = news(replica(FIRST), replica(SECOND), placement=TWO_OF_THREE)
     parting = Parting(0, THIRD)
     asked = [(here, 0), (news(), LEAVE_MS), (here, LEAVE_MS + 1), (here, 2 * LEAVE_MS + 1)]
-    found = [parting.judge(one.placement, one, NOW_MS, present_ms) for one, present_ms in asked]
+    found = [parting.judge(one.placement, one, present_ms) for one, present_ms in asked]
     assert found == ["leaving", "replica", "leaving", "passing"]
 
 
@@ -308,13 +310,13 @@ def test_what_may_be_deleted_is_behind_two_that_are_there() -> None:
     def kept(one: ReplicaState) -> int:
         return one.checkpoint_offset
 
-    assert kept_by_two(news(), 0, kept) is None
-    assert kept_by_two(news(replica("n1", kept=9)), 0, kept) is None
+    assert kept_by_two(news(), 0, NOW_MS, kept) is None
+    assert kept_by_two(news(replica("n1", kept=9)), 0, NOW_MS, kept) is None
     three = [replica("n1", kept=30), replica("n2", kept=10), replica("n3", kept=20)]
-    assert kept_by_two(news(*three), 0, kept) == 20
+    assert kept_by_two(news(*three), 0, NOW_MS, kept) == 20
     lost = [*three[:2], replica("n3", kept=20, ago_ms=SEEN_MS + 1)]
-    assert kept_by_two(news(*lost), 0, kept) == 10
-    assert kept_by_two(news(*three), 1, kept) is None
+    assert kept_by_two(news(*lost), 0, NOW_MS, kept) == 10
+    assert kept_by_two(news(*three), 1, NOW_MS, kept) is None
 
 
 def test_one_replica_that_is_behind_holds_nothing_back_where_there_are_two_others() -> None:
@@ -322,16 +324,75 @@ def test_one_replica_that_is_behind_holds_nothing_back_where_there_are_two_other
         return one.checkpoint_offset
 
     behind = replica("n3", kept=1, lag=10**6, lag_ms=10**7)
-    assert kept_by_two(news(replica("n1", kept=30), replica("n2", kept=25), behind), 0, kept) == 25
-    assert kept_by_two(news(replica("n1", kept=30), behind), 0, kept) == 1, "R6: two have it"
+    assert (
+        kept_by_two(news(replica("n1", kept=30), replica("n2", kept=25), behind), 0, NOW_MS, kept)
+        == 25
+    )
+    assert kept_by_two(news(replica("n1", kept=30), behind), 0, NOW_MS, kept) == 1, (
+        "R6: two have it"
+    )
+
+
+def test_by_old_news_or_a_replica_that_goes_nothing_is_deleted() -> None:
+    def kept(one: ReplicaState) -> int:
+        return one.checkpoint_offset
+
+    two = news(replica("n1", kept=30), replica("n2", kept=20))
+    assert kept_by_two(two, 0, NOW_MS + IN_STEP_MS, kept) == 20
+    assert kept_by_two(two, 0, NOW_MS + IN_STEP_MS + 1, kept) is None
+    for stage in ("leaving", "copying"):
+        other = replica("n2", kept=20, stage=stage)
+        assert kept_by_two(news(replica("n1", kept=30), other), 0, NOW_MS, kept) is None
 
 
 def test_it_is_deleted_when_it_was_there_for_long_enough() -> None:
-    samples = [(0, 5), (1_000, 9), (2_000, 14)]
-    assert deletable(samples, 999, 1_000) is None
-    assert deletable(samples, 1_000, 1_000) == 5
-    assert deletable(samples, 2_500, 1_000) == 9
-    assert deletable([], 10**9, 1_000) is None
+    log = Deletable(1_000)
+    asked = [(5, 0), (9, 999), (14, 1_000), (20, 1_500), (30, 2_000), (40, 9_000)]
+    assert [log.before(*one) for one in asked] == [None, None, 5, 5, 14, 30]
+
+
+def test_nothing_is_deleted_while_two_replicas_do_not_have_it() -> None:
+    """One is lost: what two had for an hour is in one place now. It comes back empty."""
+    log = Deletable(1_000)
+    assert log.before(50, 0) is None
+    assert log.before(None, 2_000) is None
+    assert log.before(10, 3_000) == 10
+    assert log.before(60, 4_000) == 50
+
+
+# ── what is heard ──────────────────────────────────────────────────────────────────────────────
+
+
+def heard(*looks: tuple[int, str]) -> list[int]:
+    """When the note of a node counts as heard, at each look; each with the clock that it names."""
+    ears, whose = Heard(), ("n1", 0)
+    found = []
+    for now_ms, clock in looks:
+        text = ReplicaNote(int(clock), "http://n1", 0, 0).pack()
+        found.append(ears.take({whose: text}, now_ms)[whose].at_ms)
+    return found
+
+
+def test_a_note_is_as_old_as_the_node_that_looks_has_known_it() -> None:
+    first_ms = 1_000 - IN_STEP_MS - 1
+    assert heard((1_000, "7"), (4_000, "8"), (7_000, "8"), (10_000, "9")) == [
+        first_ms,
+        4_000,
+        4_000,
+        10_000,
+    ]
+
+
+def test_a_clock_that_was_set_back_changes_nothing() -> None:
+    assert heard((0, "5000000"), (3_000, "5003000"), (6_000, "1000"))[1:] == [3_000, 6_000]
+
+
+def test_a_node_that_has_not_looked_for_long_does_not_know_how_old_a_note_is() -> None:
+    assert heard((0, "1"), (HEARD_MS, "2"), (2 * HEARD_MS + 1, "3"))[1:] == [HEARD_MS, HEARD_MS]
+
+
+def test_what_somebody_else_has_said_is_no_note() -> None:
+    assert Heard().take({("n1", 0): ""}, 5) == {}
 
 
 def test_the_news_name_each_node_once_with_what_it_said_last() -> None:
@@ -345,7 +406,7 @@ def test_the_news_name_each_node_once_with_what_it_said_last() -> None:
         0: [replica("n1", ago_ms=9_000, lag=3), replica("n2", ago_ms=SEEN_MS + 1)],
         1: [replica("n1", ago_ms=1_000)],
     }
-    found = news_of(meta, replicas, NOW_MS)
+    found = news_of(meta, replicas, NOW_MS, NOW_MS)
     assert [(one.node, one.state) for one in found.machines.nodes] == [
         ("n1", "serving"),
         ("n2", "away"),
@@ -384,7 +445,7 @@ def test_a_replica_that_waits_for_people_is_in_step_with_nobody() -> None:
 def test_a_process_that_passes_on_makes_its_node_one_that_is_there_and_is_no_replica() -> None:
     meta = ClusterMeta("c.meta/0")
     meta.apply(0, b'{"node": "n1"}')
-    found = news_of(meta, {0: [replica("n1", stage="passing")]}, NOW_MS)
+    found = news_of(meta, {0: [replica("n1", stage="passing")]}, NOW_MS, NOW_MS)
     assert [one.node for one in found.machines.nodes] == ["n1"]
     assert (found.replicas, found.machines.replicas) == ({0: []}, {0: []})
 
@@ -395,7 +456,7 @@ def test_the_news_say_who_owns_a_shard_by_its_latest_owner() -> None:
         ReplicaState("n", 0, ReplicaNote(NOW_MS, "http://n", 0, 0, epoch=epoch, address=address), 0)
         for epoch, address in ((3, "former"), (7, "owner"), (0, ""))
     ]
-    assert news_of(meta, {0: told, 1: told[2:]}, NOW_MS).owners == {0: (7, "owner")}
+    assert news_of(meta, {0: told, 1: told[2:]}, NOW_MS, NOW_MS).owners == {0: (7, "owner")}
 
 
 def test_a_note_goes_through_text_and_what_others_have_said_is_none() -> None:
@@ -412,5 +473,5 @@ def test_the_news_say_what_each_node_has_said_last_of_whom_it_sees() -> None:
         return ReplicaState(node, 0, note, 0)
 
     replicas = {0: [says("n1", 2000, "n2"), says("n2", 0)], 1: [says("n1", 1000, "n2", "n3")]}
-    found = news_of(ClusterMeta("c.meta/0"), replicas, NOW_MS)
+    found = news_of(ClusterMeta("c.meta/0"), replicas, NOW_MS, NOW_MS)
     assert found.unseen == {"n1": ["n2", "n3"]}

@@ -21,7 +21,7 @@ from delayserver.api.hot.connection import PART_BYTES, Phase, unsent_bytes
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
-from tests.unit.api.hot.test_publish import Machine
+from tests.unit.api.hot.test_publish import Machine, message
 from tests.waiting import turns, wait_until
 
 TOKEN = "sixteen letters!"
@@ -436,3 +436,21 @@ def test_what_the_system_has_to_send_is_counted() -> None:
         assert 7 < before <= sent + 7
         client.recv(1 << 22)
         wait_until(lambda: unsent() < before)
+
+
+def test_a_process_that_may_have_lost_its_shard_says_nothing_of_it() -> None:
+    listener = Listener()
+    holds = True
+    listener.machine.hot.exit.is_open = lambda: holds
+    connection, transport = listener.connect()
+    # Its group becomes durable, and the process was stopped meanwhile.
+    body = message()
+    connection.data_received(head(len(body), "/v1/messages") + body)
+    listener.machine.hot.decide()
+    holds = False
+    listener.machine.commit()
+    # An answer that waits for no group.
+    connection.data_received(head(1) + b"{")
+    assert transport.written.count(b"HTTP/1.1 503 ") == 2
+    assert transport.written.count(b"unknown") == 2
+    assert b" 201 " not in transport.written and b" 422 " not in transport.written

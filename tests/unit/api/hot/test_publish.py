@@ -34,6 +34,8 @@ class Machine(MessageParts):
         calls = SimpleNamespace(
             settings=self.settings,
             telemetry=None,
+            may_answer=lambda: True,
+            shard=0,
             clock=lambda: START_MS,
             publish_one=self.publishing.publish_one,
             publish_new=self.publishing.publish_new,

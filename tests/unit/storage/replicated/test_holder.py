@@ -83,6 +83,36 @@ def test_a_live_hour_is_said_at_once_and_once() -> None:
     assert one.records()[1:] == [Beat(1, 1, 5, 0, 0, 77)]
 
 
+def test_what_was_said_elsewhere_is_confirmed_by_a_record_that_was_sent_behind_it() -> None:
+    one = InOffice()
+    one.stopwatch.shows_ms = 7
+    one.holder.confirm()
+    assert len(one.records()) == 2
+    one.origin.another().append([envelope.encode(Claim(2, 2, 5, 1, ""))])
+    with pytest.raises(FencedError, match="expected at offset 2, and it is at 3"):
+        one.holder.confirm()
+    with pytest.raises(FencedError, match="not in office any more"):
+        one.holder.confirm()
+
+
+def test_a_group_that_is_sent_meanwhile_confirms_as_well() -> None:
+    one = InOffice()
+    before = one.holder._begun_total
+
+    class Lock:
+        """Another thread has it first, and appends a frame."""
+
+        def __enter__(self) -> None:
+            if one.holder._begun_total == before:
+                one.holder._append([Beat(1, 1, 5, 0, 0, 0)])
+
+        def __exit__(self, *exception: object) -> None: ...
+
+    one.holder._lock = Lock()  # type: ignore[assignment]
+    one.holder.confirm()
+    assert len(one.records()) == 2
+
+
 def test_deliveries_leave_while_the_lease_holds() -> None:
     one = InOffice()
     assert one.holder.may_deliver()
@@ -108,7 +138,7 @@ def test_a_record_of_another_in_the_middle_of_a_frame_ends_it() -> None:
 
     append = one.log.append
 
-    def interrupted(records: Sequence[bytes], meanwhile: object = None) -> list[int | None]:
+    def interrupted(records: Sequence[bytes]) -> list[int | None]:
         """Somebody else's record stands between the first part and the second."""
         (first,) = append(records[:1])
         one.origin.another().append([envelope.encode(Claim(2, 9, 5, -1, ""))])
@@ -118,16 +148,6 @@ def test_a_record_of_another_in_the_middle_of_a_frame_ends_it() -> None:
     with pytest.raises(FencedError, match="expected at offset 2, and it is at 3"):
         one.holder.append_frame(frame_of(1, b"x" * PART_MAX_BYTES))
     assert RecordVerdict.COMPLETES not in one.fold()
-
-
-def test_what_is_done_meanwhile_may_fail() -> None:
-    one = InOffice()
-
-    def fail() -> None:
-        raise FencedError("", "the own log")
-
-    with pytest.raises(FencedError, match="the own log"):
-        one.holder.append_frame(frame_of(1), fail)
 
 
 def test_who_leaves_has_left() -> None:

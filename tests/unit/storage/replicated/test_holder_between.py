@@ -129,9 +129,9 @@ def test_a_frame_that_stands_there_twice_is_not_answered(
 ) -> None:
     append = cluster.log.append
 
-    def twice(records, meanwhile=lambda: None):
+    def twice(records):
         append(records)
-        return append(records, meanwhile)
+        return append(records)
 
     monkeypatch.setattr(cluster.log, "append", twice)
     with pytest.raises(FencedError, match="expected at offset 1, and it is at 2"):
@@ -145,7 +145,7 @@ def test_a_frame_that_was_cut_in_two_is_not_answered(
 ) -> None:
     append = cluster.log.append
 
-    def with_others_between(records, meanwhile=lambda: None):
+    def with_others_between(records):
         offsets = []
         for record in records:
             offsets += append([record])

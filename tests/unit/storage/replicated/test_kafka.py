@@ -4,10 +4,9 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from storage.replicated import kafka
-from storage.replicated.kafka import KafkaLog
+from storage.replicated.kafka import Asker, KafkaLog
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 
 
@@ -48,7 +47,7 @@ def test_a_client_that_has_failed_for_good_gives_no_answer(
     monkeypatch.setattr(BrokenProducer, "error", error)
     monkeypatch.setattr(BrokenProducer, "is_full", is_full)
     settings = ClientSettings(ClusterUrl.parse("kafka://127.0.0.1:9/delays"), {})
-    log = KafkaLog(settings, cast("AdminClient", None), "delays.log", 0)
+    log = KafkaLog(settings, cast("Asker", None), "delays.log", 0)
     assert log.append([b"one", b"two"]) == [None, None]
     with pytest.raises(AssertionError, match="an append has failed before"):
         log.append([b"three"])

@@ -16,6 +16,7 @@ from storage.replicated.lease import (
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 
 VOID, COUNTS, _ = RecordVerdict
+WALL_MS = 1_800_000_000_000
 OCCUPIED = OfficeState(next_offset=5, epoch=1, owner=1)
 BEAT = Beat(1, 1, 0, 0, 0, 0)
 LEASE_OF_OWNER_MS = LEASE_MS - MARGIN_MS
@@ -104,9 +105,9 @@ def test_a_follower_waits_for_silence_and_its_rank(rank: int) -> None:
     follower.read(BEAT, VOID, 900, 0)
     due_ms = 400 + LEASE_MS + rank * RANK_MS
     assert not follower.is_due(OCCUPIED, due_ms - 1)
-    assert not follower.may_claim(OCCUPIED, 5, due_ms - 1)
+    assert not follower.may_claim(OCCUPIED, 5, due_ms - 1, WALL_MS)
     assert follower.is_due(OCCUPIED, due_ms)
-    assert follower.may_claim(OCCUPIED, 5, due_ms)
+    assert follower.may_claim(OCCUPIED, 5, due_ms, WALL_MS)
     follower.rank += 1
     assert not follower.is_due(OCCUPIED, due_ms), "another goes before it now"
 
@@ -114,33 +115,33 @@ def test_a_follower_waits_for_silence_and_its_rank(rank: int) -> None:
 def test_who_is_to_go_behind_others_waits_for_them_too() -> None:
     follower = Follower(2, 1, 0)
     follower.rank = 4
-    assert not follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS - 1)
-    assert follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS)
+    assert not follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS - 1, WALL_MS)
+    assert follower.may_claim(OCCUPIED, 5, LEASE_MS + 4 * RANK_MS, WALL_MS)
     vacant = OfficeState(next_offset=5, epoch=1)
-    assert not follower.may_claim(vacant, 5, 4 * RANK_MS - 1)
+    assert not follower.may_claim(vacant, 5, 4 * RANK_MS - 1, WALL_MS)
     wanted = OfficeState(next_offset=5, epoch=1, successor=2)
-    assert follower.may_claim(wanted, 5, 0), "who is wanted comes first all the same"
+    assert follower.may_claim(wanted, 5, 0, WALL_MS), "who is wanted comes first all the same"
     follower.rank = 1
-    assert follower.may_claim(OCCUPIED, 5, LEASE_MS + RANK_MS)
+    assert follower.may_claim(OCCUPIED, 5, LEASE_MS + RANK_MS, WALL_MS)
 
 
 def test_who_has_just_started_waits_as_well() -> None:
     follower = Follower(2, 0, 7000)
-    assert not follower.may_claim(OCCUPIED, 5, 7000 + LEASE_MS - 1)
-    assert follower.may_claim(OCCUPIED, 5, 7000 + LEASE_MS)
+    assert not follower.may_claim(OCCUPIED, 5, 7000 + LEASE_MS - 1, WALL_MS)
+    assert follower.may_claim(OCCUPIED, 5, 7000 + LEASE_MS, WALL_MS)
 
 
 def test_who_is_behind_does_not_claim() -> None:
     follower = Follower(2, 0, 0)
-    assert not follower.may_claim(OCCUPIED, 6, LEASE_MS)
-    assert follower.may_claim(OCCUPIED, 5, LEASE_MS)
+    assert not follower.may_claim(OCCUPIED, 6, LEASE_MS, WALL_MS)
+    assert follower.may_claim(OCCUPIED, 5, LEASE_MS, WALL_MS)
 
 
 def test_who_does_not_know_where_the_log_ends_waits_anew() -> None:
     follower = Follower(2, 0, 0)
-    assert not follower.may_claim(OCCUPIED, None, LEASE_MS)
-    assert not follower.may_claim(OCCUPIED, 5, 2 * LEASE_MS - 1)
-    assert follower.may_claim(OCCUPIED, 5, 2 * LEASE_MS)
+    assert not follower.may_claim(OCCUPIED, None, LEASE_MS, WALL_MS)
+    assert not follower.may_claim(OCCUPIED, 5, 2 * LEASE_MS - 1, WALL_MS)
+    assert follower.may_claim(OCCUPIED, 5, 2 * LEASE_MS, WALL_MS)
 
 
 @pytest.mark.parametrize(("successor", "waits_ms"), [(0, 2 * RANK_MS), (7, 0), (8, 3 * RANK_MS)])
@@ -149,8 +150,8 @@ def test_in_a_vacant_office_the_one_who_is_wanted_comes_first(
 ) -> None:
     vacant = OfficeState(next_offset=5, epoch=1, successor=successor)
     follower = Follower(7, 2, 0)
-    assert follower.may_claim(vacant, 5, waits_ms)
-    assert not follower.may_claim(vacant, 5, waits_ms - 1)
+    assert follower.may_claim(vacant, 5, waits_ms, WALL_MS)
+    assert not follower.may_claim(vacant, 5, waits_ms - 1, WALL_MS)
 
 
 # ── R7 ─────────────────────────────────────────────────────────────────────────────────────────
@@ -168,21 +169,31 @@ def after_reading(lags_ms: list[int], *, is_fresh: bool = True, step_ms: int = B
 
 
 def claims_later(follower: Follower) -> bool:
-    return follower.may_claim(OCCUPIED, 5, 100_000)
+    return follower.may_claim(OCCUPIED, 5, 100_000, WALL_MS)
 
 
 @pytest.mark.parametrize("lag_ms", [CLOCKS_MS + 1, -CLOCKS_MS - 1])
 def test_who_has_another_clock_does_not_claim(lag_ms: int) -> None:
     follower = after_reading([lag_ms] * 4)
-    assert follower.clock_differs
+    assert follower.clock_differs(OCCUPIED, WALL_MS)
     assert not claims_later(follower)
 
 
 @pytest.mark.parametrize("lag_ms", [CLOCKS_MS, -CLOCKS_MS])
 def test_a_clock_may_differ_a_little(lag_ms: int) -> None:
     follower = after_reading([lag_ms] * 4)
-    assert not follower.clock_differs
+    assert not follower.clock_differs(OCCUPIED, WALL_MS)
     assert claims_later(follower)
+
+
+@pytest.mark.parametrize("behind_ms", [0, CLOCKS_MS, CLOCKS_MS + 1, 3_600_000])
+def test_a_clock_that_is_behind_the_last_record_is_another_one(behind_ms: int) -> None:
+    """A node that has just started was not there to compare."""
+    ahead = OCCUPIED._replace(clock_ms=WALL_MS + behind_ms)
+    follower = Follower(2, 0, 0)
+    assert follower.clock_differs(ahead, WALL_MS) == (behind_ms > CLOCKS_MS)
+    assert follower.may_claim(ahead, 5, LEASE_MS, WALL_MS) == (behind_ms <= CLOCKS_MS)
+    assert follower.may_claim(ahead, 5, LEASE_MS, WALL_MS + behind_ms), "time has passed"
 
 
 def test_records_that_were_held_up_say_nothing_of_a_clock() -> None:
@@ -197,8 +208,8 @@ def test_what_was_there_before_says_nothing_of_a_clock() -> None:
 
 def test_a_clock_that_was_set_right_is_seen() -> None:
     follower = after_reading([-5000] * 4 + [5] * 15)
-    assert follower.clock_differs
-    assert not after_reading([-5000] * 4 + [5] * 16).clock_differs
+    assert follower.clock_differs(OCCUPIED, WALL_MS)
+    assert not after_reading([-5000] * 4 + [5] * 16).clock_differs(OCCUPIED, WALL_MS)
 
 
 def test_who_adopts_a_log_is_waited_for_since_its_disk_has_more() -> None:

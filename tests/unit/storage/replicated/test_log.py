@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from storage.errors import FencedError
-from storage.frame import Frame
+from storage.errors import FencedError, ShortageError
+from storage.frame import Frame, encode
 from storage.message_log import Durability, MessageLog
 from storage.replicated import envelope
 from storage.replicated.envelope import Claim
@@ -153,16 +154,38 @@ def test_it_beats_while_it_is_read(files: SimulatedFiles | None) -> None:
     second.append(5)
 
 
-def test_the_own_disk_that_is_full_ends_a_tenure() -> None:
+def test_an_own_disk_that_is_full_refuses_groups_and_the_office_is_kept() -> None:
     owner = Owner(MemoryLog(), SimulatedFiles())
     owner.read()
     owner.append(1)
     owner.faults.faults.append(
         Fault(owner.faults.call_count + 1, FaultKind.NO_SPACE, for_good=True)
     )
-    with pytest.raises(FencedError, match="own log is out of room"):
+    with pytest.raises(ShortageError):
         for seq in range(2, 20):
             owner.append(seq)
+    assert owner.holder.state.next_seq == seq, "the log has nothing of it"
+    owner.faults.faults.clear()
+    owner.append(seq)
+
+
+def test_an_own_disk_that_stalls_holds_up_no_beat() -> None:
+    files = SimulatedFiles()
+    owner = Owner(MemoryLog(), files)
+    owner.read()
+    ended: list[bool] = []
+
+    def stall() -> None:
+        beats = threading.Thread(target=owner.beat)
+        beats.start()
+        beats.join(10)
+        ended.append(not beats.is_alive())
+        owner.stopwatch.shows_ms += BEAT_MS
+
+    files.on_sync = stall
+    owner.append(1)
+    assert ended and all(ended)
+    assert owner.holder.state.next_seq == 2
 
 
 @pytest.mark.parametrize("outcome", [AppendOutcome.LOST, AppendOutcome.UNANSWERED])
@@ -291,11 +314,9 @@ def test_what_the_own_log_lacks_is_added_to_it() -> None:
     first = Owner(log, files)
     first.read()
     first.append(1)
-    first.faults.faults.append(
-        Fault(first.faults.call_count + 1, FaultKind.IO_ERROR, for_good=True)
-    )
-    with pytest.raises(Exception, match="failed"):
-        first.append(2)  # A quorum has it.
+    # A version before this one wrote to both at once, and the disk failed.
+    frame = encode(LogKind.MESSAGE, ROW, b"x", first_seq=2, last_seq=2, created_ms=1, stamp=STAMP)
+    first.holder.append_frame(frame)
     second = Owner(log, files.crash())
     assert second.read() == [1, 2]
     lose(log, 2)
