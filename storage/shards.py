@@ -60,7 +60,10 @@ def find_directory_above(root: str) -> str | None:
 
 def read_shard_count(files: Files) -> int | None:
     """How many shards the directory was made with; None where it is that of a server alone, or
-    none yet. Raises DamageError, FormatVersionError."""
+    none yet. Raises DamageError, FormatVersionError.
+
+    A shard that SHARDS does not count would be left out of everything: of a start, a check, an
+    audit, a backup. So a directory that holds one is damaged."""
     try:
         file = files.open(SHARDS_FILE)
     except FileNotFoundError:
@@ -78,6 +81,14 @@ def read_shard_count(files: Files) -> int | None:
             raise ValueError("a number is out of its range")
     except (ValueError, KeyError, TypeError) as error:
         raise DamageError(SHARDS_FILE, 0, f"not a file of shards ({error})") from error
+    for shard in range(count, SHARDS_MAX):
+        if files.exists(f"{shard_directory(shard)}/{FORMAT_FILE}"):
+            raise DamageError(
+                SHARDS_FILE,
+                0,
+                f"it says that there are {count} shards, and {shard_directory(shard)} stands "
+                "beside it: put the right number there, or move that shard away",
+            )
     return count
 
 

@@ -126,9 +126,12 @@ TIERS = (
         "load",
         ("pipeline/load/**", "pipeline/publish/**"),
         always=(
+            "pipeline/load/test_files.py",
             "pipeline/load/test_load.py::test_rows_become_messages",
             "pipeline/load/test_note.py",
+            "pipeline/load/test_reading.py",
             "pipeline/load/test_staging.py",
+            "pipeline/load/test_text.py",
             "pipeline/publish/test_values.py",
         ),
         needs=SPARKS,

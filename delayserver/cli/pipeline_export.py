@@ -1,6 +1,6 @@
 """pipeline export: what the jobs read is copied to a place that needs no mount.
 
-Exit status: 0 done, 2 it could not run.
+Exit status: 0 done, 1 done, and files of the directory are damaged, 2 it could not run.
 
 Cost: see delayserver.pipeline.exports.export. Threads: one.
 """
@@ -14,6 +14,7 @@ import typer
 from delayserver.cli.operations import DataDirOption
 from delayserver.cli.output import help_text, progress_bar, text_of
 from delayserver.cli.pipeline import (
+    FOUND_STATUS,
     JsonFileOption,
     group_of,
     is_stdout,
@@ -63,6 +64,14 @@ def export(
         write_document(json_file, done.document())
     if not quiet:
         print_parts([_rendered(done)])
+    for text in done.damage:
+        typer.echo(f"damaged: {text}", err=True)
+    if done.damage:
+        advice = (
+            "Copied as it stands. Repair the directory; the next export copies these files anew"
+        )
+        typer.echo(advice, err=True)
+        raise typer.Exit(FOUND_STATUS)
 
 
 def _rendered(done: "Exported") -> "Table":

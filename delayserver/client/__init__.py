@@ -62,6 +62,7 @@ from delayserver.client.errors import (
     ServerError,
     UnansweredError,
     UnreachableError,
+    UnsendableError,
 )
 from delayserver.client.producer import AsyncProducer
 from delayserver.client.retries import NO_RETRIES, RetryPolicy
@@ -147,5 +148,6 @@ __all__ = [
     "To",
     "UnansweredError",
     "UnreachableError",
+    "UnsendableError",
     "verify_webhook",
 ]

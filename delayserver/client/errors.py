@@ -15,6 +15,7 @@ ClientError
 ├── PartlyPublishedError    of a batch over several shards, `published` is what was published, by
 │                           index, and `errors` what was not
 ├── NotADelayServerError    something answers at that address, but not this API
+├── UnsendableError         (a TypeError, too) a value has no form in JSON; nothing was sent
 ├── OtherLoopError          the producer is in use in another event loop; nothing was sent
 └── ClosedError             the producer or consumer is closed
 
@@ -147,6 +148,11 @@ class PartlyPublishedError(ClientError):
 
 class NotADelayServerError(ClientError):
     """What answers at that address does not speak this API."""
+
+
+class UnsendableError(ClientError, TypeError):
+    """A body, key or header holds a value that would reach the consumer changed, such as a Decimal
+    or NaN. The text names its place. Nothing was sent."""
 
 
 class OtherLoopError(ClientError):

@@ -76,7 +76,15 @@ from delayserver.client.values import (
     duration,
     time,
 )
-from delayserver.client.writing import due, encode, fields, new_message, to_send
+from delayserver.client.writing import (
+    due,
+    encode,
+    fields,
+    is_filed,
+    new_message,
+    text_to_send,
+    to_send,
+)
 from delayserver.records.sharding import shard_of
 
 BATCH_MAX = 2000
@@ -278,7 +286,8 @@ class AsyncProducer(RetryingClient):
 
         Raises InvalidError; ConflictError where the key stands for a message with other content;
         NotAllowedError, DiskFullError; OverloadedError and UnansweredError when the retries are
-        used up; TypeError and ValueError for a body, a delay or a time that cannot be written."""
+        used up; UnsendableError for a value that JSON would change, ValueError for a time without
+        a zone and an unknown `ack`."""
         if timeout_s is not None:
             again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
             again = partial(again, ttl=ttl, jitter=jitter, priority=priority, to=to)
@@ -291,9 +300,6 @@ class AsyncProducer(RetryingClient):
         own_key = key
         if key is None and self._generates_keys and group is None:
             own_key, key = "", self._generated_key()
-        lane, owners = None, self._owners
-        if owners.are_apart:
-            lane = owners.of_any() if key is None else owners.of_key(subject, key)
         message = new_message(
             subject,
             body,
@@ -312,7 +318,10 @@ class AsyncProducer(RetryingClient):
             group,
         )
         data = encode(message)
-        batcher = self._publishes if ack == "durable" else self._filed
+        lane, owners = None, self._owners
+        if owners.are_apart:
+            lane = owners.of_any() if key is None else owners.of_key(subject, key)
+        batcher = self._filed if is_filed(ack) else self._publishes
         if not batcher.try_reserve(len(data)):
             await batcher.reserve(len(data))
         future: asyncio.Future[Published] = loop.create_future()
@@ -354,7 +363,7 @@ class AsyncProducer(RetryingClient):
         if len(parts) <= 1 or atomic:
             # Of several shards none is better than another: one will refuse it, and say why.
             parts = {next(iter(parts), None): list(range(len(keys)))}
-        path = batch_path(is_filed=ack == "filed", is_atomic=atomic)
+        path = batch_path(is_filed=is_filed(ack), is_atomic=atomic)
 
         async def publish(shard: int | None, which: Sequence[int]) -> list[Published]:
             own_keys = [keys[index] for index in which]
@@ -405,9 +414,9 @@ class AsyncProducer(RetryingClient):
         if loop is not self._loop:
             self._settle_in(loop)
         if message_id is None and subject is not None and key is not None:
-            data = encode(_Key(subject, key))
+            data = encode(_Key(text_to_send("subject", subject), text_to_send("key", key)))
         else:
-            data = encode(message_id)
+            data = b"" if message_id is None else encode(text_to_send("message_id", message_id))
             if message_id is None or subject is not None or key is not None:
                 message_path(message_id, subject, key)  # which says what is wrong
         lane = self._shard_of(message_id, subject, key)

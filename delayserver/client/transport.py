@@ -36,6 +36,7 @@ from delayserver.client.errors import (
     Problem,
     UnansweredError,
     UnreachableError,
+    UnsendableError,
     refusal,
 )
 from delayserver.http.connecting import connect_to_any, until
@@ -184,7 +185,11 @@ def decoded(body: bytes, answer_type: type[T]) -> T:
 
 
 def path_of(*parts: str) -> str:
-    """A path below /v1; names and keys may hold anything."""
+    """A path below /v1; names and keys may hold any text. Raises UnsendableError for bytes and the
+    like."""
+    for part in parts:
+        if not isinstance(part, str):
+            raise UnsendableError(f"a name, key or id is text, not {type(part).__name__}: {part!r}")
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 

@@ -1,13 +1,20 @@
-"""Messages as they are sent, in JSON; and what JSON would change without a word is refused.
+"""Messages as they are sent, in JSON; a value that would come out changed is refused.
 
-Bodies are anything that msgspec writes (plain values, dataclasses, Structs, datetimes, …), models
-of pydantic, or bytes. NaN and infinity would become null. A set would become an array in any order,
-so that a retry might conflict with its own message. Both are refused.
+A body is plain JSON (None, bool, int, float, str, list, and dict with keys of text), an object with
+fields, or bytes (`bytes`, `bytearray`, `memoryview`). The encoder would write more than that: a
+Decimal as text, bytes inside a body as base64, NaN as null, a set as an array in any order. The
+consumer of such a body gets another value than the producer gave. So a body is read back before it
+is sent. If that yields the same value, it is sent. Otherwise it is searched for the value that has
+changed, and `UnsendableError` names its place.
 
-Cost: 1 µs for a small message. It is looked through only where there is an array or a null in the
-JSON, since a set or a NaN always leaves one. Threads: pure.
+Objects with fields (dataclasses, msgspec Structs, attrs classes, pydantic models) are written as
+JSON objects. Their fields may hold times, decimals and the like, because their type says how to
+read them: `message.decode(Order)`.
+
+Cost: 1.3 µs for a small message, 0.3 of them to read the body back. Threads: pure.
 """
 
+import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -15,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from delayserver.client.errors import UnsendableError
 from delayserver.client.values import (
     Delay,
     DeliverAt,
@@ -49,7 +57,7 @@ class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def to_send(draft: Draft) -> MessageToSend:
-    """The same message. Raises ValueError."""
+    """The same message. Raises as `new_message`."""
     return new_message(**msgspec.structs.asdict(draft))
 
 
@@ -70,7 +78,8 @@ def new_message(
     on_dead: str | None = None,
     group: str | None = None,
 ) -> MessageToSend:
-    """A message of what a caller gave. Raises ValueError."""
+    """A message of what a caller gave. Raises ValueError for a time without a zone, and
+    UnsendableError for a value that the server would get in another form."""
     if isinstance(delay, timedelta):
         delay = duration(delay)
     if deliver_at is not None:
@@ -79,10 +88,30 @@ def new_message(
         ttl = duration(ttl)
     if isinstance(jitter, timedelta):
         jitter = duration(jitter)
-    if isinstance(body, bytes):
-        body, body_base64 = None, body
-    else:
-        body_base64 = None
+    given_fields = (
+        subject,
+        delay,
+        deliver_at,
+        key,
+        on_event,
+        ttl,
+        jitter,
+        priority,
+        on_delivered,
+        on_dead,
+        group,
+    )
+    if not _SENT_AS_IT_STANDS.issuperset(map(type, given_fields)):
+        _refuse_other_types(dict(zip(_FIELDS, given_fields, strict=True)))
+    if headers is not None:
+        headers = headers_to_send(headers)
+    if watch is not None:
+        watch = [text_to_send("watch", one) for one in watch]
+    body_base64 = None
+    if isinstance(body, bytes | bytearray | memoryview):
+        body, body_base64 = None, bytes(body)
+    elif body is not None:
+        body = msgspec.Raw(body_to_send(body))
     return MessageToSend(
         subject,
         body,
@@ -101,6 +130,14 @@ def new_message(
         None if on_dead is None else OutcomeMessage(on_dead),
         group,
     )
+
+
+def is_filed(ack: str) -> bool:
+    """Whether the answer waits until the message is filed. Raises ValueError for another word than
+    `durable` and `filed`."""
+    if ack not in ("durable", "filed"):
+        raise ValueError(f"ack is {ack!r}, and has to be 'durable' or 'filed'")
+    return ack == "filed"
 
 
 def _destination(to: To | str) -> dict[str, Any]:
@@ -146,49 +183,147 @@ def time_or_none(value: DeliverAt | None) -> int | str | None:
 
 
 def encode(document: object) -> bytes:
-    """A document as JSON. Raises TypeError, ValueError."""
+    """A document of the API as JSON. Raises UnsendableError, ValueError.
+
+    A body in it is `msgspec.Raw`, as `body_to_send` has made it."""
     data = _encode(document)
-    if b"[" in data or b"null" in data:
-        _refuse_what_json_changes(document)
+    if isinstance(document, dict):
+        others = {name: value for name, value in document.items() if name != "body_base64"}
+        _refuse_changed(others, "", is_typed=False)
     return data
 
 
+def body_to_send(body: object) -> bytes:
+    """A body as JSON. Raises UnsendableError where the consumer would get another value."""
+    if isinstance(body, msgspec.Raw):
+        return bytes(body)
+    try:
+        data = _encode(body)
+        is_same = bool(_decode(data) == body)
+    except RecursionError:
+        raise UnsendableError("body contains itself, or is nested too deeply") from None
+    if not is_same:
+        _refuse_changed(body, "body", is_typed=False)
+    return data
+
+
+def headers_to_send(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers of a message. Raises UnsendableError where one is not text."""
+    return {
+        text_to_send("the name of a header", name): text_to_send(f"header {name}", text)
+        for name, text in headers.items()
+    }
+
+
+def text_to_send(name: str, text: Any) -> str:
+    """Text as it was given; `name` is that of the argument. Raises UnsendableError for any other
+    type: the encoder would make text of it."""
+    if not isinstance(text, str):
+        advice = ": send .decode()" if isinstance(text, bytes | bytearray) else ""
+        raise UnsendableError(f"{name} is {named(text)}, and has to be text{advice}")
+    return text
+
+
+_FIELDS = (
+    "subject",
+    "delay",
+    "deliver_at",
+    "key",
+    "on_event",
+    "ttl",
+    "jitter",
+    "priority",
+    "on_delivered",
+    "on_dead",
+    "group",
+)
+_SENT_AS_IT_STANDS = frozenset((str, int, bool, type(None)))
+"""Types of fields that the encoder does not change: where one is wrong, the server says so."""
+
+
+def _refuse_other_types(fields: Mapping[str, object]) -> None:
+    for name, value in fields.items():
+        if not isinstance(value, str | int | None):
+            raise UnsendableError(
+                f"{name} is {named(value)}, and has to be "
+                + ("a whole number or text" if name in _NUMBERS else "text")
+            )
+
+
+_NUMBERS = frozenset(("delay", "deliver_at", "ttl", "jitter", "priority"))
+
+
 def _other(value: Any) -> Any:
-    """What msgspec does not know."""
+    """A value that msgspec does not know."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
-        raise TypeError(
-            f"a {type(value).__name__} cannot be written as JSON; a body is made of plain values, "
+        raise UnsendableError(
+            f"{named(value)} cannot be written as JSON; a body is made of plain values, "
             "dataclasses, msgspec Structs, pydantic models, or is bytes"
         )
     return dump(mode="json")
 
 
 _encode = msgspec.json.Encoder(enc_hook=_other).encode
-_PLAIN = frozenset((str, int, bool, type(None)))
+_decode = msgspec.json.Decoder().decode
+_PLAIN = (str, int, float, type(None), msgspec.Raw)
+_ADVICE = {
+    "bytes": "only a whole body can be bytes: send base64 text",
+    "bytearray": "only a whole body can be bytes: send base64 text",
+    "memoryview": "only a whole body can be bytes: send base64 text",
+    "date": "send .isoformat()",
+    "datetime": "send .isoformat()",
+    "time": "send .isoformat()",
+    "timedelta": "send a number of seconds",
+    "Decimal": "send str(...)",
+    "UUID": "send str(...)",
+    "tuple": "send list(...)",
+    "set": "it has no order: send sorted(...)",
+    "frozenset": "it has no order: send sorted(...)",
+}
+"""By the name of a type: how to send its value."""
 
 
-def _refuse_what_json_changes(document: object) -> None:
-    waiting: list[Any] = [document]
+def _refuse_changed(value: Any, place: str, *, is_typed: bool) -> None:
+    """Raise UnsendableError for the first value that JSON does not have. `place`: where it is, such
+    as `body.items[3]`. `is_typed`: it is a field of an object, whose type says what it is."""
+    waiting: list[tuple[Any, str, bool]] = [(value, place, is_typed)]
     while waiting:
-        value = waiting.pop()
-        if type(value) in _PLAIN:
+        value, place, is_typed = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UnsendableError(
+                f"{place} is {value}, which JSON does not have: send None or text"
+            )
+        if isinstance(value, enum.Enum):
+            if not is_typed and value != value.value:
+                raise UnsendableError(f"{place} is {named(value)}, not a JSON value: send .value")
+        elif isinstance(value, _PLAIN):
             continue
-        if isinstance(value, float):
-            if not math.isfinite(value):
-                raise ValueError(f"JSON has no {value}: send null or text instead")
-        elif isinstance(value, set | frozenset):
-            raise TypeError("JSON has no sets, which have no order: send sorted(...) instead")
         elif isinstance(value, Mapping):
-            waiting += value.values()
-        elif isinstance(value, list | tuple):
-            waiting += value
-        else:
-            waiting += [getattr(value, name, None) for name in _members(type(value))]
+            for name, one in value.items():
+                if not isinstance(name, str):
+                    raise UnsendableError(
+                        f"{place} has the key {name!r}, {named(name)}; keys of JSON are text: "
+                        "send str(...)"
+                    )
+                waiting.append((one, f"{place}.{name}" if place else name, is_typed))
+        elif isinstance(value, list) or (is_typed and isinstance(value, tuple)):
+            waiting += [(one, f"{place}[{at}]", is_typed) for at, one in enumerate(value)]
+        elif names := _members(type(value)):
+            waiting += [(getattr(value, name, None), f"{place}.{name}", True) for name in names]
+        elif isinstance(value, set | frozenset) or not is_typed:
+            advice = _ADVICE.get(type(value).__name__, "send a plain value")
+            raise UnsendableError(f"{place} is {named(value)}, which JSON does not have: {advice}")
+
+
+def named(value: object) -> str:
+    """The type of a value, as an error names it: `a Decimal`."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _members(kind: type) -> Iterable[str]:
-    """Names of what an object holds that is written as a JSON object."""
+    """Names of the fields of an object that is written as a JSON object."""
     for names in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
         if found := getattr(kind, names, None):
             return list[str](found)

@@ -188,7 +188,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/client/transport.py",
     ),
     "tests/unit/client/test_sources.py": ("delayserver/client/definitions.py",),
-    "tests/unit/client/test_subscriptions.py": ("delayserver/client/writing.py",),
     "tests/unit/decisions/test_imports.py": ("delayserver/decisions/importer.py",),
     "tests/unit/decisions/test_outcomes.py": ("delayserver/decisions/outcome_messages.py",),
     "tests/unit/decisions/test_scheduling.py": (

@@ -85,7 +85,9 @@ def rewritten(
 ) -> list[WrittenFile]:
     """Write the rows of some files into others, which do not count yet. `kept`: which rows.
 
-    Raises PipelineError where a file cannot be read, or what was written is not what was read."""
+    Raises PipelineError where a file holds columns of other programs or cannot be read, or what was
+    written is not what was read."""
+    table.refuse_others(names)
     layout, place = table.layout("", 0, {}), table.place
     files: list[WrittenFile] = []
     try:

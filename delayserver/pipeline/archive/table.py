@@ -30,7 +30,7 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import SortField, SortOrder
@@ -155,8 +155,16 @@ class ArchiveTable:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """Of its data files, with the numbers of the fields."""
-        return schema_to_pyarrow(self._metadata.schema())
+        """Of the data files that this job writes, with the numbers of the fields.
+
+        It is the schema that the table was made with. Other programs may have added, renamed or
+        dropped columns since: Iceberg finds a column of a file by its number, and one that the file
+        does not have is null."""
+        return schema_to_pyarrow(self._own_schema)
+
+    @property
+    def _own_schema(self) -> Schema:
+        return min(self._metadata.schemas, key=lambda schema: schema.schema_id)
 
     @property
     def current(self) -> Table | None:
@@ -185,15 +193,37 @@ class ArchiveTable:
         self._metadata = self._found.metadata
 
     def small_files(self, bytes_max: int) -> list[dict[str, int]]:
-        """The files of each partition that are smaller than that, with their sizes."""
+        """The files of each partition that are smaller than that, with their sizes; without those
+        that hold columns of other programs, which writing them anew would lose."""
         groups: dict[tuple[object, ...], dict[str, int]] = {}
         for task in self._planned():
             file = task.file
-            if file.file_size_in_bytes < bytes_max and not task.delete_files:
+            if (
+                file.file_size_in_bytes < bytes_max
+                and not task.delete_files
+                and not self._others_in(file)
+            ):
                 partition = tuple(file.partition[field] for field in range(len(file.partition)))
                 found = groups.setdefault((file.spec_id, *partition), {})
                 found[self.place.name_of(file.file_path)] = file.file_size_in_bytes
         return list(groups.values())
+
+    def refuse_others(self, names: Collection[str]) -> None:
+        """Raises PipelineError where one of these files holds columns that this job does not know,
+        since writing it anew would lose them."""
+        for task in self._planned():
+            name = self.place.name_of(task.file.file_path)
+            if name in names and (others := self._others_in(task.file)):
+                fields = self._metadata.schema()
+                known = [fields.find_column_name(one) or f"number {one}" for one in others]
+                raise PipelineError(
+                    f"{self.place.location(name)} holds columns of other programs "
+                    f"({', '.join(known)}), which writing it anew would lose: it stays as it is"
+                )
+
+    def _others_in(self, file: DataFile) -> list[int]:
+        """The numbers of columns in a file that are not ours."""
+        return sorted(set(file.value_counts or ()) - set(index_by_id(self._own_schema)))
 
     def replace(
         self,
@@ -237,7 +267,7 @@ class ArchiveTable:
         """What a manifest says of a file: read from its footer, so it is there.
 
         Raises PipelineError where it is not: the driver and the executors see other directories."""
-        schema = self._metadata.schema()
+        schema = self._own_schema
         try:
             with (
                 self.place.errors("read", written.name) as path,

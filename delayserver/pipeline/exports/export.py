@@ -12,11 +12,15 @@ next export adds what has grown. A file that was written anew meanwhile is known
 last bytes, and is copied as a whole. An hour that the server deletes between the catalog and its
 file has the shard done again.
 
+Every frame is verified when it is copied. A damaged file is copied nevertheless, since its other
+frames are sound, and the export names it. The manifest says so too, and the next export copies that
+file as a whole: it may have been repaired.
+
 It runs beside the server that has the directory, takes no lock there and writes nothing into it. It
 may be killed at any point, and run again: without a manifest nothing counts, and objects that none
 names are deleted by the next run. One export to a place at a time.
 
-Cost: what was added since the last time is read and sent; a list of the objects. No Spark.
+Cost: what was added since the last time is verified and sent; a list of the objects. No Spark.
 Threads: the caller's.
 """
 
@@ -25,7 +29,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +65,7 @@ from storage.catalog_file import DATA_FILE
 from storage.directory import FORMAT_FILE, life_of, open_identity
 from storage.errors import DamageError
 from storage.files import File, Files, OsFiles, size_of
+from storage.frame import Damage, Frame
 from storage.kinds import READABLE
 from storage.shards import shard_directory
 
@@ -83,6 +88,8 @@ class ShardExport:
     """Of its files and of the catalog."""
     copied_bytes: int
     """Since the last export."""
+    damage: list[str] = field(default_factory=list)
+    """What was damaged in the files that were copied now."""
 
 
 @dataclass(slots=True)
@@ -97,6 +104,11 @@ class Exported:
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
         return asdict(self)
+
+    @property
+    def damage(self) -> list[str]:
+        """What was damaged, in all shards."""
+        return [text for one in self.shards for text in one.damage]
 
 
 def export(
@@ -145,6 +157,7 @@ class _ShardExporter:
         self._place = place
         self._progress = progress
         self._copied_bytes = self._catalog_bytes = 0
+        self._damage: list[str] = []
         pointer = read_pointer(place)
         self._previous = None if pointer is None else read_manifest(place, pointer.moment)
         if self._previous is not None and self._previous.stamp != directory.stamp:
@@ -182,13 +195,16 @@ class _ShardExporter:
             if name not in kept and _is_ours(name):
                 self._place.delete(name)
         total = self._catalog_bytes + sum(one.length for one in manifest.files)
-        return ShardExport(manifest.shard, len(manifest.files), total, self._copied_bytes)
+        return ShardExport(
+            manifest.shard, len(manifest.files), total, self._copied_bytes, self._damage
+        )
 
     def _copy(self) -> ExportManifest:
         """Raises _GoneError where the server deletes a file meanwhile."""
         stamp = self._directory.stamp
+        self._damage = []
         messages = [
-            _Wanted(piece.path, logs.whole_end(self._files, piece, stamp=stamp))
+            _Wanted(piece.path, logs.whole_end(self._files, piece, stamp=stamp), piece)
             for piece in logs.message_pieces(self._files)
         ]
         # A segment that is gone was filed, which the catalog will say.
@@ -196,11 +212,11 @@ class _ShardExporter:
         catalog_data, hours, checkpoint_seq = self._catalog()
         wanted = [_Wanted(FORMAT_FILE, size_of(self._files, FORMAT_FILE))]
         wanted += [
-            _Wanted(piece.path, piece.end, must_be_there=True)
+            _Wanted(piece.path, piece.end, piece, must_be_there=True)
             for piece in logs.schedule_pieces(hours)
         ]
         wanted += [
-            _Wanted(piece.path, logs.whole_end(self._files, piece, stamp=stamp))
+            _Wanted(piece.path, logs.whole_end(self._files, piece, stamp=stamp), piece)
             for piece in logs.dispatch_pieces(self._files)
         ]
         copied += [one for one in self._copied(wanted) if one is not None]
@@ -254,9 +270,10 @@ class _ShardExporter:
         """A file with what it has more than the last export."""
         known, end = self._known.get(wanted.path), wanted.end
         pieces: list[ExportedPiece] = []
-        if known is not None and known.length <= end and _is_same(file, known):
+        if known is not None and known.is_sound and known.length <= end and _is_same(file, known):
             pieces = list(known.pieces)
         start = pieces[-1].end if pieces else 0
+        is_sound = self._is_sound(file, wanted, start)
         while start < end:
             until = min(end, start + PIECE_BYTES)
             data = file.pread(until - start, start)
@@ -267,7 +284,20 @@ class _ShardExporter:
             self._copied_bytes += len(data)
             pieces.append(ExportedPiece(name, start, until))
             start = until
-        return ExportedPath(wanted.path, pieces, *_ends(file, end))
+        return ExportedPath(wanted.path, pieces, *_ends(file, end), is_sound)
+
+    def _is_sound(self, file: File, wanted: "_Wanted", start: int) -> bool:
+        """Whether every frame from `start` on matches its checksums; damage is noted."""
+        if wanted.piece is None:
+            return True
+        piece = replace(wanted.piece, start=start, end=wanted.end)
+        found = [
+            damage
+            for one in logs.read_file(file, piece, stamp=self._directory.stamp, payload=True)
+            for damage in _damage_of(one)
+        ]
+        self._damage += [f"{self._directory.prefix}{damage.error()}" for damage in found]
+        return not found
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +306,22 @@ class _Wanted:
 
     path: str
     end: int
+    piece: logs.LogPiece | None = None
+    """Its frames; None: it has none."""
     must_be_there: bool = False
 
 
 class _GoneError(Exception):
     """A file was deleted between the catalog and its copy."""
+
+
+def _damage_of(found: Frame | Damage) -> Iterator[Damage]:
+    if isinstance(found, Damage):
+        yield found
+    elif not found.payload_intact:
+        reason = found.unreadable or "a payload does not match its checksum"
+        seqs = found.first_seq, found.last_seq
+        yield Damage(found.path, found.payload_start, found.end, reason, False, *seqs)
 
 
 def _is_same(file: File, known: ExportedPath) -> bool:

@@ -88,9 +88,20 @@ def is_export(root: str) -> bool:
 
 
 def shard_places(url: str) -> list[str]:
-    """The URL of each shard of an export, in their order; of a server alone its own."""
-    count = read_shards(open_place(url))
-    return [url] if count is None else [below(url, shard_directory(one)) for one in range(count)]
+    """The URL of each shard of an export, in their order; of a server alone its own.
+
+    Raises DamageError where there is a shard more than the export says."""
+    place = open_place(url)
+    count = read_shards(place)
+    if count is None:
+        return [url]
+    if read_pointer(open_place(below(url, shard_directory(count)))) is not None:
+        raise DamageError(
+            below(place.url, SHARDS),
+            0,
+            f"it says that there are {count} shards, and {shard_directory(count)} stands beside it",
+        )
+    return [below(url, shard_directory(one)) for one in range(count)]
 
 
 def newest_moment(url: str) -> str:

@@ -44,6 +44,9 @@ class ExportedPath(msgspec.Struct, array_like=True, frozen=True):
     head_crc: int
     tail_crc: int
     """Of its first and its last bytes: a file that was written anew has others."""
+    is_sound: bool = False
+    """Every frame matched its checksums when it was copied. If not, or if nobody looked, as before
+    this field was there, the next export copies the file as a whole."""
 
     @property
     def length(self) -> int:

@@ -3,6 +3,10 @@
 In reading order:
 
     load       the job: read, stage, adopt, and what it says of rows that cannot be
+    source     the table: files, or what Spark reads
+    files      which files there are, and what their folders say
+    text       the cells of CSV, the fields of JSON
+    reading    rows of one schema out of files
     staging    what an executor does with the rows of its task
     adoption   what the server is asked: begin, adopt, watch
 """

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from delayserver.errors import PipelineError
 from delayserver.pipeline.load import staging
 from delayserver.pipeline.load.note import Parts
 from delayserver.records.ids import IdCodec
@@ -49,28 +50,53 @@ class _Place:
     imported: ImportedParts
 
 
+def check_columns(names: Sequence[str]) -> None:
+    """Raises PipelineError where columns of the table cannot stand in the file of ids: it has one
+    of that name, or one of them is named twice."""
+    own = {name for name, _ in _COLUMNS}
+    known: set[str] = set()
+    for name in names:
+        if name.lower() in own:
+            raise PipelineError(
+                f"the file of ids has a column {name.lower()!r} of its own, so the column {name!r} "
+                "of the table cannot stand there; leave it out of --ids-column, or rename it"
+            )
+        if name.lower() in known:
+            raise PipelineError(f"--ids-column names the column {name!r} twice")
+        known.add(name.lower())
+
+
 def write_ids(
-    path: Path, results: ds.Dataset, imported: Sequence[ImportedParts], passed: Sequence[pa.Field]
+    path: Path,
+    results: ds.Dataset,
+    imported: Sequence[ImportedParts],
+    passed: Mapping[str, pa.Field],
 ) -> None:
     """Write the file; it takes the place of what is there when it is whole. `results`: what the
-    executors told; `passed`: columns of the table that stand there, too."""
+    executors told; `passed`: columns of the table that stand there, too, by their names in
+    `results`."""
     places: dict[str, _Place] = {}
     for one in imported:
         start = 0
         for file, count in one.parts:
             places[file] = _Place(start, one)
             start += count
-    schema = pa.schema([*_COLUMNS, *passed])
+    schema = pa.schema([*_COLUMNS, *passed.values()])
     batches = results.to_batches(filter=pc.field("kind") == staging.ROW)
     unfinished = path.with_name(f"{path.name}.new")
     with pq.ParquetWriter(unfinished, schema) as writer:
         for batch in batches:
             if batch.num_rows:
-                writer.write_batch(_ids(batch, schema, places))
+                writer.write_batch(_ids(batch, schema, places, passed))
     unfinished.replace(path)
 
 
-def _ids(batch: pa.RecordBatch, schema: pa.Schema, places: Mapping[str, _Place]) -> pa.RecordBatch:
+def _ids(
+    batch: pa.RecordBatch,
+    schema: pa.Schema,
+    places: Mapping[str, _Place],
+    passed: Mapping[str, pa.Field],
+) -> pa.RecordBatch:
     parts = batch.column("part").dictionary_encode()
     indices, rows = parts.indices.to_numpy(), batch.column("row").to_numpy()
     due = batch.column("due_ms")
@@ -90,6 +116,6 @@ def _ids(batch: pa.RecordBatch, schema: pa.Schema, places: Mapping[str, _Place])
         batch.column("subject"),
         batch.column("key"),
         due.cast(pa.timestamp("ms", tz="UTC")),
-        *(batch.column(field.name).cast(field.type) for field in list(schema)[len(_COLUMNS) :]),
+        *(batch.column(name).cast(field.type) for name, field in passed.items()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

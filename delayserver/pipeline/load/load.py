@@ -21,6 +21,7 @@ import contextlib
 import json
 import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,36 +31,26 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyspark.sql import Column, DataFrame
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from delayserver.config import Settings
 from delayserver.errors import PipelineError
 from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.load import staging
-from delayserver.pipeline.load.adoption import Adopted, Adoption
-from delayserver.pipeline.load.ids import ImportedParts, write_ids
+from delayserver.pipeline.load.adoption import Adopted, Adoption, Begun
+from delayserver.pipeline.load.ids import ImportedParts, check_columns, write_ids
 from delayserver.pipeline.load.note import LoadNote, NoteFile, Parts, abandoned
-from delayserver.pipeline.load.source import quoted
-from delayserver.pipeline.load.staging import (
-    BODY,
-    DUE,
-    HEADERS,
-    KEY,
-    MALFORMED,
-    SUBJECT,
-    Stager,
-    StagingPlan,
-    StagingTarget,
-)
+from delayserver.pipeline.load.source import FrameTable, LoadTable
+from delayserver.pipeline.load.staging import DUE, Stager, StagingPlan, StagingTarget
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.pipeline.publish.values import SECONDS
 from delayserver.pipeline.states.snapshot import check_here
+from delayserver.records.arrow import texts
 from delayserver.records.ids import IdCodec
-from delayserver.records.message import Content
 from delayserver.records.subjects import is_subject
 from storage.directory import FORMAT_FILE, Identity, open_identity
 from storage.files import OsFiles
@@ -173,8 +164,10 @@ def check(load: LoadJob) -> None:
         _open_targets(load, cleanup)
 
 
-def run(job: Job, table: DataFrame, load: LoadJob) -> Loaded:
+def run(job: Job, table: LoadTable | DataFrame, load: LoadJob) -> Loaded:
     """Load the table. Raises PipelineError, CallRefusedError, StorageError."""
+    if isinstance(table, DataFrame):
+        table = FrameTable(table)
     # Spark's own processes have another working directory.
     load = replace(load, data_dir=load.data_dir.resolve())
     with contextlib.ExitStack() as cleanup:
@@ -193,6 +186,8 @@ class _Target:
     files: OsFiles
     identity: Identity
     adoption: Adoption
+    begun: Begun
+    """What its server said first: its time and its limits."""
 
     @property
     def has_manifest(self) -> bool:
@@ -201,6 +196,7 @@ class _Target:
 
 def _open_targets(load: LoadJob, cleanup: contextlib.ExitStack) -> list[_Target]:
     """Everybody who gets rows, asked whether it is the one."""
+    check_columns(load.ids_columns)
     if not is_import_id(load.id):
         raise PipelineError(
             f"{load.id!r} cannot be the name of an import: 1 to 64 letters, digits, - and _"
@@ -213,7 +209,7 @@ def _open_targets(load: LoadJob, cleanup: contextlib.ExitStack) -> list[_Target]
     shards = [None] if count is None else range(count)
     targets = [_open_target(load, shard, cleanup) for shard in shards]
     for target in targets:
-        if target.adoption.begin([]).directory != target.identity.fingerprint:
+        if target.begun.directory != target.identity.fingerprint:
             raise PipelineError(
                 f"the server at {load.server} has another data directory than {target.data_dir}: "
                 "give its --server, and its --data-dir"
@@ -232,8 +228,10 @@ def _open_target(load: LoadJob, shard: int | None, cleanup: contextlib.ExitStack
     identity = open_identity(files, random_bytes=None, of=OWNED)
     if shard is not None:
         refuse_another(str(data_dir), identity.shard, shard)
-    adoption = Adoption(load.server, load.id, shard=shard, token=load.token, wait_s=load.wait_s)
-    return _Target(shard, data_dir, files, identity, cleanup.enter_context(adoption))
+    adoption = cleanup.enter_context(
+        Adoption(load.server, load.id, shard=shard, token=load.token, wait_s=load.wait_s)
+    )
+    return _Target(shard, data_dir, files, identity, adoption, adoption.begin([]))
 
 
 class _Run:
@@ -242,7 +240,7 @@ class _Run:
     def __init__(
         self,
         job: Job,
-        table: DataFrame,
+        table: LoadTable,
         load: LoadJob,
         targets: Sequence[_Target],
         note: NoteFile,
@@ -367,14 +365,12 @@ class _Run:
         with self._job.step("looking at the table"):
             chosen, plan = self._plan(None)
         partitioned = self._partitioned(chosen)
-        # Executors get functions by value: no method of an object that holds the session.
-        outcome = partitioned.mapInArrow(_stager(plan), self._schema())
         with self._job.step("staging"):
-            outcome.write.mode("overwrite").parquet(self._work.as_uri())
-        results = ds.dataset(self._work, format="parquet")
+            results = self._written(partitioned, plan)
         numbers = _Numbers.of(results.to_table(columns=["kind", "row"]))
         loaded.staged, loaded.past = numbers.staged, numbers.past
-        self._doubt_unit(results, numbers.ancient)
+        if self._table.has_numbers(load.columns):
+            self._doubt_unit(results, numbers.ancient)
         self._write_rejects(results)
         loaded.read = loaded.staged + loaded.rejected_total
         if load.dry_run or (load.strict and loaded.rejected):
@@ -446,41 +442,37 @@ class _Run:
         ranges = chosen.repartitionByRange(count * PARTITIONS_PER_CORE, DUE)
         return ranges.sortWithinPartitions(DUE)
 
+    def _written(self, rows: DataFrame, plan: StagingPlan) -> ds.Dataset:
+        """Stage the rows, and what the executors told of them. They write it themselves: a path
+        with blanks, percent signs or letters beyond ASCII is another one to a JVM."""
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._work.mkdir()
+        told = rows.mapInArrow(_writer(plan, str(self._work)), "file string").collect()
+        names = {row["file"] for row in told}
+        for path in self._work.iterdir():
+            if path.name not in names:
+                path.unlink()  # Of a task that failed, and was done again.
+        return ds.dataset(self._work, format="parquet")
+
     def _schema(self) -> T.StructType:
-        passed = [self._table.schema[name] for name in self._load.ids_columns]
-        return T.StructType([*_OUTCOME.fields, *passed])
+        return T.StructType([*_OUTCOME.fields, *self._table.passed(self._load.ids_columns)])
 
     def _plan(self, limits: tuple[int, int, int] | None) -> tuple[DataFrame, StagingPlan]:
         """The table in the form that executors want, and what they must know. `limits`: of an
         earlier run (its time, how far away a message may be due, and how long a body may be), by
         which the rows are judged, and nothing is written."""
         load, columns, table = self._load, self._load.columns, self._table
-        columns.check(table.schema, load.ids_columns)
-        chosen = [F.col(quoted(columns.due)).alias(DUE)]
-        body = self._body()
-        if body is not None:
-            chosen.append(body.alias(BODY))
-        for name, alias in (
-            (columns.subject_column, SUBJECT),
-            (columns.key, KEY),
-            (columns.headers, HEADERS),
-            (MALFORMED if MALFORMED in table.columns else None, MALFORMED),
-        ):
-            if name is not None:
-                chosen.append(F.col(quoted(name)).alias(alias))
-        chosen += [F.col(quoted(name)) for name in load.ids_columns]
+        table.check(columns, load.ids_columns)
         subjects = self._subjects()
         writes = limits is None and not load.dry_run
-        if not writes:
-            defaults = Settings()
-            numbers = [{name: number for number, name in enumerate(subjects, 1)}] * len(
-                self._targets
-            )
-            now_ms = time.time_ns() // 1_000_000
-            limits = limits or (now_ms, defaults.delay_max_ms, defaults.body_max_bytes)
-        else:
+        if writes:
             begun = [target.adoption.begin(subjects) for target in self._targets]
             numbers = [one.subjects for one in begun]
+        else:
+            # A dry run is judged by the limits of the server, too.
+            begun = [target.begun for target in self._targets]
+            numbers = [{name: number for number, name in enumerate(subjects, 1)}] * len(begun)
+        if limits is None:
             limits = (begun[-1].now_ms, begun[-1].delay_max_ms, begun[-1].body_max_bytes)
         plan = StagingPlan(
             load.id,
@@ -497,44 +489,29 @@ class _Run:
             subject=columns.subject,
             has_key=columns.key is not None,
             has_headers=columns.headers is not None,
-            content=self._content(),
-            due_unit=columns.due_unit or "ms",
+            content=table.content(columns),
+            due_unit=table.due_unit(columns),
             is_past_refused=load.past == "reject",
             with_rows=load.ids is not None and writes,
-            passed_on=load.ids_columns,
+            passed_on=tuple(one.name for one in table.passed(load.ids_columns)),
             schema=to_arrow_schema(self._schema()).serialize().to_pybytes(),
         )
-        return table.select(*chosen), plan
+        return table.rows(self._job, columns, load.ids_columns), plan
 
     def _subjects(self) -> list[str]:
         columns = self._load.columns
         if columns.subject is not None:
             return [columns.subject]
-        assert columns.subject_column is not None
-        column = F.col(quoted(columns.subject_column))
-        found = self._table.select(column).distinct().limit(SUBJECTS_MAX + 1).collect()
+        found = self._table.subjects(self._job, columns, SUBJECTS_MAX + 1)
         if len(found) > SUBJECTS_MAX:
             raise PipelineError(
                 f"column {columns.subject_column} has more than {SUBJECTS_MAX} subjects; "
                 "put what varies into the key or the body, not into the subject"
             )
-        names = sorted(row[0] for row in found if row[0] is not None and is_subject(row[0]))
+        names = sorted(name for name in found if name is not None and is_subject(name))
         if not names:
             raise PipelineError(f"column {columns.subject_column} has no valid subject")
         return names
-
-    def _body(self) -> Column | None:
-        """What the body is made of: a column, or all that are nothing else; None: there is none."""
-        columns, table = self._load.columns, self._table
-        if columns.body is not None:
-            return F.col(quoted(columns.body))
-        rest = [name for name in columns.rest(table.columns) if name != MALFORMED]
-        return F.struct(*map(quoted, rest)) if rest else None
-
-    def _content(self) -> Content:
-        body = self._load.columns.body
-        is_binary = body is not None and isinstance(self._table.schema[body].dataType, T.BinaryType)
-        return Content.BINARY if is_binary else Content.JSON
 
     def _write_rejects(self, results: ds.Dataset) -> None:
         load, loaded = self._load, self._loaded
@@ -652,7 +629,11 @@ class _Run:
             )
             for target, parts in staged.items()
         ]
-        passed = [to_arrow_schema(self._schema()).field(name) for name in self._load.ids_columns]
+        fields = to_arrow_schema(T.StructType(self._table.passed(self._load.ids_columns)))
+        passed = {
+            field.name: field.with_name(name)
+            for name, field in zip(self._load.ids_columns, fields, strict=True)
+        }
         write_ids(path, ds.dataset(self._work, format="parquet"), places, passed)
         self._loaded.ids_file = str(path)
 
@@ -670,6 +651,24 @@ def _stager(plan: StagingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
         return Stager(plan).stage(batches)
 
     return stage
+
+
+def _writer(
+    plan: StagingPlan, work: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Executors get functions by value: no method of an object that holds the session."""
+    stage = _stager(plan)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # A task that is tried again, or twice at once, writes a file of its own.
+        path = Path(work, f"{uuid.uuid4().hex}.parquet")
+        schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
+        with pq.ParquetWriter(path, schema) as writer:
+            for outcome in stage(batches):
+                writer.write_batch(outcome)
+        yield pa.RecordBatch.from_arrays([texts([path.name])], ["file"])
+
+    return write
 
 
 def _work_of(data_dir: Path, import_id: str) -> Path:

@@ -38,7 +38,7 @@ from delayserver.pipeline.publish.values import (
     text_or_none,
 )
 from delayserver.pipeline.workers import spare_imports
-from delayserver.records.arrow import fixed, integers, lengths, pieces, present
+from delayserver.records.arrow import fixed, integers, lengths, present
 from delayserver.records.ids import KeyHasher
 from delayserver.records.message import KEY_MAX_BYTES, Content, check_headers, encode_payloads
 from delayserver.records.nesting import NESTED_MIN_BYTES, is_nested_too_deeply
@@ -52,8 +52,9 @@ from storage.staging import PartWriter, part_name
 SUBJECT, DUE, KEY, BODY, HEADERS = "__subject", "__due", "__key", "__body", "__headers"
 """Columns of the table as this module wants it, their values as they stand in the table; others are
 passed on to the ids."""
-MALFORMED = "__malformed"
-"""Of a table that is text: a line that cannot be read, where there is one."""
+GIVEN_DUE, PROBLEM = "__given_due", "__problem"
+"""Of a table that was read from files (`reading`): the due time as it stands there, while DUE is
+whole milliseconds; and why a row can be no message, where there is a reason."""
 ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
 """What a row of the outcome is about: a message, a row that is none, a file; or a number of the
 partition (column `row`): its messages, those that are past, those from before 1973, and the
@@ -65,8 +66,6 @@ STEP_BYTES = 4 * 1024 * 1024
 """Of that, what is checked and encoded at once: memory that is used again and again takes a tenth
 less time than what the system has to hand out."""
 
-_REPLACEMENT_TEXT = "\ufffd"
-_REPLACEMENT = _REPLACEMENT_TEXT.encode()
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -176,17 +175,15 @@ class Stager:
     def _stage_batch(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         # The first that is wrong with a row is its reason, so the order of these matters.
         problems = Problems()
-        if MALFORMED in batch.schema.names:
-            problems.add(present(batch.column(MALFORMED)), "malformed line")
+        if PROBLEM in batch.schema.names:
+            told = batch.column(PROBLEM)
+            for index in np.flatnonzero(present(told)).tolist():
+                problems[index] = told[index].as_py()
         subject_ids = self._subject_ids(batch, problems)
-        due_ms = self._due_ms(batch.column(DUE), problems)
+        due_ms = self._due_ms(batch, problems)
         bodies = self._bodies(batch, problems)
         keys = self._keys(batch, problems)
         headers = self._headers(batch, problems)
-        if MALFORMED in batch.schema.names:
-            doubted = map(_has_replacement, bodies, keys, headers)
-            reason = "text is not in the file's encoding (--option encoding=…)"
-            problems.add(np.fromiter(doubted, bool, batch.num_rows), reason)
         kept = np.delete(np.arange(batch.num_rows), list(problems))
         if len(kept):
             self._count(due_ms[kept])
@@ -242,10 +239,15 @@ class Stager:
         problems.add(numbers == 0, "bad subject")
         return numbers
 
-    def _due_ms(self, column: pa.Array, problems: Problems) -> np.ndarray:
+    def _due_ms(self, batch: pa.RecordBatch, problems: Problems) -> np.ndarray:
         """As the table has them, those that are past, too."""
-        plan = self._plan
-        due_ms = due_times(column, plan.due_unit, problems)
+        plan, column = self._plan, batch.column(DUE)
+        if GIVEN_DUE in batch.schema.names:
+            # The reader has made milliseconds of them, and has told what could not be read.
+            problems.add(~present(column), "no due time")
+            due_ms = integers(column)
+        else:
+            due_ms = due_times(column, plan.due_unit, problems)
         last_ms = min(plan.now_ms + plan.delay_max_ms, TIME_MS_MAX)
         problems.add(due_ms > last_ms, "due too far away")
         if plan.is_past_refused:
@@ -373,17 +375,12 @@ class Stager:
         if plan.subject is None:
             subjects = text_or_none(chosen.column(SUBJECT))
         shown = [bodies[index] for index in indexes]
-        if MALFORMED in batch.schema.names:
-            lines = chosen.column(MALFORMED)
-            there, texts = present(lines).tolist(), pieces(lines)
-            shown = [
-                text if one else body for text, one, body in zip(texts, there, shown, strict=True)
-            ]
+        given = GIVEN_DUE if GIVEN_DUE in batch.schema.names else DUE
         return self._outcome(
             kind=[REJECT] * count,
             reason=[problems[index] for index in indexes],
             subject=subjects,
-            due=text_or_none(text_array(chosen.column(DUE), "due", Problems())),
+            due=text_or_none(text_array(chosen.column(given), "due", Problems())),
             key=[_begin(keys[index]) for index in indexes],
             body=[text[:REJECT_TEXT_MAX].decode("utf-8", "replace") for text in shown],
         )
@@ -440,13 +437,6 @@ def _hashes_of(subjects: dict[str, int]) -> np.ndarray:
     for name, number in subjects.items():
         hashes[number] = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
     return hashes
-
-
-def _has_replacement(body: bytes, key: str | None, headers: dict[str, str] | None) -> bool:
-    """Spark puts U+FFFD in the place of bytes of a text file that it cannot decode, silently."""
-    if _REPLACEMENT in body or (key is not None and _REPLACEMENT_TEXT in key):
-        return True
-    return any(_REPLACEMENT_TEXT in text for pair in (headers or {}).items() for text in pair)
 
 
 def _begin(text: str | None) -> str | None:

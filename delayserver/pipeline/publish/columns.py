@@ -23,6 +23,7 @@ from delayserver.pipeline.publish.values import (
     Problems,
     body_pieces,
     due_times,
+    given_times,
     header_pieces,
     object_pieces,
     text_array,
@@ -49,8 +50,8 @@ class ColumnReader:
         self._is_text = isinstance(body, T.StringType)
 
     def rows(self, batch: pa.RecordBatch) -> tuple[Iterable[tuple[Any, ...]], Problems]:
-        """Subject, due time in ms, key, body and headers of each row, None where there is nothing;
-        and why some cannot be messages."""
+        """Subject, due time in ms, key, body, headers and the due time as the table has it, of each
+        row, None where there is nothing; and why some cannot be messages."""
         columns, problems = self._columns, Problems()
         due_ms: list[int | None] = self._due_ms(batch, problems).tolist()
         for index in problems:  # There is none, or none that can be read.
@@ -70,7 +71,8 @@ class ColumnReader:
         headers: list[bytes | None] = [None] * batch.num_rows
         if columns.headers is not None:
             headers = header_pieces(batch.column(self._at[columns.headers]), problems)
-        return zip(subjects, due_ms, keys, bodies, headers, strict=True), problems
+        given = given_times(batch.column(self._at[columns.due]))
+        return zip(subjects, due_ms, keys, bodies, headers, given, strict=True), problems
 
     def stream(self, batch: pa.RecordBatch) -> bytes | None:
         """The rows of a batch as the server takes them in Arrow, and the same messages as `rows`;

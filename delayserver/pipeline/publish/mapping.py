@@ -48,19 +48,30 @@ class MessageColumns:
 
     def check_names(self, names: Collection[str], others: Iterable[str] = ()) -> None:
         """Raises PipelineError where the table lacks a column, one of `others` included."""
-        named = (self.due, self.subject_column, self.key, self.body, self.headers, *others)
-        for name in named:
-            if name is not None and name not in names:
+        for name in self._named(others):
+            if name not in names:
                 raise PipelineError(f"the table has no column {name!r}; it has {', '.join(names)}")
+
+    def names(self, others: Iterable[str] = ()) -> set[str]:
+        """The columns that are named, those of `others` among them."""
+        return set(self._named(others))
+
+    def _named(self, others: Iterable[str]) -> list[str]:
+        named = (self.due, self.subject_column, self.key, self.body, self.headers, *others)
+        return [name for name in named if name is not None]
+
+    def check_values(self) -> None:
+        """Raises PipelineError where the subject of all rows, or the unit, is none."""
+        if self.subject is not None and not is_subject(self.subject):
+            raise PipelineError(f"{self.subject!r} cannot be a subject")
+        if self.due_unit is not None and self.due_unit not in TIME_UNITS:
+            raise PipelineError(f"{self.due_unit!r} is no unit of a due time: s, ms, us or ns")
 
     def check(self, schema: T.StructType, others: Iterable[str] = ()) -> None:
         """Raises PipelineError where the table lacks a column, one of `others` included, or where
         one cannot be what it is to be."""
         self.check_names(schema.names, others)
-        if self.subject is not None and not is_subject(self.subject):
-            raise PipelineError(f"{self.subject!r} cannot be a subject")
-        if self.due_unit is not None and self.due_unit not in TIME_UNITS:
-            raise PipelineError(f"{self.due_unit!r} is no unit of a due time: s, ms, us or ns")
+        self.check_values()
         if self.subject_column is not None:
             column = schema[self.subject_column]
             if not isinstance(column.dataType, T.StringType):
@@ -80,11 +91,51 @@ class MessageColumns:
             )
         if self.headers is not None and not isinstance(schema[self.headers].dataType, _HEADERS):
             raise _wrong(schema[self.headers], "headers are a map, a struct, or a JSON object")
+        bodies = self.rest(schema.names) if self.body is None else [self.body]
+        for name in [*bodies, *(one for one in (self.key, self.headers) if one is not None)]:
+            refused = _without_json(schema[name].dataType, name)
+            if refused is not None:
+                raise PipelineError(
+                    f"column {refused[0]} is {refused[1].simpleString()}, which JSON does not "
+                    "have: give it as text or as a number"
+                )
 
     def rest(self, names: Iterable[str]) -> list[str]:
         """The columns that are the body where no other is."""
         taken = {self.due, self.subject_column, self.key, self.headers}
         return [name for name in names if name not in taken]
+
+
+def _without_json(kind: T.DataType, name: str) -> tuple[str, T.DataType] | None:
+    """What of a type has no form in JSON, and where it is; None: all has one."""
+    inner: list[tuple[str, T.DataType]] = []
+    if isinstance(kind, T.StructType):
+        inner = [(f"{name}.{field.name}", field.dataType) for field in kind.fields]
+        if len(set(kind.names)) < len(kind.names):
+            return name, kind
+    elif isinstance(kind, T.ArrayType):
+        inner = [(f"{name}[]", kind.elementType)]
+    elif isinstance(kind, T.MapType):
+        if isinstance(kind.keyType, NESTED):
+            return f"a key of {name}", kind.keyType
+        inner = [(f"a key of {name}", kind.keyType), (f"{name}{{}}", kind.valueType)]
+    elif not isinstance(kind, _IN_JSON):
+        return name, kind
+    found = (_without_json(one, place) for place, one in inner)
+    return next((one for one in found if one is not None), None)
+
+
+_IN_JSON = (
+    *TIMES,
+    T.TimeType,
+    T.StringType,
+    T.CharType,
+    T.VarcharType,
+    T.BinaryType,
+    T.BooleanType,
+    T.NumericType,
+    T.NullType,
+)
 
 
 def _wrong(column: T.StructField, expected: str) -> PipelineError:

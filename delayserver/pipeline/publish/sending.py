@@ -110,8 +110,8 @@ class _Row(PublishItem):
     def __init__(self, data: bytes, values: tuple[Any, ...]) -> None:
         self.data = data
         self.values = values
-        """Subject, due time, key, body and headers."""
-        self.subject, _, self.key, _, _ = values
+        """Subject, due time, key, body, headers, and the due time as the table has it."""
+        self.subject, self.key = values[0], values[2]
         self.error: Exception | None = None
         self.is_duplicate = False
 
@@ -241,7 +241,7 @@ class Sender:
             if index in problems:
                 self._unsendable.append((values, problems[index]))
                 continue
-            row = _Row(self._data(*values), values)
+            row = _Row(self._data(*values[:5]), values)
             if rows and size_bytes + len(row.data) > BATCH_MAX_BYTES:
                 yield rows
                 rows, size_bytes = [], 0
@@ -307,7 +307,7 @@ class Sender:
 
 
 def _named(values: tuple[Any, ...], reason: str) -> str:
-    subject, due, key, _, _ = values
+    subject, _, key, _, _, due = values
     return f"{subject or 'no subject'}, key {key!r}, due {due!r}: {reason}"
 
 
@@ -331,7 +331,7 @@ class _RejectFile:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("w", encoding="utf-8")
-        subject, due, key, body, headers = values
+        subject, _, key, body, headers, due = values
         row = {
             "reason": reason,
             "subject": subject,

@@ -3,9 +3,9 @@
     due time    whole milliseconds (not seconds) since 1970; a part of one is rounded up, so that
                 nothing is early
     text        keys and subjects: as it stands, and of another type what JSON has between quotes
-    JSON        a time is RFC 3339 in UTC, with six digits of a second where there is a part of one;
-                binary is base64; a decimal is a number; NaN and infinities, which JSON lacks, are
-                null. That is how the client library writes times, too
+    JSON        a time is RFC 3339 in UTC, with six digits of a second where there is a part of one,
+                rounded up; binary is base64; a decimal is a number; NaN and infinities, which JSON
+                lacks, are null. It is the same however deep the value is nested
     JSON text   as it stands, without blanks around it, as a publish over HTTP keeps it
 
 Which row goes which way must make no difference: a key stands for one content, and the same row
@@ -22,7 +22,7 @@ nested ones and decimals take longer). Threads: pure.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from delayserver.errors import InputError
-from delayserver.records.arrow import are_utf8, binaries, integers, pieces, present, strings
+from delayserver.records.arrow import are_utf8, binaries, fixed, integers, pieces, present, strings
 from delayserver.times import (
     SECONDS_REASON,
     TIME_MS_MAX,
@@ -58,7 +58,11 @@ class Problems(dict[int, str]):
 
     def add(self, bad: NDArray[np.bool_], reason: str) -> None:
         """These rows are bad; `bad`: shape (n), of all rows of the batch."""
-        for index in np.flatnonzero(bad).tolist():
+        self.add_rows(np.flatnonzero(bad), reason)
+
+    def add_rows(self, rows: NDArray[np.int64], reason: str) -> None:
+        """These rows are bad; `rows`: their indexes, each perhaps several times."""
+        for index in rows.tolist():
             self.setdefault(index, reason)
 
 
@@ -68,6 +72,7 @@ class Problems(dict[int, str]):
 def due_times(column: pa.Array, unit: str, problems: Problems) -> NDArray[np.int64]:
     """Milliseconds since 1970, shape (n); what is further away than 64 bits can tell is as far as
     they can. `unit`: of whole numbers, one of TIME_UNITS."""
+    column = unwrapped(column)
     problems.add(~present(column), "no due time")
     kind = column.type
     if is_text(kind):
@@ -76,9 +81,10 @@ def due_times(column: pa.Array, unit: str, problems: Problems) -> NDArray[np.int
         return in_ms(integers(column), kind.unit)
     if pa.types.is_date(kind):
         return integers(column.cast(pa.timestamp("ms"))).astype(np.int64)
-    is_decimal = pa.types.is_decimal(kind)
-    values = _whole_decimals(column) if is_decimal else integers(column).astype(np.int64)
-    return _of_numbers(values, unit, present(column), problems)
+    values = _whole_decimals(column) if pa.types.is_decimal(kind) else integers(column)
+    if values.dtype == np.uint64:
+        values = np.minimum(values, np.uint64(_MOST))
+    return _of_numbers(values.astype(np.int64), unit, present(column), problems)
 
 
 def _of_numbers(
@@ -131,11 +137,22 @@ def _parsed(column: pa.Array, unit: str, problems: Problems) -> NDArray[np.int64
     return np.where(are_numbers, _of_numbers(due_ms, unit, are_numbers, problems), due_ms)
 
 
+def given_times(column: pa.Array) -> list[str | int | None]:
+    """Due times as the table has them, for those who look at a rejected row: whole numbers in their
+    own unit, text as it stands, and all else as text."""
+    column = unwrapped(column)
+    if pa.types.is_integer(column.type):
+        numbers: list[str | int | None] = column.to_pylist()
+        return numbers
+    return list(text_or_none(text_array(column, "due", Problems())))
+
+
 # ── text ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def text_array(column: pa.Array, what: str, problems: Problems) -> pa.Array:
     """A column as text, null where there is nothing; `what` is its name in problems."""
+    column = unwrapped(column)
     kind = column.type
     if is_text(kind) or _is_binary(kind):
         problems.add(present(column) & ~are_utf8(column), f"{what} is not UTF-8")
@@ -172,6 +189,7 @@ def _text_of(kind: pa.DataType) -> pa.DataType:
 
 def body_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
     """The body of each row: binary as it stands, text as the JSON that it is, all else as JSON."""
+    column = unwrapped(column)
     if _is_binary(column.type):
         return _or_none(pieces(column), column)
     if is_text(column.type):
@@ -194,9 +212,6 @@ def json_text_pieces(column: pa.Array, what: str, problems: Problems) -> list[by
 
 def json_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
     """Each value as JSON; None where there is nothing."""
-    if pa.types.is_struct(column.type):
-        names = [column.type.field(index).name for index in range(column.type.num_fields)]
-        return _or_none(object_pieces(names, column.flatten(), len(column), problems), column)
     values = _values(column, problems)
     return _or_none(_encoded(values, problems), column)
 
@@ -214,6 +229,7 @@ def object_pieces(
 
 def header_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
     """The headers of each row as a JSON object; a field of a struct that is null is no header."""
+    column = unwrapped(column)
     if is_text(column.type):
         return json_text_pieces(column, "headers are", problems)
     if not pa.types.is_struct(column.type):
@@ -259,71 +275,172 @@ def _or_none(values: Sequence[bytes], column: pa.Array) -> list[bytes | None]:
 # ── values that are encoded ────────────────────────────────────────────────────────────────────
 
 
-def _values(column: pa.Array, problems: Problems, name: str = "") -> list[Any]:
-    """The values of a column, of types that the encoder knows."""
+def unwrapped(column: pa.Array) -> pa.Array:
+    """The same values in a type that says how they are stored: without dictionaries, views, and
+    extensions other than UUIDs, which are text."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), _TEXT)
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.uuid":
+            return pa.array(
+                [None if one is None else str(one) for one in column.to_pylist()], _TEXT
+            )
+        return unwrapped(column.storage)
+    if pa.types.is_dictionary(kind):
+        return unwrapped(column.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return unwrapped(pc.run_end_decode(column))
+    if kind == pa.string_view():
+        return column.cast(_TEXT)
+    if kind == pa.binary_view() or pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    if pa.types.is_float16(kind):
+        return column.cast(pa.float32())
+    return column
+
+
+_TEXT = pa.string()
+
+
+def _values(
+    column: pa.Array, problems: Problems, name: str = "", rows: NDArray[np.int64] | None = None
+) -> list[Any]:
+    """The values of a column, of types that the encoder knows; shape (n). `name`: of the column, in
+    problems; without one it is the field of a struct. `rows`: to which row of the batch each value
+    belongs; None: its own."""
     where = f" (column {name})" if name else ""
+    if rows is None:
+        rows = np.arange(len(column))
+    column = unwrapped(column)
     kind = column.type
     if is_text(kind):
-        problems.add(
-            present(column) & ~are_utf8(column), f"cannot be written as JSON: not UTF-8{where}"
-        )
+        bad = present(column) & ~are_utf8(column)
+        problems.add_rows(rows[bad], f"cannot be written as JSON: not UTF-8{where}")
         return text_or_none(column)
-    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        return _times(column, where, problems)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        simple: list[Any] = column.to_pylist()
-        return simple
-    column = column.cast(_in_utc(kind))
-    try:
-        values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
-    except _UNREADABLE:
-        return [_value(one, index, where, problems) for index, one in enumerate(column)]
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return _times(column, where, problems, rows)
+    if pa.types.is_time(kind):
+        texts: list[str | None] = column.cast(_TEXT).to_pylist()
+        return [None if text is None else _FRACTION_OF_ZERO.sub("", text) for text in texts]
+    if pa.types.is_struct(kind):
+        return _structs(column, problems, name, rows)
+    if pa.types.is_map(kind):
+        return _maps(column, problems, name, rows)
+    if _is_list(kind):
+        return _lists(column, problems, name, rows)
+    if not (
+        pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or _is_binary(kind)
+    ) or pa.types.is_duration(kind):
+        problems.add_rows(rows, f"cannot be written as JSON: {kind}{where}")
+        return [None] * len(column)
+    values: list[Any] = column.to_pylist()
     return values
 
 
-_UNREADABLE = (ArithmeticError, TypeError, ValueError, pa.ArrowException)
-"""What Arrow raises for a value that Python does not have."""
+_FRACTION_OF_ZERO = re.compile(r"\.0+$")
 
 
-def _value(scalar: pa.Scalar, index: int, where: str, problems: Problems) -> Any:
-    try:
-        return scalar.as_py(maps_as_pydicts="lossy")
-    except _UNREADABLE as error:
-        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        problems.setdefault(index, f"cannot be written as JSON: {reason}{where}")
-        return None
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
 
 
-def _times(column: pa.Array, where: str, problems: Problems) -> list[str | None]:
+def _structs(
+    column: pa.Array, problems: Problems, name: str, rows: NDArray[np.int64]
+) -> list[dict[str, Any] | None]:
+    names = [column.type.field(index).name for index in range(column.type.num_fields)]
+    if not names:
+        return [{} if one else None for one in present(column).tolist()]
+    fields = zip(names, column.flatten(), strict=True)
+    parts = [_values(part, problems, name or field, rows) for field, part in fields]
+    found = [dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]
+    return _where_present(found, column)
+
+
+def _lists(
+    column: pa.Array, problems: Problems, name: str, rows: NDArray[np.int64]
+) -> list[list[Any] | None]:
+    counts = integers(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+    values = _values(column.flatten(), problems, name, np.repeat(rows, counts))
+    ends = np.cumsum(counts).tolist()
+    return _where_present(
+        [values[end - n : end] for n, end in zip(counts, ends, strict=True)], column
+    )
+
+
+def _maps(
+    column: pa.Array, problems: Problems, name: str, rows: NDArray[np.int64]
+) -> list[dict[str, Any] | None]:
+    kind = column.type
+    pairs = column.cast(pa.list_(pa.struct([("k", kind.key_type), ("v", kind.item_type)])))
+    counts = integers(pc.list_value_length(pairs).fill_null(0)).astype(np.int64)
+    keys, items = pairs.flatten().flatten()
+    inner, of_keys = np.repeat(rows, counts), Problems()
+    texts = text_or_none(text_array(keys, "a key of a map", of_keys))
+    for index, reason in of_keys.items():
+        problems.setdefault(int(inner[index]), f"cannot be written as JSON: {reason}")
+    values = _values(items, problems, name, inner)
+    ends = np.cumsum(counts).tolist()
+    found = []
+    for row, count, end in zip(rows.tolist(), counts.tolist(), ends, strict=True):
+        made: dict[Any, Any] = dict(
+            zip(texts[end - count : end], values[end - count : end], strict=True)
+        )
+        if len(made) < count:
+            problems.setdefault(row, "cannot be written as JSON: a map has a key twice")
+        found.append(made)
+    return _where_present(found, column)
+
+
+_V = TypeVar("_V")
+
+
+def _where_present(values: list[_V], column: pa.Array) -> list[_V | None]:
+    if not column.null_count:
+        return list(values)
+    there = present(column).tolist()
+    return [value if one else None for value, one in zip(values, there, strict=True)]
+
+
+def _times(
+    column: pa.Array, where: str, problems: Problems, rows: NDArray[np.int64]
+) -> list[str | None]:
     """Times and dates as text, as the encoder writes those of Python, in a tenth of the time."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         moments = in_ms(integers(column), kind.unit)
-        column = column.cast(_in_utc(kind))
     else:
-        moments = integers(column).astype(np.int64) * 86_400_000
+        moments = integers(column).astype(np.int64)
+        moments = moments * _DAY_MS if pa.types.is_date32(kind) else moments
     strange = (moments < TIME_MS_MIN) | (moments > TIME_MS_MAX)
-    problems.add(
-        present(column) & strange,
+    problems.add_rows(
+        rows[present(column) & strange],
         f"cannot be written as JSON: a time before the year 1 or after 9999{where}",
     )
-    texts = column.cast(pa.string())
-    if pa.types.is_timestamp(kind):
-        texts = pc.replace_substring(texts, " ", "T")
-        texts = pc.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")
-    return text_or_none(texts)
+    if strange.any():  # There is no text for it.
+        column = pc.if_else(fixed(strange), pa.scalar(None, kind), column)
+    if not pa.types.is_timestamp(kind):
+        return text_or_none(column.cast(pa.date32()).cast(_TEXT))
+    texts = _in_microseconds(column).cast(_TEXT)
+    texts = pc.replace_substring(texts, " ", "T")
+    return text_or_none(pc.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1"))
 
 
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """The type with all times in UTC and microseconds, however deep they are: Spark hands them over
-    in the time zone of the session."""
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", None if kind.tz is None else "UTC")
-    if pa.types.is_list(kind):
-        return pa.list_(_in_utc(kind.value_type))
-    if pa.types.is_map(kind):
-        return pa.map_(_in_utc(kind.key_type), _in_utc(kind.item_type))
-    if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.struct([(field.name, _in_utc(field.type)) for field in fields])
-    return kind
+_DAY_MS = 86_400_000
+
+
+def _in_microseconds(column: pa.Array) -> pa.Array:
+    """Timestamps in microseconds, rounded up, and in UTC if they have a time zone: Spark hands them
+    over in that of the session."""
+    kind = column.type
+    wanted = pa.timestamp("us", None if kind.tz is None else "UTC")
+    if kind.unit != "ns":
+        return column.cast(wanted)
+    micros = fixed(-(-integers(column) // 1000), wanted)
+    return micros if not column.null_count else pc.if_else(column.is_valid(), micros, None)

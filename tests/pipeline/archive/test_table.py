@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
+from pyiceberg.types import LongType, NestedField, StringType, StructType
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from delayserver.errors import PipelineError
@@ -159,6 +161,54 @@ def test_manifests_are_merged(place: ArchivePlace, monkeypatch: pytest.MonkeyPat
     # Those that became one while they were written are named by nobody.
     assert all(name.endswith("-m0.avro") for name in table.sweep())
     assert seqs_of(place) == list(range(7))
+
+
+def test_columns_that_others_change_stop_nothing(place: ArchivePlace) -> None:
+    """Any engine may add, rename, drop and move columns; what is added afterwards is all there."""
+    table = ArchiveTable(place)
+    table.add([made_file(table, range(5))], [])
+    found = DirectoryCatalog(place).find()
+    assert found is not None
+    with found.update_schema() as update:
+        update.add_column("cost_center", StringType())
+        update.add_column("region", StructType(NestedField(1, "name", StringType())))
+        update.rename_column("made_by", "origin")
+        update.move_first("cost_center")
+        update.update_column("attempt", LongType())
+        update.delete_column("body_bytes")
+    table = ArchiveTable(place)
+    table.add([made_file(table, range(5, 9))], [])
+    assert seqs_of(place) == list(range(9))
+    rows = StaticTable.from_metadata(place.url).scan().to_arrow()
+    assert rows["cost_center"].null_count == 9
+    assert "origin" in rows.column_names
+    assert len(table.small_files(1 << 30)) == 1
+
+
+class OtherProgram(ArchiveTable):
+    """Writes all columns that the table has now."""
+
+    @property
+    def _own_schema(self) -> Schema:
+        return self._metadata.schema()
+
+
+def test_a_file_with_columns_of_others_is_not_written_anew(place: ArchivePlace) -> None:
+    table = ArchiveTable(place)
+    own = made_file(table, range(5))
+    table.add([own], [])
+    found = DirectoryCatalog(place).find()
+    assert found is not None
+    with found.update_schema() as update:
+        update.add_column("cost_center", StringType())
+    other = OtherProgram(place)
+    filled = made_file(other, range(5, 9))
+    other.add([filled], [])
+    table = ArchiveTable(place)
+    assert [list(some) for some in table.small_files(1 << 30)] == [[own.name]]
+    table.refuse_others([own.name])
+    with pytest.raises(PipelineError, match=r"holds columns of other programs \(cost_center\)"):
+        table.refuse_others([own.name, filled.name])
 
 
 # ---- a kill at any point -----------------------------------------------------------------------

@@ -257,6 +257,54 @@ def test_what_is_damaged_is_named(store: Store, tmp_path: Path) -> None:
     assert damage and "too short" in damage[0].reason
 
 
+@pytest.mark.parametrize("kind", [LogKind.MESSAGE, LogKind.SCHEDULE, LogKind.DISPATCH])
+@pytest.mark.parametrize("where", [0.3, 0.7])
+def test_rot_is_named_left_out_of_nothing_and_not_kept(
+    store: Store, tmp_path: Path, kind: LogKind, where: float
+) -> None:
+    """The next export takes a repaired file of the same length, ends and time."""
+    if kind is LogKind.MESSAGE:
+        (path,) = (Path(store.root) / "messages").glob("*.messages")
+    else:
+        path = store.path(kind)
+    to, sound = str(tmp_path / "export"), path.read_bytes()
+    (whole,) = export(store.root, str(tmp_path / "whole"), now_ms=NOW_MS).shards
+    name = str(path.relative_to(store.root))
+    length = _exported_bytes(tmp_path / "whole", name)
+    rotten = bytearray(sound)
+    rotten[int(len(length) * where)] ^= 0xFF
+    path.write_bytes(rotten)
+    (first,) = export_of(store, to).shards
+    assert first.damage and all(name in text for text in first.damage)
+    assert _exported_bytes(Path(to), name) == rotten[: len(length)]
+    path.write_bytes(sound)
+    (second,) = export_of(store, to).shards
+    assert second.damage == []
+    assert _exported_bytes(Path(to), name) == length
+    assert np.array_equal(states_of(to), states_of(store.root))
+    (third,) = export_of(store, to).shards
+    assert third.copied_bytes < second.copied_bytes
+    assert whole.damage == []
+
+
+def _exported_bytes(to: Path, path: str) -> bytes:
+    """What the newest moment of an export has of a file."""
+    open_export.cache_clear()
+    (directory,) = open_directories(str(to))
+    file = directory.files.open(path)
+    return file.pread(file.size(), 0)
+
+
+def test_a_shard_that_the_export_does_not_count_is_damage(tmp_path: Path) -> None:
+    root, to = tmp_path / "data", tmp_path / "export"
+    for store in make_shards(root):
+        store.stop()
+    export(str(root), str(to), now_ms=NOW_MS)
+    (to / SHARDS).write_text('{"shards": 2}')
+    with pytest.raises(DamageError, match="2 shards, and shard-0002 stands beside it"):
+        open_directories(str(to))
+
+
 def test_bytes_across_pieces_and_blocks(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

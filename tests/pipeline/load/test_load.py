@@ -1,5 +1,6 @@
 """The bulk load against a real server: what is loaded and rejected, and what a crash leaves."""
 
+import csv
 import json
 import threading
 import time
@@ -23,11 +24,13 @@ from delayserver.pipeline.load.adoption import Adoption
 from delayserver.pipeline.load.load import LoadJob, run
 from delayserver.pipeline.load.note import NoteFile
 from delayserver.pipeline.load.source import read_table
+from delayserver.pipeline.load.staging import KEY
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.publish.mapping import MessageColumns
 from delayserver.pipeline.publish.values import SECONDS
 from storage.staging import OnConflict, import_of
 from tests.integration.api_support import ApiServer, now_ms, unique
+from tests.pipeline.load.test_reading import rows_of
 from tests.waiting import wait_until
 
 DAY_MS = 86_400_000
@@ -286,8 +289,11 @@ def test_a_dry_run_checks_and_loads_nothing(
     api: ApiServer, job: Job, make: Callable[..., LoadJob]
 ) -> None:
     load, due_ms = make(dry_run=True), now_ms() + DAY_MS
-    loaded = run(job, table(job.spark, (due_ms, "a", "1"), (due_ms, "b", "{")), load)
-    assert (loaded.state, loaded.staged, loaded.rejected_total) == ("checked", 1, 1)
+    large = json.dumps("x" * 10_001)  # more than this server takes, and less than others do
+    rows = [(due_ms, "a", "1"), (due_ms, "b", "{"), (due_ms, "c", large)]
+    loaded = run(job, table(job.spark, *rows), load)
+    assert (loaded.state, loaded.staged, loaded.rejected_total) == ("checked", 1, 2)
+    assert rejected(load)["c"] == "body too large"
     assert staged(load) == []
     api.ask("GET", f"/v1/imports/{load.id}", 404)
 
@@ -513,6 +519,133 @@ def test_what_cannot_be_loaded_says_why(
 def test_a_directory_of_nobody(job: Job, make: Callable[..., LoadJob], tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="not a data directory"):
         run(job, table(job.spark, (1, "a", "1")), replace(make(), data_dir=tmp_path))
+
+
+def test_what_is_loaded_is_pulled_byte_by_byte(
+    api: ApiServer, job: Job, make: Callable[..., LoadJob], tmp_path: Path
+) -> None:
+    """A folder with blanks in its name, of several formats of one table, through Spark and back."""
+    subject, due_ms = unique("bytes"), now_ms() - 1
+    keys = [
+        'a "quoted" key',
+        "007",
+        " blanks ",
+        "é\u2028\r\n, ;\t",
+        "back\\slash\\",
+        "\ufffd",
+        "\U0001f4a9",
+    ]
+    bodies = [
+        json.dumps({"n": n, "t": key, "x": 12345678901234567890123}) for n, key in enumerate(keys)
+    ]
+    root = tmp_path / "my table 50% é"
+    for kind in ("csv", "parquet"):
+        (root / kind / f"subject={subject}").mkdir(parents=True)
+    with (root / "csv" / f"subject={subject}" / "1.csv").open("w", newline="") as file:
+        rows = [(due_ms, key, body) for key, body in zip(keys, bodies, strict=True)]
+        csv.writer(file, lineterminator="\n").writerows([("due", "key", "body"), *rows])
+    for unit in ("ns", "us"):
+        per_ms = {"ns": 10**6, "us": 1000}[unit]
+        columns = {
+            "due": pa.array([due_ms * per_ms] * len(keys), pa.timestamp(unit)),
+            "key": [f"{unit}{key}" for key in keys],
+            "body": bodies,
+        }
+        pq.write_table(
+            pa.table(columns), root / "parquet" / f"subject={subject}" / f"{unit}.parquet"
+        )
+    path = api.subscribe(unique("queue"), subject)
+    for kind in ("csv", "parquet"):
+        load = make(MessageColumns("due", subject_column="subject", key="key", body="body"))
+        assert run(job, read_table(job, str(root / kind), kind, {}), load).rejected == {}
+    found = {message["key"]: message for message in api.pull_all(path, 3 * len(keys))}
+    wanted = {
+        f"{unit}{key}": json.loads(body)
+        for unit in ("", "ns", "us")
+        for key, body in zip(keys, bodies, strict=True)
+    }
+    assert {key: message["body"] for key, message in found.items()} == wanted
+    at = {datetime.fromisoformat(message["deliver_at"]) for message in found.values()}
+    assert max(at).timestamp() * 1000 <= now_ms()
+
+
+def test_what_spark_itself_has_written(job: Job, tmp_path: Path) -> None:
+    keys = ['say "hi"', "a\\b", 'a\\"b', "x,y", "two\nlines", "007"]
+    rows = job.spark.createDataFrame(
+        [(1_900_000_000_000, key, "k=1") for key in keys], "due long, key string, kind string"
+    )
+    columns = MessageColumns("due", subject_column="kind", key="key")
+    for kind, options in (("csv", {"escape": "\\"}), ("json", {}), ("parquet", {})):
+        path = tmp_path / f"by spark.{kind}"
+        rows.coalesce(1).write.option("header", "true").format(kind).save(str(path))
+        assert sorted(row[KEY] for row in rows_of(path, columns, **options)) == sorted(keys)
+        path = tmp_path / f"in folders.{kind}"
+        rows.coalesce(1).write.option("header", "true").partitionBy("key").format(kind).save(
+            str(path)
+        )
+        # A line break is none in the name of a folder.
+        found = {row[KEY] for row in rows_of(path, columns, **options)}
+        assert found == set(keys)
+
+
+def test_a_directory_with_blanks_and_other_signs(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "my data 50% é").mkdir()
+    server = ApiServer(tmp_path / "my data 50% é")
+    server.start()
+    try:
+        columns = MessageColumns("due", subject="s", key="key", body="body")
+        load = LoadJob(
+            "odd",
+            server.data_dir,
+            str(server.base_url),
+            columns,
+            ids=tmp_path / "ids.parquet",
+            ids_columns=("kind", "row", "due", "body", "reason"),
+        )
+        path = tmp_path / "table.parquet"
+        due = now_ms() + DAY_MS
+        row = {"due": due, "key": "a", "body": "1", "kind": "x", "row": 7, "reason": None}
+        pq.write_table(pa.Table.from_pylist([row]), path)
+        assert run(job, read_table(job, str(path), None, {}), load).accepted == 1
+        (told,) = ids(load)
+        assert {name: told[name] for name in load.ids_columns} == {
+            "kind": "x",
+            "row": 7,
+            "due": due,
+            "body": "1",
+            "reason": None,
+        }
+        assert [one.name for one in tmp_path.iterdir() if one.is_dir()] == ["my data 50% é"]
+    finally:
+        server.shut_down()
+
+
+@pytest.mark.parametrize("names", [("id",), ("Duplicate",), ("shop", "shop"), ("a", "A")])
+def test_columns_that_cannot_stand_in_the_file_of_ids(
+    job: Job, make: Callable[..., LoadJob], names: tuple[str, ...]
+) -> None:
+    load = replace(make(), ids_columns=names)
+    with pytest.raises(PipelineError, match=r"of its own|twice"):
+        run(job, table(job.spark, (1, "a", "1")), load)
+
+
+def test_old_timestamps_are_no_seconds(
+    job: Job, make: Callable[..., LoadJob], tmp_path: Path
+) -> None:
+    """The unit of numbers may be doubted, that of timestamps stands in the file."""
+    path = tmp_path / "table.parquet"
+    due = pa.array([86_400_000_000, 0, -1], pa.timestamp("us"))
+    pq.write_table(pa.table({"due": due, "key": list("abc"), "body": ["1"] * 3}), path)
+    loaded = run(job, read_table(job, str(path), None, {}), make())
+    assert (loaded.accepted, loaded.past) == (3, 3)
+
+
+def test_a_type_of_spark_that_json_has_not(job: Job, make: Callable[..., LoadJob]) -> None:
+    rows = table(job.spark, (now_ms() + DAY_MS, "a", "1"))
+    load = make(MessageColumns("due", subject=unique("s"), key="key"))
+    for column in ("interval 1 day", "array(named_struct('x', interval 1 month))"):
+        with pytest.raises(PipelineError, match=r"column took.* which JSON does not have"):
+            run(job, rows.selectExpr("due", "key", f"{column} as took"), load)
 
 
 # ── a crash in the middle ──────────────────────────────────────────────────────────────────────

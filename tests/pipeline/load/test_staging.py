@@ -284,20 +284,3 @@ def test_a_plan_without_keys_and_headers_and_with_one_subject(root: Path) -> Non
     rows: list[Row] = [("order.unpaid", NOW_MS, None, None, None)]
     rows.append(("order.unpaid", NOW_MS + 1, None, "1", None))
     assert staged(root, outcome) == [plain(row) for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("body", "key", "headers", "is_doubted"),
-    [
-        (b'{"a":"caf\xc3\xa9"}', "k", {"a": "b"}, False),
-        (b"null", None, None, False),
-        ('{"a":"caf\ufffd"}'.encode(), "k", None, True),
-        (b"1", "caf\ufffd", None, True),
-        (b"1", "k", {"a": "caf\ufffd"}, True),
-        (b"1", "k", {"caf\ufffd": "a"}, True),
-    ],
-)
-def test_what_spark_could_not_decode_is_seen(
-    body: bytes, key: str | None, headers: dict[str, str] | None, is_doubted: bool
-) -> None:
-    assert staging._has_replacement(body, key, headers) == is_doubted

@@ -530,3 +530,39 @@ def test_messages_are_added_never_overwritten() -> None:
     )
     with pytest.raises(InputError, match="mode append"):
         DelayServerSink(OPTIONS).writer(SCHEMA, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("due", "unit", "given"),
+    [
+        (
+            ["tomorrow at noon", "2026-13-45T00:00:00Z", None, " 2030-01-02T03:04:05+05:30"],
+            None,
+            None,
+        ),
+        ([1, None, 4_102_444_800, -5], "s", None),
+        (
+            pa.array([1, None, 4_102_444_800_000_001, -1], pa.timestamp("us", "UTC")),
+            None,
+            [
+                "1970-01-01T00:00:00.000001Z",
+                None,
+                "2100-01-01T00:00:00.000001Z",
+                "1969-12-31T23:59:59.999999Z",
+            ],
+        ),
+    ],
+)
+def test_a_rejected_due_time_is_as_the_table_had_it(
+    make: Callable[..., SendingPlan],
+    tmp_path: Path,
+    due: Any,
+    unit: str | None,
+    given: list[Any] | None,
+) -> None:
+    columns = MessageColumns("due", subject=unique("sent"), key="key", body="body", due_unit=unit)
+    plan = replace(make(columns), rejects=str(tmp_path / "rejects"))
+    send(plan, {"due": due, "key": list("abcd"), "body": ["{"] * 4})
+    (path,) = (tmp_path / "rejects").iterdir()
+    rows = {row["key"]: row["due"] for row in map(json.loads, path.read_text().splitlines())}
+    assert rows == dict(zip("abcd", given or due, strict=True))

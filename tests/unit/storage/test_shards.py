@@ -45,6 +45,21 @@ def test_what_is_no_file_of_shards_is_damage(document: bytes) -> None:
         read_shard_count(files)
 
 
+@pytest.mark.parametrize("beside", [2, 3, 255])
+def test_a_shard_that_is_not_counted_is_damage(beside: int) -> None:
+    files = SimulatedFiles("data")
+    fix_shard_count(files, 2)
+    for shard in (1, beside):
+        files.make_directory(shard_directory(shard))
+    replace_file(files, f"{shard_directory(1)}/{FORMAT_FILE}", b"{}")
+    assert read_shard_count(files) == 2
+    replace_file(files, f"{shard_directory(beside)}/{FORMAT_FILE}", b"{}")
+    with pytest.raises(DamageError, match=f"there are 2 shards, and shard-0*{beside} stands"):
+        read_shard_count(files)
+    with pytest.raises(DamageError, match="there are 2 shards"):
+        fix_shard_count(files, 2)
+
+
 def test_a_newer_file_is_named() -> None:
     files = SimulatedFiles("data")
     replace_file(files, SHARDS_FILE, json.dumps({"format": 2, "shards": 2}).encode())
