@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -99,6 +100,24 @@ def test_rows_can_be_left_out(table: ArchiveTable, job: Job) -> None:
     old = names_of(table)
     table.replace(old, rewritten(job, table, old, "none", F.lit(False)))
     assert rows_of(table) == [] and files_of(table) == []
+
+
+def test_a_file_with_columns_of_others_is_left_as_it_is(
+    table: ArchiveTable, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, files = rows_of(table), on_disk(table)
+    filled = names_of(table)[0]
+
+    def others_in(self: ArchiveTable, file: DataFile) -> list[int]:
+        return [30] if self.place.name_of(file.file_path) == filled else []
+
+    monkeypatch.setattr(ArchiveTable, "_others_in", others_in)
+    with pytest.raises(PipelineError, match=r"holds columns of other programs .*number 30"):
+        rewritten(job, table, names_of(table), "kept", F.col("seq") >= 5)
+    assert sorted(on_disk(table)) == sorted(files)
+    assert compact(job, table, "all", 2) == Compacted(2 * RUNS - 1, 2)
+    assert filled in names_of(table)
+    assert rows_of(table) == before
 
 
 def test_a_file_that_cannot_be_read_stays_and_is_named(table: ArchiveTable, job: Job) -> None:

@@ -214,6 +214,17 @@ def test_seconds(api: ApiServer, job: Job, make: Callable[..., LoadJob]) -> None
     assert rejected(certain) == dict.fromkeys((f"k{number}" for number in range(5)), SECONDS)
 
 
+def test_seconds_in_a_file(job: Job, make: Callable[..., LoadJob], tmp_path: Path) -> None:
+    """The rows are judged by the reader then, and the unit is doubted as in any other table."""
+    path = tmp_path / "table.csv"
+    due_s = now_ms() // 1000 + 86_400
+    path.write_text("due,key,body\n" + "".join(f"{due_s},k{number},1\n" for number in range(3)))
+    load = make()
+    with pytest.raises(PipelineError, match=r"3 of 3 rows .* as if column due were in seconds"):
+        run(job, read_table(job, str(path), None, {}), load)
+    assert staged(load) == []
+
+
 def test_what_is_past_is_counted_or_rejected(job: Job, make: Callable[..., LoadJob]) -> None:
     day_ago_ms = now_ms() - DAY_MS
     rows = table(job.spark, (day_ago_ms, "past", "1"), (now_ms() + DAY_MS, "coming", "1"))

@@ -6,6 +6,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +29,7 @@ from delayserver.pipeline.load.reading import read_rows
 from delayserver.pipeline.load.source import open_files
 from delayserver.pipeline.load.staging import BODY, DUE, GIVEN_DUE, HEADERS, KEY, PROBLEM, SUBJECT
 from delayserver.pipeline.publish.mapping import MessageColumns
-from delayserver.pipeline.publish.values import text_or_none
+from delayserver.pipeline.publish.values import SECONDS, text_or_none
 from delayserver.times import parse_time_ms
 
 DUE_MS = 1_900_000_000_000
@@ -417,6 +418,28 @@ def test_a_due_time_beyond_64_bits(tmp_path: Path) -> None:
     columns = {"due": pa.array([1 << 63, DUE_MS], pa.uint64()), "key": list("ab")}
     pq.write_table(pa.table(columns), path)
     assert [row[DUE] for row in rows_of(path, REST)] == [(1 << 63) - 1, DUE_MS]
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl"])
+def test_seconds_are_a_problem_of_their_row_unless_they_are_the_unit(
+    tmp_path: Path, name: str
+) -> None:
+    path, due = tmp_path / name, [DUE_MS // 1000, DUE_MS]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"due": due, "key": list("ab")}), path)
+    else:
+        made = pd.DataFrame({"due": due, "key": list("ab")})
+        is_csv = path.suffix == ".csv"
+        path.write_text(
+            made.to_csv(index=False) if is_csv else made.to_json(orient="records", lines=True)
+        )
+    rows = rows_of(path, REST)
+    assert [(row[DUE], row[GIVEN_DUE], row[PROBLEM]) for row in rows] == [
+        (None, str(due[0]), SECONDS),
+        (DUE_MS, str(DUE_MS), None),
+    ]
+    first, _ = rows_of(path, replace(REST, due_unit="s"))
+    assert (first[DUE], first[PROBLEM]) == (DUE_MS, None)
 
 
 # ── folders ────────────────────────────────────────────────────────────────────────────────────
