@@ -232,7 +232,9 @@ class TieredCatalog:
         except ShortageError:
             if run is not None:
                 run.close()
-                self._delete(run.path)
+                # An error may be told behind the commit, and then the catalog names it.
+                if run.state.number not in {state.number for state in self._named()}:
+                    self._delete(run.path)
             raise
         if merge is not None:
             merge.since += [*_as_columns(pairs), *columns]

@@ -189,6 +189,8 @@ class Ledger(DurableRecords):
             single_file = queue.rows.single_file
             if single_file is None or queue.subscription.paused or server.is_held(queue):
                 continue
+            if queue.held_until_ms > server.stopwatch():
+                continue  # Its receiver wants nothing for a while.
             waiting = seqs_of(single_file.slices())
             others = {*queue.reserved, *seqs_of(queue.rows.slices())}.difference(waiting)
             subscription = queue.subscription

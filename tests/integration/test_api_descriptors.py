@@ -59,7 +59,7 @@ def test_neither_clients_nor_receivers_take_what_the_logs_need(make_api, receive
     batch = [{"subject": subject, "body": number} for number in range(count)]
     api.ask("POST", "/v1/messages/batch", json=batch)
     wait_until(lambda: receiver.count(url) == WEBHOOKS)
-    assert api.metric("waiting_webhooks") == count - WEBHOOKS
+    assert api.metric("waiting_webhooks") == 1  # the subscription; its messages are in its queue
     with crowd(api.process.port, 10 * CONNECTIONS):
         for hour in range(1, 40):
             message = {"subject": "later", "delay": hour * HOUR_MS}

@@ -206,11 +206,16 @@ def test_every_benchmark_of_the_script_is_run_here() -> None:
     from measurements import BENCHMARKS as WRITTEN_DOWN
 
     shown = re.findall(r"^  scripts/bench \[?(\w+)\]? \[options\]", bench("--help").stdout, re.M)
-    assert sorted(shown) == sorted((*WRITTEN_DOWN, "client"))
+    assert sorted(shown) == sorted((*WRITTEN_DOWN, "client", "turns"))
     files = (Path(__file__), *(ROOT / "tests" / one / "test_bench.py" for one in OTHERS))
     here = "".join(file.read_text() for file in files)
     for name in WRITTEN_DOWN:
         assert re.search(rf'figures\("{name}"|{name}\.main', here), name
+
+
+def test_turns_of_the_event_loop(tmp_path: Path) -> None:
+    found, _ = figures("turns", tmp_path)
+    assert found
 
 
 def test_a_benchmark_that_there_is_not() -> None:

@@ -20,6 +20,38 @@ NOT_SHOWN = {
     "backup_last_bytes": "that of the directory, nearly",
     "backup_log_breaks_total": "backup_log_reach_timestamp_seconds stands still from then on",
     "commits_total": "group_records counts them",
+    "log_lines_lost_total": "the log itself says how many, as soon as it can be written again",
+    "certificate_renewals_refused_total": "the log says why",
+    "certificate_end_timestamp_seconds": "it changes once in months",
+    "loop_turn_seconds": "its alert tells what is too long",
+    **dict.fromkeys(
+        (
+            "deadlines",
+            "gathered_bytes",
+            "group_bytes",
+            "receiving_bytes",
+            "subjects",
+            "unread_bytes",
+            "waiting_slices",
+            "broker_bodies_bytes",
+            "broker_bodies_max_bytes",
+            "broker_client_bytes",
+            "broker_connections",
+            "broker_channels",
+            "broker_waiting_messages",
+        ),
+        "of who meets a limit, and looks into the table of limits",
+    ),
+    **dict.fromkeys(
+        (
+            "broker_apart_total",
+            "broker_duplicates_total",
+            "broker_unknown_total",
+            "brokers_away",
+            "brokers_blocked",
+        ),
+        "of who asks why a broker is slow: failed deliveries are shown by subscription",
+    ),
 }
 """Metrics of the table without a panel, and why."""
 

@@ -103,7 +103,8 @@ class WorldOfTheLog(WorldOfSnapshots):
             self.shelf,
             open_identity(self.disk, random_bytes=None),
             take=lambda count: None,
-            next_seq=server.engine.sequencer.next_seq,
+            # As a server does it, before the first record of this life.
+            next_seq=server.recovered.next_seq,
             life="a life",
         )
         self.shipper.resume([] if self.base is None else [self.base.manifest])

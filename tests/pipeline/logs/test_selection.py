@@ -53,9 +53,9 @@ def test_seqs(text: str, seqs: Range) -> None:
 @pytest.mark.parametrize(
     ("option", "text", "wanted"),
     [
-        ("from_", "yesterday", "the option from of delaystate is a time as"),
-        ("to", "1e3", "the option to of delaystate is a time as"),
-        ("to", "9" * 18, "the option to of delaystate is a time as"),
+        ("from_", "yesterday", "the option from of delaystate is a time ("),
+        ("to", "1e3", "the option to of delaystate is a time ("),
+        ("to", "9" * 18, "the option to of delaystate is a time ("),
         ("seq", "", "the option seq of delaystate is a number or a range"),
         ("seq", "..", "5, 5..9, 5.. or ..9, not '..'"),
         ("seq", "9..5", "not '9..5'"),

@@ -177,9 +177,9 @@ def test_a_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: in
     one_by_one = []
     cancel_one = parts.messages.cancel
 
-    def noting(seq: int, due_ms: int, subject: str) -> Any:
+    def noting(seq: int, due_ms: int, **named: Any) -> Any:
         one_by_one.append(seq)
-        return cancel_one(seq, due_ms, subject=subject)
+        return cancel_one(seq, due_ms, **named)
 
     monkeypatch.setattr(parts.messages, "cancel", noting)
     assert cancel(parts, found, [1] * count) == {}
