@@ -447,7 +447,9 @@ class _Run:
         with blanks, percent signs or letters beyond ASCII is another one to a JVM."""
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir()
-        told = rows.mapInArrow(_writer(plan, str(self._work)), "file string").collect()
+        directories = {str(one.data_dir): one.identity.stamp for one in self._targets}
+        write = _writer(plan, str(self._work), directories)
+        told = rows.mapInArrow(write, "file string").collect()
         names = {row["file"] for row in told}
         for path in self._work.iterdir():
             if path.name not in names:
@@ -642,29 +644,27 @@ def _parts(manifest: Manifest) -> Parts:
     return tuple((part.file, part.count) for part in manifest.parts)
 
 
-def _stager(plan: StagingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for target in plan.targets:
-            if target.data_dir:
-                files = OsFiles(target.data_dir, readonly=True)
-                check_here(files, target.data_dir, target.stamp)
-        return Stager(plan).stage(batches)
-
-    return stage
+_Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""In a worker. Executors get functions by value: no method of an object that holds the session."""
 
 
-def _writer(
-    plan: StagingPlan, work: str
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Executors get functions by value: no method of an object that holds the session."""
-    stage = _stager(plan)
+def _stager(plan: StagingPlan) -> _Stage:
+    return lambda batches: Stager(plan).stage(batches)
+
+
+def _writer(plan: StagingPlan, work: str, directories: Mapping[str, int]) -> _Stage:
+    """`directories`: all of the load, `work` among them or in them, with their stamps."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Before anything is written, and though a dry run writes to `work` alone: elsewhere the
+        # driver would not find it.
+        for data_dir, stamp in directories.items():
+            check_here(OsFiles(data_dir, readonly=True), data_dir, stamp)
         # A task that is tried again, or twice at once, writes a file of its own.
         path = Path(work, f"{uuid.uuid4().hex}.parquet")
         schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
         with pq.ParquetWriter(path, schema) as writer:
-            for outcome in stage(batches):
+            for outcome in Stager(plan).stage(batches):
                 writer.write_batch(outcome)
         yield pa.RecordBatch.from_arrays([texts([path.name])], ["file"])
 
