@@ -1,7 +1,11 @@
-"""A door in front of a node: the address that it advertises, and that can be shut.
+"""A door in front of a node: a host of its own that it advertises, and that can be shut.
 
 Who comes to a shut door is refused, as by a firewall that lets nobody through; what is open then is
 cut off. The node itself reaches everybody all the time, and the brokers too.
+
+A node has two kinds of ports, that of clients and those of links, and is told about both by the
+host that it advertises. So the door is that host, 127.0.0.N, with the ports of the node, which
+listens at 127.0.0.1.
 
 Cost: a copy of what goes through. Threads: one of its own for each door, which its event loop has.
 """
@@ -10,6 +14,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 from tests.waiting import turns
 
@@ -19,21 +24,16 @@ READ_BYTES = 1 << 16
 class Door:
     """Open from the beginning."""
 
-    def __init__(self, port: int, behind: int) -> None:
-        """Who comes to `port` of the loopback gets to `behind`."""
-        self.port = port
-        self._behind = behind
+    def __init__(self, host: str, *ports: int) -> None:
+        """Who comes to a port of this host gets to the same one of 127.0.0.1."""
+        self._host = host
+        self._ports = ports
         self._loop = asyncio.new_event_loop()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.open()
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"http://127.0.0.1:{self.port}"
 
     def open(self) -> None:
         """Let everybody through from now on."""
@@ -51,19 +51,23 @@ class Door:
         self._loop.close()
 
     async def _open(self) -> None:
-        self._server = await asyncio.start_server(self._come, "127.0.0.1", self.port)
+        for port in self._ports:
+            come = partial(self._come, port)
+            self._servers.append(await asyncio.start_server(come, self._host, port))
 
     async def _shut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         for writer in self._writers:
             writer.transport.abort()
         await turns()  # They are told.
 
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _come(
+        self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(OSError):
-            onwards, back = await asyncio.open_connection("127.0.0.1", self._behind)
+            onwards, back = await asyncio.open_connection("127.0.0.1", port)
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pass(reader, back))
                 both.create_task(self._pass(onwards, writer))
@@ -82,9 +86,9 @@ class Door:
 
 
 @contextlib.contextmanager
-def doors(*pairs: tuple[int, int]) -> Iterator[list[Door]]:
-    """Doors at the first ports of these, to the second ones."""
-    made = [Door(port, behind) for port, behind in pairs]
+def doors(*places: tuple[str, int, int]) -> Iterator[list[Door]]:
+    """Doors of these hosts, for two ports each."""
+    made = [Door(*place) for place in places]
     try:
         yield made
     finally:

@@ -32,10 +32,10 @@ class NodeProcess(ForkedServerProcess):
         url: ClusterUrl,
         directory: Path,
         *,
-        advertise: str | None = None,
+        host: str = "127.0.0.1",
         zone: str | None = None,
     ) -> None:
-        """`advertise`: where the others find it, if not at its port."""
+        """`host`: where the others find it, at its port."""
         port = free_port()
         self.name = name
         super().__init__(
@@ -44,7 +44,7 @@ class NodeProcess(ForkedServerProcess):
             log_path=directory / f"{name}.log",
             options=[
                 *("--cluster", str(url), "--node", name),
-                *("--advertise", advertise or f"http://127.0.0.1:{port}"),
+                *("--advertise", f"http://{host}:{port}"),
                 *("--disk-reserve-bytes", "1048576"),
                 *(() if zone is None else ("--zone", zone)),
             ],

@@ -31,13 +31,14 @@ def unseen(node: NodeProcess) -> float:
 def test_an_owner_that_is_cut_off_from_other_nodes(
     brokers: Brokers, url: ClusterUrl, tmp_path: Path
 ) -> None:
-    ports = [free_port() for _ in range(3)]
-    nodes = [
-        NodeProcess(f"n{number}", url, tmp_path, advertise=f"http://127.0.0.1:{port}")
-        for number, port in enumerate(ports, 1)
-    ]
-    behind = [(port, node.port) for port, node in zip(ports, nodes, strict=True)]
-    with doors(*behind) as made, running(*nodes):
+    nodes, places = [], []
+    for number in range(1, 4):
+        host, link_port = f"127.0.0.{number + 1}", free_port()
+        node = NodeProcess(f"n{number}", url, tmp_path, host=host)
+        node.options += ["--link-port", str(link_port)]
+        nodes.append(node)
+        places.append((host, node.port, link_port))
+    with doors(*places) as made, running(*nodes):
         kept = [node.publish(f"{node.name}-{number}") for node in nodes for number in range(5)]
         for node in nodes:
             until(lambda node=node: node.call_once("GET", "/readyz"), "it is in step")
