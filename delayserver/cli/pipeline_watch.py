@@ -32,6 +32,7 @@ from delayserver.cli.pipeline import (
 
 if TYPE_CHECKING:
     from delayserver.pipeline.topics.following import FollowedTopics
+    from delayserver.pipeline.topics.pieces import DamagedRecord
     from delayserver.pipeline.topics.verdicts import HourVerdict
 
 LOOK_S = 0.5
@@ -141,19 +142,17 @@ class _Teller:
         self.has_found = False
         self._output = output
         self._console = None if quiet else make_console()
-        self._damage_told = 0
         self._has_head = False
 
     def tell(self, followed: "FollowedTopics") -> None:
         """All that is news."""
-        for verdict in followed.verdicts():
-            self._tell(verdict)
-        for damage in followed.damage[self._damage_told :]:
-            self._damage_told += 1
-            self.has_found = True
-            place = {"log": damage.log, "offset": damage.offset, "reason": damage.reason}
-            self._write({"damaged": place})
-            self._print(f"[red]damaged[/]: {damage.log} at offset {damage.offset}: {damage.reason}")
+        from delayserver.pipeline.topics.pieces import DamagedRecord
+
+        for one in followed.news():
+            if isinstance(one, DamagedRecord):
+                self._tell_damage(one)
+            else:
+                self._tell(one)
 
     def end(self, followed: "FollowedTopics") -> None:
         """What is left open."""
@@ -165,6 +164,12 @@ class _Teller:
             self._print(f"Over, and not closed: {', '.join(hours)}")
         if followed.watch.late:
             self._print(f"Rows that came too late to be judged: {followed.watch.late:,}")
+
+    def _tell_damage(self, damage: "DamagedRecord") -> None:
+        self.has_found = True
+        place = {"log": damage.log, "offset": damage.offset, "reason": damage.reason}
+        self._write({"damaged": place})
+        self._print(f"[red]damaged[/]: {damage.log} at offset {damage.offset}: {damage.reason}")
 
     def _tell(self, verdict: "HourVerdict") -> None:
         from rich.markup import escape

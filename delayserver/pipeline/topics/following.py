@@ -7,7 +7,7 @@ The checkpoint of the stream and the rows stand in one directory, so that a stre
 again there goes on.
 
 Cost: what `pieces` and `watch` say; two cores are busy for half a second of each micro-batch.
-Threads: Spark's own takes micro-batches in; any other takes verdicts out, of a queue.
+Threads: Spark's own takes micro-batches in; any other takes out what it has found, of a queue.
 """
 
 import contextlib
@@ -56,18 +56,14 @@ class FollowedTopics:
     """A stream that gives verdicts."""
 
     watch: HourWatch
-    _verdicts: "queue.SimpleQueue[HourVerdict]"
+    _news: "queue.SimpleQueue[HourVerdict | DamagedRecord]"
     _query: StreamingQuery
 
-    def verdicts(self) -> Iterator[HourVerdict]:
-        """Those that have come since the last call."""
-        while not self._verdicts.empty():
-            yield self._verdicts.get()
-
-    @property
-    def damage(self) -> list[DamagedRecord]:
-        """Records that are not what they claim to be, of this run."""
-        return self.watch.damage
+    def news(self) -> "Iterator[HourVerdict | DamagedRecord]":
+        """What has come since the last call: of each micro-batch the verdicts, and then the records
+        in it that are not what they claim to be."""
+        while not self._news.empty():
+            yield self._news.get()
 
     def has_ended(self) -> bool:
         """Whether all there was is read, or a damaged record ends it.
@@ -76,7 +72,7 @@ class FollowedTopics:
         if self._query.isActive:
             return False
         error = self._query.exception()
-        if error is None or any(one.ends_log for one in self.damage):
+        if error is None or any(one.ends_log for one in self.watch.damage):
             return True
         raise _named(error) from error
 
@@ -113,11 +109,14 @@ def follow(
             "another --master"
         )
     watch = HourWatch(directory / "hours", topics.identity, known, patience_ms=patience_ms)
-    found: queue.SimpleQueue[HourVerdict] = queue.SimpleQueue()
+    found: queue.SimpleQueue[HourVerdict | DamagedRecord] = queue.SimpleQueue()
 
     def take(batch: DataFrame, number: int) -> None:
+        before = len(watch.damage)
         for verdict in watch.take(number, pieces_of(batch, topics, watch.places)):
             found.put(verdict)
+        for damage in watch.damage[before:]:
+            found.put(damage)
         if any(one.ends_log for one in watch.damage):
             raise _LogDamagedError
 

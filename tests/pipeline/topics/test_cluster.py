@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from delayserver.cli import make_app
+from delayserver.cli import make_app, pipeline_watch
 from delayserver.pipeline.logs.columns import CORRUPT_DDL
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports import live
@@ -223,7 +223,7 @@ def test_rows_of_the_topic_are_those_that_a_node_has_in_its_files(
 
 @pytest.mark.usefixtures("shared_session")
 def test_verdicts_are_what_the_ledger_says_and_what_is_tampered_with_is_named(
-    cluster: Cluster,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, node = cluster.ledger, cluster.nodes[1]
     for message_id in ledger.publish(node, 7, delay="1m"):
@@ -258,6 +258,8 @@ def test_verdicts_are_what_the_ledger_says_and_what_is_tampered_with_is_named(
     stranger["seq"], stranger["message_seq"] = 1, 1
     cluster.append(0, cluster.settle(0, stranger))
     broken = cluster.append(0, data[:70] + bytes([data[70] ^ 1]) + data[71:])
+    # Whoever looks all the time is told of both in one order, too: together, when both are known.
+    monkeypatch.setattr(pipeline_watch, "LOOK_S", 0.005)
     status, found = cluster.watch()
     assert status == 1
     verdict, damaged = found
