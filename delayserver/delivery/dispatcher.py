@@ -1065,7 +1065,7 @@ def _apart(queue: Queue, attempts: NDArray[np.uint16]) -> Iterator[NDArray[np.in
         which = np.flatnonzero(attempts == attempt)
         most = len(which)
         if attempt > 1:
-            most = queue.company_max(attempt, queue.subscription.batch_max)
+            most = queue.company_max(attempt, most)
         yield from np.split(which, range(most, len(which), most))
 
 

@@ -92,7 +92,6 @@ def test_a_receiver_that_is_down_is_named_until_it_answers(api, prefix, receiver
     wait_until(lambda: counted() == 4)
     stats = api.ask("GET", "/v1/stats")
     assert stats["dead_letters"] >= 4
-    assert sum(stats["lateness"]["counts"]) >= 4
     assert len(stats["lateness"]["counts"]) == len(stats["lateness"]["bounds_ms"]) + 1
     api.ask("POST", f"{path}/pause")
     assert failing() is None and api.ask("GET", "/v1/stats")["paused"] >= 1

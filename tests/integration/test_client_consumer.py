@@ -176,7 +176,7 @@ async def test_sigkill_of_the_server_loses_nothing(make_api, caplog):
         published = []
         for round_ in range(3):
             published += await asyncio.gather(
-                *(producer.publish("s", (round_, n), delay=n) for n in range(600))
+                *(producer.publish("s", [round_, n], delay=n) for n in range(600))
             )
             so_far = len(finished)
             await until(lambda more=so_far: len(finished) > more + 50)
