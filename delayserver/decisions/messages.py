@@ -8,8 +8,7 @@ loop.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -27,6 +26,7 @@ from delayserver.errors import (
     NotFoundError,
     PreconditionError,
 )
+from delayserver.records.direct import is_direct
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import (
     Origin,
@@ -37,6 +37,8 @@ from delayserver.records.message import (
     row_flags,
 )
 from delayserver.records.message_id import MessageId
+from delayserver.records.message_state import OPEN, ArrivedDelivery, MessageState, Place, state_of
+from delayserver.records.receivers import had
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState, KeyEntry
 from delayserver.schedule.hours import Hours
@@ -48,18 +50,6 @@ from storage.rows import HOUR_MS, NO_KEY, RecordKind
 Versions = Container[str] | None
 """The versions of a message that the caller wants to change; None: any."""
 _ENDED = (ChangeState.CANCELLED, ChangeState.DEAD, ChangeState.DISCARDED)
-
-
-@dataclass(slots=True)
-class Located:
-    """Where a message is. `entry`: the schedule row that waits, when it is scheduled."""
-
-    state: State
-    entry: ScheduleEntry
-    attempts: int = 0
-    """Attempts that failed, when a retry waits."""
-    subscription_id: int = 0
-    """Not 0: what waits is a retry for this subscription."""
 
 
 class Messages:
@@ -156,9 +146,17 @@ class Messages:
             raise NotFoundError(f"there is no message with key {key!r} in subject {subject!r}")
         return MessageId(0, entry.due_ms, entry.seq)
 
-    def locate(self, seq: int, due_ms: int) -> Located:
-        """Where the message that was published with `seq` for `due_ms` is; always definite (I5)."""
+    def locate(self, seq: int, due_ms: int) -> MessageState:
+        """The state of the message that was published with `seq` for `due_ms`; always definite
+        (I5)."""
         return self._locate(seq, due_ms, self._sequencer.changes(seq))
+
+    def look_up(
+        self, seq: int, due_ms: int, subject: str, settled: Mapping[int, ArrivedDelivery]
+    ) -> MessageState:
+        """As `locate`, with all that its files tell, too: its subject (empty, if it says itself
+        where it goes), and what was delivered."""
+        return self._locate(seq, due_ms, self._sequencer.changes(seq), subject, settled)
 
     def held(self, seqs: Iterable[int]) -> Container[int]:
         """The rows of messages, by their seqs, that are in queues or on their way: those that the
@@ -174,63 +172,39 @@ class Messages:
         seq: int,
         due_ms: int,
         changes: dict[int, Change],
+        subject: str = "",
+        settled: Mapping[int, ArrivedDelivery] | None = None,
         held: Container[int] | None = None,
-    ) -> Located:
+    ) -> MessageState:
         """`held`: where the caller has asked for many messages (`held`) in the same turn."""
+        place = partial(self._place, held)
+        first = ScheduleEntry(seq, due_ms)
+        if not changes and not subject:
+            return state_of(first, changes, place, settled=settled)
+        whole, had_by = changes.get(0), list[int]()
+        if any(map(is_direct, changes)):
+            subject = ""  # It goes where it says, and to no subscription.
+        elif not subject and len(changes) > (whole is not None):
+            subject = self._sequencer.subject_names[max(c.subject_id for c in changes.values())]
+        if subject:
+            row = first if whole is None else ScheduleEntry(whole.entry_seq, whole.due_ms)
+            had_by = [
+                one.id
+                for one in self._registry.candidates(subject)
+                if not one.deleted and had(one, subject, row.seq, row.due_ms)
+            ]
+        return state_of(first, changes, place, had_by, settled)
 
-        def holds(entry: ScheduleEntry) -> bool:
-            return self._dispatcher.holds(entry) if held is None else entry.seq in held
-
-        change = changes.get(0)
-        entry = (
-            ScheduleEntry(change.entry_seq, change.due_ms) if change else ScheduleEntry(seq, due_ms)
-        )
-        if change is not None and change.state == ChangeState.CANCELLED:
-            return Located(State.CANCELLED, entry)
-        if self._waits(entry):
-            if self._is_partly_settled(entry):
-                return Located(State.DELIVERING, entry)
-            return Located(State.SCHEDULED, entry)
-        # With several subscriptions it is on its way until it ended at all of them.
-        several = len(changes.keys() - {0}) > 1
-        delivering = holds(entry)
-        retry: Located | None = None
-        dead = discarded = ended = False
-        for subscription_id, per_subscription in changes.items():
-            if subscription_id == 0:
-                continue
-            again = ScheduleEntry(per_subscription.entry_seq, per_subscription.due_ms)
-            if per_subscription.state == ChangeState.DEAD:
-                dead = True
-            elif per_subscription.state == ChangeState.DISCARDED:
-                discarded = True
-            elif self._waits(again):
-                retry = Located(
-                    State.SCHEDULED, again, per_subscription.attempt - 1, subscription_id
-                )
-            elif holds(again):
-                delivering = True
-            else:
-                ended = True
-        # What is replayed was delivered before: nobody can cancel that.
-        replayed = change is not None and change.state == ChangeState.REPLAYED
-        if delivering or (retry is not None and (several or replayed)):
-            return Located(State.DELIVERING, entry)
-        if retry is not None:
-            return retry
-        if dead:
-            return Located(State.DEAD, entry)
-        if discarded and not (ended or replayed or self._had_others(entry, changes)):
-            return Located(State.CANCELLED, entry)
-        return Located(State.DELIVERED, entry)
-
-    def _had_others(self, entry: ScheduleEntry, changes: dict[int, Change]) -> bool:
-        """Whether other subscriptions had the message than those that failed to take it."""
-        subject = self._sequencer.subject_names[max(c.subject_id for c in changes.values())]
-        return any(
-            s.id not in changes and s.existed(entry.seq, entry.due_ms)
-            for s in self._registry.matching(subject)
-        )
+    def _place(self, held: Container[int] | None, entry: ScheduleEntry) -> Place:
+        """Where a schedule row is that was not removed."""
+        waits = self._whereabouts.has_not_fired(entry)
+        if waits or self._dispatcher.parked.contains(entry):
+            # A restart leaves rows for those that have not settled them.
+            row = self._whereabouts.in_wheel(entry)
+            is_one = is_for_one(self._dispatcher.parked.get(entry) if row is None else row)
+            return Place.WAITS_FOR_ONE if is_one else Place.WAITS
+        is_held = self._dispatcher.holds(entry) if held is None else entry.seq in held
+        return Place.UNDER_WAY if is_held else Place.GONE
 
     def version(self, seq: int) -> str:
         """Changes whenever the message is moved, cancelled, retried, dead or redriven.
@@ -246,15 +220,6 @@ class Messages:
             raise PreconditionError(
                 "the message has changed since; look it up, and decide again", version
             )
-
-    def _waits(self, entry: ScheduleEntry) -> bool:
-        """Whether a schedule row has not fired, or fired and is parked."""
-        return self._whereabouts.has_not_fired(entry) or self._dispatcher.parked.contains(entry)
-
-    def _is_partly_settled(self, entry: ScheduleEntry) -> bool:
-        """Whether only some subscriptions still wait for the row: a restart leaves such rows."""
-        row = self._whereabouts.in_wheel(entry)
-        return is_for_one(self._dispatcher.parked.get(entry) if row is None else row)
 
     # ── cancel and move ────────────────────────────────────────────────────────────────────────
 
@@ -275,7 +240,7 @@ class Messages:
         with the state, PreconditionError, NotFoundError. A message that is cancelled
         already is so whatever was expected: the answer to the first call may be lost."""
         changes = self._sequencer.changes(seq)
-        located = self._locate(seq, due_ms, changes, held)
+        located = self._locate(seq, due_ms, changes, held=held)
         if located.state is State.CANCELLED:
             # The cancel that is there may not be durable: who is told "cancelled" before it is
             # would see the message fire after a crash (I5).
@@ -337,19 +302,13 @@ class Messages:
             return False
         return True
 
-    def _must_be_scheduled(self, located: Located) -> None:
+    def _must_be_scheduled(self, located: MessageState) -> None:
         if located.state is not State.SCHEDULED:
-            if not self._whereabouts.is_known(located.entry, self.advanced_ms):
+            # The hour of its own row may be gone long before its last retry.
+            is_open = located.state in OPEN
+            if not is_open and not self._whereabouts.is_known(located.entry, self.advanced_ms):
                 raise NotFoundError("the message was settled, and its hour is past its retention")
             raise ConflictError(f"the message is {located.state}", located.state)
-        if located.subscription_id:
-            # A retry for one subscription waits. Others may have the message already.
-            mine = self._registry.by_id(located.subscription_id)
-            others = (s for s in self._registry if s.id != located.subscription_id)
-            if mine is None or any(other.overlaps(mine) for other in others):
-                raise ConflictError(
-                    "the message was delivered to some of its subscriptions", State.DELIVERING
-                )
 
     def _take_out(self, entry: ScheduleEntry) -> Rows | None:
         """Remove a row from wherever it waits in memory, and put it back on a roll-back."""

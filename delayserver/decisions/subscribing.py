@@ -6,9 +6,11 @@ A record holds a whole definition, so whoever changes one starts from the newest
 (`decided`). The registry is behind it by the time of a sync: what is made of a definition found
 there would undo the change that is being synced, or bring back what was deleted.
 
-A new subscription gets what falls due from now on. What has fallen due already is for others, also
-if the clock was set back since: the record says so in marks (`Horizon`), so that a restart sends
-the same messages to the same subscriptions as the process before it.
+A new subscription gets what falls due from now on, and so does one with another subject. Messages
+that have fallen due are for others, also if the clock was set back since: the record says so in
+marks (`Horizon`), and keeps the subjects of before (`SubjectSpan`), so that a restart sends the
+same messages to the same subscriptions as the process before it (`records.receivers`). Subjects of
+which no message is kept any more are left out when the definition is recorded the next time.
 
 The server pauses a subscription by itself if its receiver is gone, or has failed for long
 (`Failing`). That ends as any pause does; and one for failures with any new definition.
@@ -18,6 +20,7 @@ Cost: one record for each call, O(1) for each tick. Threads: belongs to the even
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -28,9 +31,11 @@ from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.horizon import Horizon, Mark
+from delayserver.records.receivers import needed_spans
 from delayserver.records.subscriptions import (
     GONE,
     Registry,
+    SubjectSpan,
     Subscription,
     encode_subscription,
 )
@@ -42,8 +47,16 @@ class Subscribing:
     """Records subscriptions, and brings them into force."""
 
     def __init__(
-        self, registry: Registry, sequencer: Sequencer, groups: Groups, dispatcher: Dispatcher
+        self,
+        registry: Registry,
+        sequencer: Sequencer,
+        groups: Groups,
+        dispatcher: Dispatcher,
+        *,
+        kept_since_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`kept_since_ms`: no row that is filed and kept is due earlier."""
+        self._kept_since_ms = kept_since_ms
         self._registry = registry
         self._sequencer = sequencer
         self._groups = groups
@@ -61,7 +74,14 @@ class Subscribing:
 
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over what has fired though it is not due yet, in the process before."""
-        self._horizon = Horizon(fired)
+        now_ms = self._dispatcher.now_ms
+        spans = (span for one in self._registry for span in one.history)
+        # If the clock was set back since a definition was recorded, what had fallen due then has.
+        ahead = (mark for span in spans for mark in span.marks if mark.before_ms > now_ms)
+        self._horizon = Horizon([*fired, *ahead])
+        self._horizon.advance(self._sequencer.next_seq - 1, now_ms)
+        for registry in (self._registry, self.decided):
+            registry.forget(self._may_have_left)
 
     def advance(self, now_ms: int) -> None:
         """Everything that was accepted and is due by `now_ms` has fallen due."""
@@ -82,12 +102,8 @@ class Subscribing:
         if known is None:
             # What has fallen due is for others.
             self._horizon.advance(self._sequencer.next_seq - 1, subscription.created_ms)
-            horizon, since_ms = self._horizon.marks, 0
             failing_ms = subscription.failing_since_ms if is_told else 0
         else:
-            horizon, since_ms = known.horizon, known.subject_since_ms
-            if known.subject != subscription.subject:
-                since_ms = self._horizon.before_ms
             failing_ms = (subscription if is_told else known).failing_since_ms
             is_resumed = known.paused and not subscription.paused
             if known.url != subscription.url or is_resumed:
@@ -98,15 +114,37 @@ class Subscribing:
         return self._record(
             msgspec.structs.replace(
                 subscription,
-                horizon=horizon,
-                subject_since_ms=since_ms,
+                **self._history(known, subscription),
                 pause_reason=subscription.pause_reason if subscription.paused else "",
                 failing_since_ms=failing_ms,
             )
         )
 
+    def _history(self, known: Subscription | None, wanted: Subscription) -> dict[str, Any]:
+        """The fields that say which subjects it had since when."""
+        subject = "" if wanted.deleted else wanted.subject
+        spans = () if known is None else known.spans
+        if not spans or spans[-1].subject != subject:
+            spans = (*spans, SubjectSpan(subject, self._sequencer.next_seq, self._horizon.marks))
+        elif known is not None and not known.history:
+            # As a version before has made it, which may be read again by one.
+            legacy = {"horizon": known.horizon, "subject_since_ms": known.subject_since_ms}
+            return {"history": (), **legacy}
+        since_ms = 0 if known is None else known.subject_since_ms
+        return {"history": self.needed(spans), "horizon": (), "subject_since_ms": since_ms}
+
+    def needed(self, spans: tuple[SubjectSpan, ...]) -> tuple[SubjectSpan, ...]:
+        """The part of a history that messages which are kept need."""
+        if len(spans) == 1:
+            return spans
+        return needed_spans(spans, self._kept_since_ms(), self._groups.checkpoint_seq)
+
     def _record(self, subscription: Subscription) -> Group:
         known = self.decided.by_id(subscription.id)
+        before, after = () if known is None else known.spans, subscription.spans
+        release = None
+        if before[-1:] != after[-1:]:
+            release = self._dispatcher.defer({one.subject for one in (*before[-1:], *after[-1:])})
         self._sequencer.append(
             RecordKind.SUBSCRIPTION,
             subscription_id=subscription.id,
@@ -114,9 +152,12 @@ class Subscribing:
         )
         group = self._sequencer.group
         self.decided.put(subscription)
-        before = known or msgspec.structs.replace(subscription, deleted=True)
-        group.undo.append(partial(self.decided.put, before))
+        undone = known or msgspec.structs.replace(subscription, deleted=True)
+        group.undo.append(partial(self.decided.put, undone))
         group.effects.append(partial(self._on_durable, subscription))
+        if release is not None:
+            group.undo.append(release)
+            group.effects.append(release)
         self._groups.wake()
         return group
 
@@ -191,7 +232,10 @@ class Subscribing:
                 if not one.deleted:
                     yield one
             elif known != msgspec.structs.replace(
-                one, horizon=known.horizon, subject_since_ms=known.subject_since_ms
+                one,
+                history=known.history,
+                horizon=known.horizon,
+                subject_since_ms=known.subject_since_ms,
             ):
                 yield one
 
@@ -201,8 +245,14 @@ class Subscribing:
         self.on_defined(subscription)
         if subscription.deleted:
             self.failing.remove(subscription.id)
+            for registry in (self._registry, self.decided):
+                registry.forget(self._may_have_left)
         elif self.failing.objects(subscription):
             self.on_failing(subscription.id, 0)
+
+    def _may_have_left(self, departed: Subscription) -> bool:
+        """Whether messages are kept that fell due before it was deleted."""
+        return bool(self.needed(departed.spans)[0].subject)
 
     def subscription(self, name: str) -> Subscription:
         """A subscription by name, as it is in force. Raises NotFoundError."""

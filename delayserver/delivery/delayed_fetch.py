@@ -1,9 +1,9 @@
 """Delayed fetch: a pull that waits until enough messages are there, or its time is up.
 
 Each waiting consumer is one delayed operation of the purgatory. It watches the queue of its
-subscription, under a key of its own for each `min_messages`, since all that wait for the same
-number are satisfied in the order of their coming. An event looks at the oldest of each number, so
-its cost does not depend on how many consumers wait.
+subscription, under a key of its own for each `min_messages` and each set of subjects that it may
+read, since all that wait for the same are satisfied in the order of their coming. An event looks at
+the oldest of each key, so its cost does not depend on how many consumers wait.
 
     messages fall due ──▶ pump ──▶ the oldest whose number is there ──▶ completed, takes its rows
     its time is up    ──▶ expire ──▶ completed, takes what there is
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.records.message import DueDelivery
+from delayserver.records.subjects import matches
 from delayserver.timers.purgatory import DelayedOperation, Purgatory
 from delayserver.timers.timeouts import Timeouts
 
@@ -55,10 +56,16 @@ class PullRequest:
     answer: Callable[["Pulled"], None]
     """Called once with deliveries and their leases; none if there was nothing in time."""
     min_messages: int = 1
+    subjects: tuple[str, ...] = ()
+    """Patterns of the subjects that the consumer may read; empty: all."""
     max_bytes: int = 0
     """Of their payloads, unless one alone has more; 0: what may leave a queue together."""
     is_gone: bool = False
     """The consumer does not wait any more: nothing must be taken for it, or leased to it."""
+
+    def may_read(self, subject: str) -> bool:
+        """Whether the consumer may have messages of a subject."""
+        return not self.subjects or any(matches(one, subject) for one in self.subjects)
 
     def finish(self, pulled: "Pulled") -> None:
         """Answer it. What answers knows the pull that it ends, so it is let go here: else each pull
@@ -102,13 +109,17 @@ class DelayedFetch(DelayedOperation):
         self.force_complete()
 
 
+_Need = tuple[int, tuple[str, ...]]
+"""How many messages, and of which subjects (`PullRequest.subjects`)."""
+
+
 class Fetches:
     """All consumers that wait, by subscription."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self._purgatory: Purgatory[tuple[int, int]] = Purgatory(timeouts)
-        self._needs: dict[int, Counter[int]] = {}
-        """Subscription → how many consumers wait for how many messages."""
+        self._purgatory: Purgatory[tuple[int, _Need]] = Purgatory(timeouts)
+        self._needs: dict[int, Counter[_Need]] = {}
+        """Subscription → how many consumers wait for how many messages of which subjects."""
         self._next_number = 0
 
     def add(
@@ -121,7 +132,7 @@ class Fetches:
         """Complete a pull at once if that is possible, else let it wait.
 
         `ready`: whether its messages are there; `complete`: take them, and answer."""
-        need = request.min_messages
+        need = request.min_messages, request.subjects
         needs = self._needs.setdefault(subscription_id, Counter())
 
         def completed(fetch: DelayedFetch) -> None:
@@ -141,16 +152,21 @@ class Fetches:
             fetch.force_complete()
         return fetch
 
-    def oldest(self, subscription_id: int, messages: int) -> DelayedFetch | None:
-        """Of those that wait for no more than `messages`, the one that came first."""
+    def oldest(
+        self, subscription_id: int, messages: int, subject: str | None = None
+    ) -> DelayedFetch | None:
+        """The consumer that came first, of those that wait for no more than `messages`. `subject`:
+        only those that may read it."""
         first: DelayedFetch | None = None
         for need in self._needs.get(subscription_id, ()):
-            head = self._head(subscription_id, need) if need <= messages else None
+            head = self._head(subscription_id, need) if need[0] <= messages else None
+            if head is not None and subject is not None and not head.request.may_read(subject):
+                continue
             if head is not None and (first is None or head.number < first.number):
                 first = head
         return first
 
-    def _head(self, subscription_id: int, need: int) -> DelayedFetch | None:
+    def _head(self, subscription_id: int, need: _Need) -> DelayedFetch | None:
         head = self._purgatory.oldest((subscription_id, need))
         assert head is None or isinstance(head, DelayedFetch)
         return head

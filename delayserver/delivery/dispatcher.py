@@ -20,7 +20,7 @@ Threads: belongs to the event loop.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -43,6 +43,8 @@ from delayserver.delivery.single_file import SingleFile
 from delayserver.delivery.sink import Recorded, Tried
 from delayserver.records.direct import is_direct
 from delayserver.records.message import DueDelivery, ScheduleEntry
+from delayserver.records.receivers import shares
+from delayserver.records.subjects import patterns_of
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
@@ -179,6 +181,10 @@ class Dispatcher:
         self.orphans = Orphans(registry, changes, has_not_fired)
         self._is_adopting = False
         """Orphans are being read, or are about to be."""
+        self._undecided: Counter[str] = Counter()
+        """Subjects of which it is being recorded who gets them, as patterns."""
+        self._deferred: list[FiredRows] = []
+        """Rows of these that fell due meanwhile."""
         self._unread: set[int] = set()
         """Rows that could not be read when they were due. They stay unsettled, and their hours are
         kept: a repair, or a start at which they can be read, has them delivered (I8)."""
@@ -245,12 +251,17 @@ class Dispatcher:
         the rows that are still to be fired, since the budget is spent.
 
         `slices`: rows of one hour each, none empty. Every row counts in its hour already."""
-        budget = budget or TurnBudget()
+        return self._fire(slices, now_ms, budget or TurnBudget())
+
+    def _fire(self, slices: list[FiredRows], now_ms: int, budget: TurnBudget) -> list[FiredRows]:
         touched: dict[int, Queue] = {}
         left: list[FiredRows] = []
         for fired in slices:
             for route, rows in _by_route(fired.rows):
                 mine = FiredRows(fired.hour, rows)
+                if self._undecided and self._is_undecided(route):
+                    self._deferred.append(mine)
+                    continue
                 if not budget:
                     left.append(mine)
                     continue
@@ -276,23 +287,49 @@ class Dispatcher:
             self._to_pump.add(subscription_id)
             self._slices.soon(partial(self._pump_again, subscription_id), PUMP_ITEMS)
 
+    def defer(self, patterns: Collection[str]) -> Callable[[], None]:
+        """Let what falls due of these subjects wait, as a change of who gets it is being recorded:
+        else memory would go by the definition of before, and a restart by the one behind it.
+
+        Returns what to call when the change is in force, or refused."""
+        self._undecided.update(patterns)
+
+        def release() -> None:
+            self._undecided -= Counter(patterns)
+            if self._deferred:
+                self._slices.soon(self._fire_deferred, PUMP_ITEMS)
+
+        return release
+
+    def _is_undecided(self, route: int) -> bool:
+        if route & ROUTE_SUBSCRIPTION:
+            return False
+        subject = self._subject_names[route & ROUTE_NUMBER]
+        return any(pattern in self._undecided for pattern in patterns_of(subject))
+
+    def _fire_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        self._deferred += self._fire(deferred, self.now_ms, TurnBudget())
+        if self._deferred and not self._undecided:
+            self._slices.soon(self._fire_deferred, PUMP_ITEMS)
+
     def _route(self, route: int, fired: FiredRows) -> list[Queue]:
-        number = route & ROUTE_NUMBER
+        number, more = route & ROUTE_NUMBER, -len(fired.rows)
         if route & ROUTE_SUBSCRIPTION:
             subscription_id = number
             subscription = self._registry.by_id(subscription_id)
             if subscription is None:
                 self._adopt(fired, subscription_id)
                 return []
-            shares = [(subscription, fired)]
+            shared = [(subscription, fired)]
         else:
-            matching = self._registry.matching(self._subject_names[number])
-            if not matching:
-                self.parked.add(number, fired)
-                return []
-            shares = _shares(fired, matching)
-        queues, more = [], -len(fired.rows)
-        for subscription, share in shares:
+            subject = self._subject_names[number]
+            shared, left = _shares(fired, subject, self._registry.candidates(subject))
+            if left is not None:
+                self.parked.add(number, left)
+                more += len(left.rows)
+        queues = []
+        for subscription, share in shared:
             queue = self.queue(subscription)
             queue.rows.push(share, route)
             queues.append(queue)
@@ -320,7 +357,7 @@ class Dispatcher:
             self._slices.soon(self._adopt_some, LOOK_ITEMS)
 
     def _on_orphans_read(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
-        passed_on: dict[tuple[int, int, str], list[Rows]] = {}
+        passed_on: dict[tuple[int, int, int | None], list[Rows]] = {}
         for delivery in deliveries:
             match self.orphans.judge(delivery):
                 case Fate.DROPPED:
@@ -328,19 +365,21 @@ class Dispatcher:
                 case Fate.RECORDED:
                     self.outcomes.on_orphaned(delivery, handout.left_by, now_ms)
                 case Fate.PASSED_ON:
-                    whose = (delivery.entry.hour, delivery.origin.subject_id, delivery.subject)
+                    heir_id = self.orphans.heir_id(delivery, handout.left_by)
+                    whose = (delivery.entry.hour, delivery.origin.subject_id, heir_id)
                     passed_on.setdefault(whose, []).append(delivery.row)
         unread = handout.unread(deliveries)
         self.orphans.remove(unread)
         self._unread.update(unread)
-        for (hour, subject_id, subject), rows in passed_on.items():
+        for (hour, subject_id, heir_id), rows in passed_on.items():
             fired = FiredRows(hour, concatenate(rows, WHEEL_DTYPE))
-            if matching := self._registry.matching(subject):
-                queue = self.queue(matching[0])
+            heir = None if heir_id is None else self._registry.by_id(heir_id)
+            if heir is None:
+                self.parked.add(subject_id, fired)
+            else:
+                queue = self.queue(heir)
                 queue.rows.push(fired)
                 self.pump(queue, now_ms)
-            else:
-                self.parked.add(subject_id, fired)
         self._is_adopting = False
         self._adopt_more()
 
@@ -348,7 +387,7 @@ class Dispatcher:
         """When the oldest message was due that waits for a subscriber; None if none waits.
 
         Each queue is in due order, and what came back stands in front of it."""
-        times = [queue.rows.first_ms() for queue in self._queues.values()]
+        times = [queue.first_ms() for queue in self._queues.values()]
         times.append(self.parked.first_ms())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
@@ -373,6 +412,7 @@ class Dispatcher:
         return (
             entry.seq in self._unread
             or self.orphans.holds(entry)
+            or any(len(fired.find(entry)) for fired in self._deferred)
             or any(queue.holds(entry) for queue in self._queues.values())
         )
 
@@ -382,9 +422,12 @@ class Dispatcher:
         found = wanted & self._unread
         found |= self.orphans.holding(wanted)
         numbers = np.fromiter(sorted(wanted), np.uint64, len(wanted))
+        waiting: list[Iterable[FiredRows]] = [self._deferred]
         for queue in self._queues.values():
             found |= wanted & queue.reserved
-            for fired in queue.rows.slices():
+            waiting.append(queue.slices())
+        for slices in waiting:
+            for fired in slices:
                 bounds = fired.bounds()
                 near = numbers[
                     np.searchsorted(numbers, np.uint64(bounds.first_seq)) : np.searchsorted(
@@ -428,7 +471,7 @@ class Dispatcher:
             fetch.force_complete()
         # Rows on their way may still arrive: until then nobody may inherit their messages (I4).
         self.orphans.add(queue.reserved)
-        for fired in queue.rows.slices():
+        for fired in queue.slices():
             self._adopt(fired, queue.subscription.id)
 
     # ── handing out ────────────────────────────────────────────────────────────────────────────
@@ -780,6 +823,8 @@ class Dispatcher:
             self.outcomes.on_expired(deliveries, expired, now_ms)
             left = np.delete(np.arange(len(deliveries)), expired)
             deliveries = deliveries.select(left)
+        if handout.request is not None and handout.request.subjects and len(deliveries):
+            deliveries = self._withhold(queue, handout.request, deliveries)
         if handout.request is not None:
             is_in_vain = handout.count > 0 and not len(deliveries)
             if not (is_in_vain and self._start_anew(queue, handout.request)):
@@ -844,12 +889,32 @@ class Dispatcher:
             self.pump_soon(subscription.id)  # Others may leave, as soon as the rate allows it.
         return True
 
+    def _withhold(self, queue: Queue, request: PullRequest, deliveries: Deliveries) -> Deliveries:
+        """Lay by what a consumer may not read, for one that may, and return the rest."""
+        subjects = deliveries.subjects()
+        mine = np.array([request.may_read(subject) for subject in subjects], np.bool_)
+        if mine.all():
+            return deliveries
+        for subject in set(subjects):
+            if request.may_read(subject):
+                continue
+            which = np.flatnonzero(np.array([one == subject for one in subjects]))
+            settled = select(deliveries.settled, which)
+            seqs = settled["seq"].tolist()
+            queue.release_leased(seqs)
+            queue.attempts.update(zip(seqs, settled["attempt"].tolist(), strict=True))
+            queue.withheld.setdefault(subject, []).extend(deliveries.slices(which))
+            other = self.fetches.oldest(queue.subscription.id, len(which), subject)
+            if other is not None:
+                self._slices.soon(partial(_complete, other), LOOK_ITEMS)
+        return deliveries.select(np.flatnonzero(mine))
+
     def _start_anew(self, queue: Queue, request: PullRequest) -> bool:
         """Nothing of what was read for a consumer can be given to it: read what comes behind.
         False: there is nothing, or nobody waits any more."""
         return (
             not request.is_gone
-            and self._ready(queue) > 0
+            and self._ready(queue, request) > 0
             and self._start(queue, request.max_messages, request, self._instant()) > 0
         )
 
@@ -894,12 +959,12 @@ class Dispatcher:
         """Let a consumer wait: it is answered when enough messages are due, or its time is up."""
 
         def ready() -> bool:
-            return self._ready(queue) >= request.min_messages
+            return self._ready(queue, request) >= request.min_messages
 
         def complete(fetch: DelayedFetch) -> None:
             if request.is_gone:
                 return
-            ready = self._ready(queue) > 0
+            ready = self._ready(queue, request) > 0
             if not (ready and self._start(queue, request.max_messages, request, self._instant())):
                 request.finish(Pulled())
 
@@ -911,10 +976,14 @@ class Dispatcher:
         subscription = self._registry.by_id(subscription_id)
         if subscription is None or self.draining:
             return None
-        return self._ready(self.queue(subscription))
+        queue = self.queue(subscription)
+        withheld = 0 if subscription.paused else queue.count - queue.rows.count
+        return self._ready(queue) + withheld
 
-    def _ready(self, queue: Queue) -> int:
-        """How many rows may leave the queue."""
+    def _ready(self, queue: Queue, request: PullRequest | None = None) -> int:
+        """How many rows may leave the queue, for a consumer."""
+        if request is not None and queue.withheld:
+            queue.admit(request.may_read)
         is_there = self._queues.get(queue.subscription.id) is queue
         if not is_there or queue.subscription.paused or self.draining:
             return 0
@@ -1103,6 +1172,10 @@ def _note_leased(deliveries: Deliveries, rows: Rows, now_ms: int) -> NoteBytes |
     return encode_note(Note(hour, seq, subscription_id, len(rows), began_ms, took_ms))
 
 
+def _complete(fetch: DelayedFetch) -> None:
+    fetch.force_complete()
+
+
 def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:
     routes = rows["route"]
     first = int(routes[0])
@@ -1114,26 +1187,21 @@ def _by_route(rows: Rows) -> Iterator[tuple[int, Rows]]:
 
 
 def _shares(
-    fired: FiredRows, matching: Sequence[Subscription]
-) -> list[tuple[Subscription, FiredRows]]:
-    """Who gets which rows: those subscriptions that existed when a row fell due; if none did, the
-    first of them."""
-    hour, rows = fired.hour, fired.rows
+    fired: FiredRows, subject: str, candidates: Sequence[Subscription]
+) -> tuple[list[tuple[Subscription, FiredRows]], FiredRows | None]:
+    """The rows of a subject that each subscription gets (`records.receivers`), and the rows that
+    wait for a subscription."""
     first_ms = fired.first_ms()
-    for subscription in matching:
-        if first_ms < subscription.exists_since_ms:
+    for one in candidates:
+        if first_ms < one.unchanged_since_ms:
             break
     else:
-        # As nearly always: they existed, all of them.
-        return [(subscription, fired) for subscription in matching]
-    due_ms = fired.due_ms()
-    unmatched = np.ones(len(rows), bool)
-    shares = []
-    for subscription in matching:
-        existed = subscription.existed_for(rows["seq"], due_ms)
-        unmatched &= ~existed
-        if existed.any():
-            shares.append((subscription, FiredRows(hour, select(rows, existed))))
-    if unmatched.any():
-        shares.append((matching[0], FiredRows(hour, select(rows, unmatched))))
-    return shares
+        # As nearly always: all rows fell due when the definitions were those of now.
+        all_rows = [(one, fired) for one in candidates if not one.deleted and one.matches(subject)]
+        return all_rows, None if all_rows else fired
+    shared = shares(candidates, subject, fired.rows["seq"], fired.due_ms())
+    is_left = np.ones(len(fired.rows), bool)
+    for _, mask in shared:
+        is_left &= ~mask
+    left = FiredRows(fired.hour, select(fired.rows, is_left)) if is_left.any() else None
+    return [(one, FiredRows(fired.hour, select(fired.rows, mask))) for one, mask in shared], left

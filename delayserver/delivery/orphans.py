@@ -6,7 +6,7 @@ was deleted: it may still arrive.
 
     left ──▶ read ──▶ a replay, or somebody else had or will get the message ──▶ dropped
                  ├──▶ nothing that a restart finds says that it waits ──▶ recorded again
-                 └──▶ passed on: to a subscription that matches now, or parked
+                 └──▶ passed on: to the subscription that `records.receivers` names, or parked
 
 A subscription may leave a million rows. They are read a slice at a time, and the next slice when
 all of the last one is judged, and recorded where it has to be. A crash in between leaves the rest
@@ -27,9 +27,10 @@ from enum import Enum, auto
 from delayserver.delivery.lane import Lane, Room
 from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout
 from delayserver.records.message import DueDelivery, ScheduleEntry
+from delayserver.records.receivers import had, heir_of, receivers
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState
-from delayserver.schedule.wheel_rows import FiredRows
+from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, FiredRows
 
 
 class Fate(Enum):
@@ -119,12 +120,12 @@ class Orphans:
         self.remove((seq,))
         if delivery.payload.is_replay:
             return Fate.DROPPED  # It was delivered before; nobody else asked for it.
-        # A row that it was moved to was newer than the publish: at worst it comes once more.
-        matching = self._registry.matching(delivery.subject)
-        if any(s.existed(origin.message_seq, origin.due_ms) for s in matching):
-            return Fate.DROPPED  # It had this message on its own.
         changes = self._changes(origin.message_seq)
-        if any(s.id in changes for s in matching):
+        first = _first_row(delivery, changes)
+        existing = [s for s in self._registry.candidates(delivery.subject) if not s.deleted]
+        if any(had(one, delivery.subject, first.seq, first.due_ms) for one in existing):
+            return Fate.DROPPED  # It had this message on its own.
+        if any(one.id in changes for one in existing):
             return Fate.DROPPED  # It was given the message as the heir of another one.
         if self._is_elsewhere(delivery, changes):
             return Fate.DROPPED
@@ -134,23 +135,38 @@ class Orphans:
             return Fate.RECORDED
         return Fate.PASSED_ON
 
+    def heir_id(self, delivery: DueDelivery, left_by: int) -> int | None:
+        """The subscription that an orphan is passed on to; None: it waits for one to come."""
+        candidates, subject = self._registry.candidates(delivery.subject), delivery.subject
+        seq, due_ms = delivery.entry.seq, delivery.entry.due_ms
+        if int(delivery.row["route"][0]) & ROUTE_SUBSCRIPTION:
+            departed = self._registry.departed(left_by)
+            heir = heir_of(departed, candidates, subject, seq, due_ms)
+            return None if heir is None else heir.id
+        heirs = receivers(candidates, subject, seq, due_ms)
+        return heirs[0].id if heirs else None
+
     def _is_elsewhere(self, delivery: DueDelivery, changes: Mapping[int, Change]) -> bool:
         """Whether another row of the message is on its way to a subscription that is gone too, or
         is still to come.
 
         Each of them was tried on its own; the last of the rows that is open is passed on. From then
         on it is the only one, so it need not be looked for among those that wait for an heir."""
-        seq, message_seq = delivery.entry.seq, delivery.origin.message_seq
-        first = ScheduleEntry(message_seq, delivery.origin.published_due_ms)
-        if 0 in changes:
-            first = _entry(changes[0])
-        return self.holds(first) or any(
+        seq = delivery.entry.seq
+        return self.holds(_first_row(delivery, changes)) or any(
             subscription_id
             and change.state == ChangeState.RETRYING
             and change.entry_seq != seq
             and (self.holds(_entry(change)) or self._has_not_fired(_entry(change)))
             for subscription_id, change in changes.items()
         )
+
+
+def _first_row(delivery: DueDelivery, changes: Mapping[int, Change]) -> ScheduleEntry:
+    """The row that was for all subscriptions of the message's subject."""
+    if 0 in changes:
+        return _entry(changes[0])
+    return ScheduleEntry(delivery.origin.message_seq, delivery.origin.published_due_ms)
 
 
 def _entry(change: Change) -> ScheduleEntry:

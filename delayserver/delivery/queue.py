@@ -12,6 +12,7 @@ Cost: O(1) per call, and per row that leaves an entry in a set. Threads: belongs
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from delayserver.delivery.backlog import Backlog, Instant
@@ -102,17 +103,46 @@ class Queue:
     """The receiver wants nothing before, on the stopwatch."""
     is_reading: bool = False
     """Rows are being read that go out as webhooks one by one."""
+    withheld: dict[str, list[FiredRows]] = field(default_factory=dict)
+    """Rows by subject that left for a consumer which may not read them: after another subject, or
+    from a deleted subscription, there may be such. They wait for one that may."""
     permit: Permit | None = None
     """Of a webhook whose limits are those of several shards together."""
 
     @property
     def count(self) -> int:
         """How many rows wait."""
-        return self.rows.count
+        return self.rows.count + sum(len(fired.rows) for fired in self._withheld_slices())
+
+    def first_ms(self) -> int | None:
+        """When the oldest of them fell due."""
+        firsts = [fired.first_ms() for fired in self._withheld_slices()]
+        first_ms = self.rows.first_ms()
+        return min(firsts if first_ms is None else [first_ms, *firsts], default=None)
+
+    def _withheld_slices(self) -> Iterator[FiredRows]:
+        for slices in self.withheld.values():
+            yield from slices
+
+    def slices(self) -> Iterator[FiredRows]:
+        """All rows that wait."""
+        yield from self._withheld_slices()
+        yield from self.rows.slices()
+
+    def admit(self, may_read: Callable[[str], bool]) -> None:
+        """Put rows that were withheld first in the queue again, for a consumer that may read
+        them."""
+        for subject in [one for one in self.withheld if may_read(one)]:
+            for fired in reversed(self.withheld.pop(subject)):
+                self.rows.put_back(fired)
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits here, or left and is not settled."""
-        return entry.seq in self.reserved or self.rows.holds(entry)
+        return (
+            entry.seq in self.reserved
+            or self.rows.holds(entry)
+            or any(len(fired.find(entry)) for fired in self._withheld_slices())
+        )
 
     def pop(self, rows_max: int, bytes_max: int, instant: Instant) -> list[FiredRows]:
         """Rows that may leave now, as many as `Backlog.pop` says: they are in flight from here

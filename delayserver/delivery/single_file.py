@@ -34,7 +34,7 @@ from delayserver.delivery.lane import Lane, Room
 from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows, priority_bits
 from storage.frame import Rows
-from storage.rows import concatenate, is_among, select
+from storage.rows import HOUR_MS, concatenate, is_among, select
 
 _WAITING_DTYPE = np.dtype(
     [
@@ -326,8 +326,14 @@ class SingleFile:
         )
 
     def first_ms(self) -> int | None:
-        """When the first row fell due that is not read yet."""
-        firsts = (lane.first_ms() for lane in self._lanes())
+        """When the first row that is here fell due, also one behind the head of its group. O(n) for
+        those, as columns."""
+        firsts = [lane.first_ms() for lane in self._lanes()]
+        for part in self._parts:
+            waiting = part.waiting()
+            if len(waiting):
+                dues_ms = waiting["hour"] * HOUR_MS + waiting["row"]["due_offset_ms"]
+                firsts.append(int(dues_ms.min()))
         return min((first for first in firsts if first is not None), default=None)
 
     def take(self, seqs: NDArray[np.uint64]) -> list[FiredRows]:

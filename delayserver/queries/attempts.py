@@ -63,10 +63,11 @@ class AttemptQueries:
     async def find(self, seq: int, due_ms: int) -> tuple[list[DeliveryAttempt], int]:
         """The attempts themselves, and how many were left out. Raises as `look_up`."""
         calls = self._calls
-        entry = calls.locate(seq, due_ms).entry
+        located = calls.locate(seq, due_ms)
+        entry = located.entry
         changes = {key: change for key, change in calls.changes(seq).items() if key}
         # Raises if the message is not kept any more.
-        histories = [(await calls.find(entry)).payload.history]
+        histories = [(await calls.find_any(located.rows)).payload.history]
         arrived = await self._arrived(entry)
         for subscription_id, change in changes.items():
             histories.append(await self._history(subscription_id, change))

@@ -63,19 +63,30 @@ class DeadLetters:
         return found[:limit], following
 
     async def page(
-        self, owners: Sequence[Subscription], from_seq: int, limit: int
+        self,
+        owners: Sequence[Subscription],
+        from_seq: int,
+        limit: int,
+        may_read: Callable[[str], bool],
     ) -> tuple[list[DeadLetterView], int | None]:
         """Up to `limit` dead letters of `Calls.dead_letter_owners` from one schedule row on, in the
-        order of their rows, and where to go on. They are fewer where they are long."""
-        return await asyncio.to_thread(self._scan, owners, from_seq, limit)
+        order of their rows, and where to go on. They are fewer where they are long. `may_read`:
+        asked for the subject of each; a subscription may have had other subjects than its own."""
+        return await asyncio.to_thread(self._scan, owners, from_seq, limit, may_read)
 
     def _scan(
-        self, owners: Sequence[Subscription], from_seq: int, limit: int
+        self,
+        owners: Sequence[Subscription],
+        from_seq: int,
+        limit: int,
+        may_read: Callable[[str], bool],
     ) -> tuple[list[DeadLetterView], int | None]:
         each = (self._views(owner, from_seq) for owner in owners)
         letters: list[DeadLetterView] = []
         total_bytes = 0
         for letter in heapq.merge(*each, key=lambda letter: letter.entry_seq):
+            if not may_read(letter.subject):
+                continue
             total_bytes += len(letter.payload.body)
             is_long = letters and total_bytes > self._calls.settings.answer_max_bytes
             if is_long or len(letters) == limit:

@@ -4,7 +4,8 @@ What was answered before the question is seen: deliveries are recorded and every
 filed first; then the hours' files are read, whether they are loaded or not, one hour at a time and
 in the reader thread, where deliveries go in between. A row that a subscription is still to get
 stands in the list, so a message that is being retried stands at the time of its next attempt, once
-for each subscription that it is retried for; and so does what no subscription matches.
+for each subscription that it is retried for; and so does what no subscription matches. The state is
+that of the message, as a look-up tells it.
 
 A page goes on from a position (due time and seq), so nothing is listed twice or left out while
 messages come and go around it. It ends early when many rows had to be looked at, or when the bodies
@@ -34,6 +35,8 @@ from storage.catalog import Table
 
 SCAN_ROWS_MAX = 4_000_000
 """After so many rows a page ends, at the end of an hour."""
+STATES_TURN = 100
+"""Messages whose states are told in one turn of the event loop."""
 _NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
 
 
@@ -124,19 +127,22 @@ class Listing:
     async def _views(self, subject: str, batch: FiredRows) -> list[PendingView]:
         handout = Handout(_NOBODY, [batch], {})
         deliveries = await self._calls.read(partial(Reader.deliveries, handout=handout, unfiled={}))
-        now_ms = self._calls.clock()
-        is_taken = bool(self._calls.registry.matching(subject))
-        return [
-            PendingView(
-                delivery.message_id,
-                subject,
-                delivery.entry.due_ms,
-                State.DELIVERING
-                if is_taken and delivery.entry.due_ms <= now_ms
-                else State.SCHEDULED,
-                delivery.attempt - 1,
-                delivery.payload,
-                delivery.entry.seq,
+        views = []
+        for index, delivery in enumerate(deliveries):
+            if index and index % STATES_TURN == 0:
+                await asyncio.sleep(0)
+            origin = delivery.origin
+            state = self._calls.locate(origin.message_seq, origin.published_due_ms).state
+            views.append(
+                PendingView(
+                    delivery.message_id,
+                    subject,
+                    delivery.entry.due_ms,
+                    # A message that has ended since its row was found was under way then.
+                    state if state is State.SCHEDULED else State.DELIVERING,
+                    delivery.attempt - 1,
+                    delivery.payload,
+                    delivery.entry.seq,
+                )
             )
-            for delivery in deliveries
-        ]
+        return views

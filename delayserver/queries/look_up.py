@@ -9,6 +9,7 @@ thread.
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,15 +17,14 @@ import delayserver
 from delayserver.delivery.reader import Reader
 from delayserver.errors import InputError
 from delayserver.records.message import Payload, ScheduleEntry, State
-from delayserver.records.tables import ChangeState, read_hours
+from delayserver.records.message_state import OPEN, ArrivedDelivery, MessageState
+from delayserver.records.tables import read_hours
 from delayserver.server.calls import Calls
 from delayserver.times import format_time
 from storage.buckets import hours_of, is_day
 from storage.catalog import Table
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome
-
-_STATES: dict[int, State] = {ChangeState.DEAD: State.DEAD, ChangeState.DISCARDED: State.CANCELLED}
 
 
 @dataclass(slots=True)
@@ -60,42 +60,36 @@ class Queries:
     async def look_up(self, seq: int, due_ms: int) -> MessageView:
         """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
         calls = self._calls
-        registry = calls.registry
-        # All three are of one moment: while the body is read, a retry may end and be filed, and its
-        # row would stand in neither of two moments.
         located, version = calls.locate(seq, due_ms), calls.version(seq)
-        changes = {key: change for key, change in calls.changes(seq).items() if key}
-        found = await calls.find(located.entry)
+        found = await calls.find_any(located.rows)
+        subject = calls.subject_names[found.subject_id]
+        # While the files are read deliveries may end, and others begin: what is told is the moment
+        # behind the last read, by all rows that there were by then.
+        told: dict[ScheduleEntry, Rows] = {}
+        matched = subject if found.payload.to is None else ""
+        while unread := [row for row in _rows_to_read(located) if row not in told]:
+            for row in unread:
+                told[row] = await calls.read(partial(_settled, row))
+            located = calls.message_state(seq, due_ms, matched, _arrived(told.values()))
+            version = calls.version(seq)
         view = MessageView(
             message_id=calls.encode_id(due_ms, seq),
-            subject=calls.subject_names[found.subject_id],
+            subject=subject,
             due_ms=located.entry.due_ms,
             state=located.state,
             attempts=located.attempts,
             payload=found.payload,
             version=version,
         )
-        if located.state is State.SCHEDULED and not changes:
-            return view
-        again = (ScheduleEntry(change.entry_seq, change.due_ms) for change in changes.values())
-        for entry in (located.entry, *again):
-            rows = await calls.read(partial(_settled, entry))
-            for row in rows[rows["outcome"] == Outcome.DELIVERED]:
-                subscription = registry.by_id(int(row["subscription_id"]))
-                name = subscription.name if subscription else ""
-                attempt, at_ms = int(row["attempt"]), int(row["settled_ms"])
-                view.deliveries.append(DeliveryView(name, State.DELIVERED, attempt, at_ms))
-                view.attempts = max(view.attempts, attempt)
-        done = {delivery.subscription for delivery in view.deliveries}
-        for subscription_id, change in changes.items():
-            subscription = registry.by_id(subscription_id)
-            if subscription is None or subscription.name in done:
+        for subscription_id, one in located.deliveries.items():
+            subscription = calls.registry.by_id(subscription_id)
+            if subscription is None and one.state is not State.DELIVERED:
                 continue
-            state = _STATES.get(change.state, State.SCHEDULED)
-            view.deliveries.append(
-                DeliveryView(subscription.name, state, change.attempt, change.due_ms)
-            )
-            view.attempts = max(view.attempts, change.attempt - (state is State.SCHEDULED))
+            if not one.attempt and calls.is_known(one.entry):
+                continue  # It is told when it is recorded, within `settle_sync_ms`.
+            name = subscription.name if subscription else ""
+            view.deliveries.append(DeliveryView(name, one.state, one.attempt or 1, one.at_ms))
+            view.attempts = max(view.attempts, one.attempt - (one.state in OPEN))
         return view
 
     async def stats(self) -> dict[str, object]:
@@ -142,6 +136,22 @@ class Queries:
             for bucket, count in sorted(counts.items())
             if count
         ]
+
+
+def _rows_to_read(located: MessageState) -> list[ScheduleEntry]:
+    """The rows of a message of which the dispatch log may tell; none of one that nobody has had."""
+    is_untouched = located.state is State.SCHEDULED and not located.deliveries
+    return [] if is_untouched else located.rows
+
+
+def _arrived(told: Iterable[Rows]) -> dict[int, ArrivedDelivery]:
+    """The last delivery of each subscription that has arrived."""
+    rows = [row for rows in told for row in rows[rows["outcome"] == Outcome.DELIVERED]]
+    rows.sort(key=lambda row: int(row["settled_ms"]))
+    return {
+        int(row["subscription_id"]): ArrivedDelivery(int(row["attempt"]), int(row["settled_ms"]))
+        for row in rows
+    }
 
 
 def _settled(entry: ScheduleEntry, reader: Reader) -> Rows:

@@ -77,8 +77,13 @@ def marks_of(seqs: np.ndarray, due_ms: np.ndarray) -> list[Mark]:
     return [Mark(seq, last_ms + 1) for seq, last_ms in pairs]
 
 
+def has_fallen_due(marks: Sequence[Mark], seq: int, due_ms: int) -> bool:
+    """Whether a row had fallen due."""
+    return any(seq <= mark.seq and due_ms < mark.before_ms for mark in marks)
+
+
 def fallen_due(marks: Sequence[Mark], seqs: np.ndarray, due_ms: np.ndarray) -> np.ndarray:
-    """Which rows had fallen due."""
+    """As `has_fallen_due`, of many rows."""
     fallen = np.zeros(len(seqs), bool)
     for mark in marks:
         fallen |= (seqs <= mark.seq) & (due_ms < mark.before_ms)

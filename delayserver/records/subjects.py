@@ -6,6 +6,7 @@ Cost: a comparison of text. Threads: pure.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 SUBJECT_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -30,3 +31,13 @@ def matches(pattern: str, subject: str) -> bool:
     if pattern in ("*", subject):
         return True
     return pattern.endswith(".*") and subject.startswith(pattern[:-1])
+
+
+def patterns_of(subject: str) -> Iterator[str]:
+    """All patterns that stand for a subject (`matches`)."""
+    yield subject
+    yield "*"
+    at = subject.find(".")
+    while at >= 0:
+        yield subject[: at + 1] + "*"
+        at = subject.find(".", at + 1)

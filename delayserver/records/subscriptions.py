@@ -1,28 +1,27 @@
 """Subscriptions: who gets which messages.
 
-A subscription's subject is exact, or a prefix that ends in `.*` (any depth), or `*`. A message goes
-to every subscription that matches and existed when it fell due; if there was none, to the first
-one, by age, that matches now. The rule is a function of the registry, the due time and the seq
-alone, so it gives the same answer after a restart, and whatever the clock shows then (`horizon`).
+A subscription's subject is exact, or a prefix that ends in `.*` (any depth), or `*`. A definition
+keeps the subjects that the subscription had, and since when (`SubjectSpan`). The rule of who gets a
+message is a function of these histories and of the message (`records.receivers`), so it gives the
+same answer after a restart, and whatever the clock shows then (`horizon`). Here are its candidates.
 
 Cost: a look-up is some dictionary accesses, however many subscriptions there are, and a change
 touches its own pattern alone (`subject_index`). Threads: changed on the event loop only; `snapshot`
 is immutable and may be read anywhere.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from delayserver.errors import InputError
 from delayserver.records.direct import DIRECT_COUNT, DIRECT_FIRST_ID, DIRECT_NAME, is_direct
-from delayserver.records.horizon import Mark, fallen_due
+from delayserver.records.horizon import Mark
 from delayserver.records.message import Payload, check_headers, header_pointer
 from delayserver.records.subject_index import SubjectIndex
-from delayserver.records.subjects import matches
+from delayserver.records.subjects import matches, patterns_of
 from delayserver.records.tracecontext import TRACE_NAMES
 from storage.rows import SEQ_MAX
 
@@ -123,6 +122,22 @@ Target = KafkaTarget | RedisTarget | NatsTarget | AmqpTarget
 """What a broker does with messages."""
 
 
+SPANS_MAX: Final = 100
+"""Subjects that a subscription may have while messages of the first one are still kept."""
+
+
+class SubjectSpan(NamedTuple):
+    """A subject that a subscription had, until the next span began."""
+
+    subject: str
+    """Empty: it was deleted."""
+    since_seq: int
+    """The record that brought it, in the log of this shard; 0: not known, it is of a version that
+    did not keep that."""
+    marks: tuple[Mark, ...]
+    """Rows that had fallen due by then, and so are of the time before."""
+
+
 class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A definition as it stands in the log and in the catalog (MessagePack)."""
 
@@ -154,9 +169,11 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     paused: bool = False
     deleted: bool = False
     subject_since_ms: int = 0
-    """When its subject was changed, and nothing due since had fallen due; 0: never."""
+    """A version that kept no history has changed its subject: when, and nothing due since had
+    fallen due. 0: none has. Before that it had a subject that is not known."""
     horizon: tuple[Mark, ...] = ()
-    """What had fallen due when it was made; empty: all that was due before `created_ms`."""
+    """Where there is no history, what had fallen due when it was made; empty: all that was due
+    before `created_ms`."""
     target: Target | None = None
     """Where messages go, for types that are named like its tag."""
     headers: dict[str, str] = {}
@@ -168,6 +185,28 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the server has paused it: GONE, FAILURES; empty: somebody asked, or it is not paused."""
     failing_since_ms: int = 0
     """Since when there were nothing but failures, if that has lasted; 0: it has not."""
+    history: tuple[SubjectSpan, ...] = ()
+    """The subjects that it had, the newest last, as far as messages of that time are kept; empty:
+    a version that kept none has made it. See `spans`."""
+
+    @property
+    def spans(self) -> tuple[SubjectSpan, ...]:
+        """Which subject it had since when, the newest last; at least one."""
+        if self.history:
+            return self.history
+        marks = self.horizon or (Mark(SEQ_MAX, self.created_ms),)
+        return (SubjectSpan(self.subject, 0, marks),)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was deleted, and its history says when."""
+        return bool(self.history) and not self.history[-1].subject
+
+    @property
+    def unchanged_since_ms(self) -> int:
+        """Whatever is due at this moment or later fell due when it had the subject of now."""
+        marks = self.history[-1].marks if self.history else self.spans[0].marks
+        return marks[0].before_ms if marks else 0  # Each later mark has an earlier time.
 
     @property
     def is_pushed(self) -> bool:
@@ -186,23 +225,6 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
         return isinstance(self.target, KafkaTarget) and self.target.exactly_once
 
     @property
-    def _marks(self) -> tuple[Mark, ...]:
-        return self.horizon or (Mark(SEQ_MAX, self.created_ms),)
-
-    @property
-    def exists_since_ms(self) -> int:
-        """Whatever is due at this moment or later fell due when it existed."""
-        return self._marks[0].before_ms
-
-    def existed(self, seq: int, due_ms: int) -> bool:
-        """Whether it existed when a row fell due."""
-        return not any(seq <= mark.seq and due_ms < mark.before_ms for mark in self._marks)
-
-    def existed_for(self, seqs: np.ndarray, due_ms: np.ndarray) -> np.ndarray:
-        """For which rows it existed when they fell due."""
-        return ~fallen_due(self._marks, seqs, due_ms)
-
-    @property
     def retry_schedule(self) -> RetrySchedule:
         """When to try again, and how often."""
         if not self.backoff_ms:
@@ -210,14 +232,9 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
         return RetrySchedule(self.max_attempts, self.backoff_ms)
 
     def matches(self, subject: str) -> bool:
-        """Whether messages of that subject are for this subscription."""
+        """Whether the subject of now is for messages of that subject. The receivers of a message
+        are another question: see `records.receivers`."""
         return matches(self.subject, subject)
-
-    def overlaps(self, other: "Subscription") -> bool:
-        """Whether some subject matches both. None matches a direct one."""
-        if is_direct(self.id) or is_direct(other.id):
-            return False
-        return self.matches(other.subject) or other.matches(self.subject)
 
 
 def check_own_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -279,7 +296,8 @@ def for_message(subscription: Subscription, payload: Payload) -> Subscription:
 
 
 class Registry:
-    """All subscriptions that exist, oldest first; and, by their numbers alone, the direct ones."""
+    """All subscriptions that exist, oldest first; by their numbers alone, the direct ones; and, as
+    candidates, those that were deleted and may have left something."""
 
     def __init__(self, subscriptions: Iterable[Subscription] = (), *, last_id: int = 0) -> None:
         known = sorted(subscriptions, key=lambda s: s.id)
@@ -288,6 +306,12 @@ class Registry:
         self._index: SubjectIndex[Subscription] = SubjectIndex()
         for subscription in self._by_id.values():
             self._index.put(subscription.subject, subscription.id, subscription)
+        self._candidates: dict[str, tuple[Subscription, ...]] = {}
+        self._departed = {s.id: s for s in known if s.deleted and s.has_left}
+        self._earlier: dict[str, dict[int, Subscription]] = {}
+        """By a subject that they had and do not have now."""
+        for one in (*self._by_id.values(), *self._departed.values()):
+            self._note_earlier(one)
         # Numbers of deleted subscriptions are never given again: dispatch rows still name them.
         self._last_id = max([last_id, *(s.id for s in known)])
 
@@ -307,6 +331,10 @@ class Registry:
         """The subscription of that name."""
         return self._by_name.get(name)
 
+    def departed(self, subscription_id: int) -> Subscription | None:
+        """A subscription that was deleted, as long as its history may be needed."""
+        return self._departed.get(subscription_id)
+
     def next_id(self) -> int:
         """A number that no subscription ever had."""
         self._last_id += 1
@@ -318,18 +346,67 @@ class Registry:
         before = self._by_id.get(subscription.id)
         if before is not None and (subscription.deleted or before.subject != subscription.subject):
             self._index.remove(before.subject, before.id)
+        self._forget_earlier(subscription.id)
         if subscription.deleted:
             self._by_id.pop(subscription.id, None)
             self._by_name.pop(subscription.name, None)
+            if subscription.has_left:
+                self._departed[subscription.id] = subscription
         else:
             self._index.put(subscription.subject, subscription.id, subscription)
+            self._departed.pop(subscription.id, None)
             self._by_id[subscription.id] = subscription
             self._by_name[subscription.name] = subscription
+        self._note_earlier(subscription)
 
     def matching(self, subject: str) -> Sequence[Subscription]:
-        """All subscriptions of a subject, oldest first."""
+        """All subscriptions that have a matching subject now, oldest first."""
         return self._index.candidates(subject)
+
+    # ── candidates: the rule (`records.receivers`) decides about them ──────────────────────────
+
+    def candidates(self, subject: str) -> Sequence[Subscription]:
+        """All that have or had a matching subject, oldest first; also deleted ones."""
+        if not self._earlier:
+            return self.matching(subject)
+        found = self._candidates.get(subject)
+        if found is None:
+            by_id = {one.id: one for one in self.matching(subject)}
+            for pattern in patterns_of(subject):
+                by_id.update(self._earlier.get(pattern, {}))
+            found = tuple(by_id[number] for number in sorted(by_id))
+            self._candidates[subject] = found
+        return found
+
+    def forget(self, is_needed: Callable[[Subscription], bool]) -> None:
+        """Let deleted subscriptions go that no message needs any more, those first that were
+        deleted first."""
+        while self._departed:
+            first = next(iter(self._departed.values()))
+            if is_needed(first):
+                return
+            self._forget_earlier(first.id)
+            del self._departed[first.id]
+
+    def _note_earlier(self, one: Subscription) -> None:
+        self._candidates.clear()
+        if one.deleted and not one.has_left:
+            return
+        for span in one.history:
+            if span.subject and (one.deleted or span.subject != one.subject):
+                self._earlier.setdefault(span.subject, {})[one.id] = one
+
+    def _forget_earlier(self, subscription_id: int) -> None:
+        """Before another definition of it comes."""
+        self._candidates.clear()
+        known = self._by_id.get(subscription_id) or self._departed.get(subscription_id)
+        for span in () if known is None else known.history:
+            if (had := self._earlier.get(span.subject)) is not None:
+                had.pop(subscription_id, None)
+                if not had:
+                    del self._earlier[span.subject]
 
     def snapshot(self) -> "Registry":
         """A copy that never changes, for another thread."""
-        return Registry(self._by_id.values(), last_id=self._last_id)
+        known = (*self._by_id.values(), *self._departed.values())
+        return Registry(known, last_id=self._last_id)

@@ -45,7 +45,7 @@ from delayserver.records.message import decode_payload
 from delayserver.records.schedules import unpack_schedule, unpack_state
 from delayserver.records.sources import unpack_source, unpack_source_state
 from delayserver.records.subscriptions import DIRECT, Subscription, decode_subscription
-from storage.buckets import DAY_HOURS, is_day, places_of
+from storage.buckets import DAY_HOURS, is_day, places_of, start_ms
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsPlace
 from storage.directory import CATALOG_DIRECTORY
@@ -178,6 +178,7 @@ def _check_meta(key: bytes, value: bytes) -> None:
 # ── HOURS ────────────────────────────────────────────────────────────────────────────────────────
 
 _HOUR_KEY = struct.Struct(">I")
+NEVER_MS = 1 << 62
 _HOUR_VALUE = struct.Struct(">QQQQqQ")
 _DAY_HOURS = struct.Struct(f">{DAY_HOURS}q")
 
@@ -239,6 +240,15 @@ def parse_hour_key(key: bytes) -> int:
 def parse_hours(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, HourState]:
     """The whole table HOURS, from its keys and values."""
     return {parse_hour_key(key): HourState.unpack(value) for key, value in pairs}
+
+
+def first_kept_ms(catalog: Catalog) -> int:
+    """When the first hour begins that is kept, as of the last checkpoint: no row that is filed and
+    kept is due earlier. One look-up."""
+    for key, _ in catalog.scan(Table.HOURS):
+        # Hours come before days, and days are far.
+        return start_ms(parse_hour_key(key))
+    return NEVER_MS
 
 
 def read_hours(catalog: Catalog) -> dict[int, HourState]:

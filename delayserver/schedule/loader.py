@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.horizon import Mark, marks_of
+from delayserver.records.receivers import shares
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.ended import Ended, is_among_sorted
 from delayserver.schedule.replay import Snapshot
@@ -302,13 +303,19 @@ def remaining(
     """Of rows that are settled for at least one subscription: who is still to get which of them.
 
     A row for one subscription is done. A row for a subject remains for those subscriptions that it
-    was for (they existed when it fell due) and that have not settled it.
+    is for (`records.receivers`) and that have not settled it.
 
     `settled_by`: the seqs that a subscription has settled, by its id, in order."""
     for subject_id in np.unique(entries["subject_id"]).tolist():
         mine = (entries["subject_id"] == subject_id) & (entries["subscription_id"] == 0)
-        for subscription in registry.matching(subject_names[subject_id]):
-            remains = mine & subscription.existed_for(entries["seq"], entries["due_ms"])
-            remains &= ~is_among_sorted(entries["seq"], settled_by(subscription.id))
-            if remains.any():
-                yield subscription, remains
+        subject = subject_names[subject_id]
+        rows = select(entries, mine)
+
+        def has_settled(subscription_id: int, rows: Rows = rows) -> np.ndarray:
+            return is_among_sorted(rows["seq"], settled_by(subscription_id))
+
+        candidates = registry.candidates(subject)
+        for one, share in shares(candidates, subject, rows["seq"], rows["due_ms"], has_settled):
+            remains = mine.copy()
+            remains[mine] = share
+            yield one, remains

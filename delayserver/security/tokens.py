@@ -304,6 +304,11 @@ class Caller:
                 return True
         return False
 
+    def patterns(self, action: Action) -> tuple[str, ...]:
+        """The patterns of the subjects with which that is allowed; empty: with all, to `admin`."""
+        patterns = self._patterns.get(action, ())
+        return () if self.is_admin or "*" in patterns else tuple(patterns)
+
     def require_some(self, action: Action) -> None:
         """Raises AccessError (403) unless that is allowed with some subject."""
         if not self.is_admin and action not in self._patterns:

@@ -34,7 +34,8 @@ from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, InputError, NotFoundError, StoppingError
 from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload
-from delayserver.records.subscriptions import DIRECT, Registry, Subscription
+from delayserver.records.receivers import had
+from delayserver.records.subscriptions import DIRECT, SPANS_MAX, Registry, Subscription
 from delayserver.records.tables import (
     Archived,
     ChangeState,
@@ -140,6 +141,7 @@ class Calls:
         self.message_id = messages.message_id
         self.by_key = messages.by_key
         self.locate = messages.locate
+        self.message_state = messages.look_up
         self.version = messages.version
         self.cancel = messages.cancel
         self.find_by_ids = cancels.by_ids
@@ -230,7 +232,7 @@ class Calls:
 
     async def subject_of(self, seq: int, due_ms: int) -> str:
         """The subject of a message. Raises NotFoundError, DamageError."""
-        found = await self.find(self._engine.messages.locate(seq, due_ms).entry)
+        found = await self.find_any(self._engine.messages.locate(seq, due_ms).rows)
         return self._engine.sequencer.subject_names[found.subject_id]
 
     async def move(self, seq: int, due_ms: int, new_due_ms: int, expected: Versions = None) -> str:
@@ -248,6 +250,14 @@ class Calls:
         if found is None:
             raise NotFoundError("the message was settled, and its hour is past its retention")
         return found
+
+    async def find_any(self, rows: Sequence[ScheduleEntry]) -> Found:
+        """As `find`, of the first of the rows of a message that is still kept: a retry may wait for
+        longer than the hour of the message's own row is kept. Raises NotFoundError, DamageError."""
+        for entry in rows[:-1]:
+            with contextlib.suppress(NotFoundError):
+                return await self.find(entry)
+        return await self.find(rows[-1])
 
     def read(self, function: Callable[[Reader], T]) -> "asyncio.Future[T]":
         """Run something in the reader thread."""
@@ -485,11 +495,30 @@ class Calls:
             raise NotFoundError(f"there is no subscription {name!r}")
         return owners
 
+    def subjects_of(self, subscription: Subscription) -> list[str]:
+        """The subjects that a subscription has and had, as far as messages of that time are
+        kept."""
+        return [span.subject for span in self._engine.subscribing.needed(subscription.spans)]
+
+    def check_subjects_of(self, subscription: Subscription) -> None:
+        """Raises ConflictError if a subscription can have no other subject now."""
+        if len(self.subjects_of(subscription)) >= SPANS_MAX:
+            raise ConflictError(
+                f"the subject of {subscription.name!r} was changed {SPANS_MAX - 1} times while "
+                "messages of the first one are still kept; try again when their retention is over, "
+                "or make another subscription"
+            )
+
     async def redrive(
-        self, owners: Sequence[Subscription], heir: Subscription | None, ids: Collection[str] | None
+        self,
+        owners: Sequence[Subscription],
+        heir: Subscription | None,
+        ids: Collection[str] | None,
+        may_read: Callable[[str], bool] = lambda subject: True,
     ) -> int:
         """Have dead letters of `owners` delivered again, to `heir` (None: each to its owner): those
-        with these message ids, or all. Durable on return. Returns how many.
+        with these message ids, or all. `may_read`: asked for the subject of each. Durable on
+        return. Returns how many.
 
         What dies again meanwhile has a row of its own, and is not taken once more: else the call
         would not end while the receiver refuses. Raises ConflictError, OverloadedError,
@@ -498,7 +527,7 @@ class Calls:
         for owner in owners:
             taker, from_seq = heir or owner, 0
             while letters := await asyncio.to_thread(
-                self._some_letters, owner, from_seq, end_seq, ids
+                self._some_letters, owner, from_seq, end_seq, ids, may_read
             ):
                 if self.registry.by_id(taker.id) is None:
                     raise ConflictError(f"the subscription {taker.name!r} was deleted meanwhile")
@@ -518,8 +547,9 @@ class Calls:
         return count
 
     def receiver(self, name: str, found: Replayable) -> Subscription:
-        """The subscription of that name, which gets such messages; `_to` is that of a message which
-        says itself where it goes, and no other. Raises NotFoundError, ConflictError."""
+        """The subscription of that name, which gets such messages, or had this one; `_to` is that
+        of a message which says itself where it goes, and no other. Raises NotFoundError,
+        ConflictError."""
         direct = self.registry.by_id(found.payload.direct_id)
         if name == DIRECT_NAME and direct is not None:
             return direct
@@ -531,7 +561,8 @@ class Calls:
         if direct is not None:
             raise ConflictError(f"the message says where it goes (`to`): {name} never has it")
         subject = self.subject_names[found.subject_id]
-        if not wanted.matches(subject):
+        row = found.entry
+        if not (wanted.matches(subject) or had(wanted, subject, row.seq, row.due_ms)):
             raise ConflictError(
                 f"{name} gets {wanted.subject}, and the message is of the subject {subject}"
             )
@@ -552,7 +583,12 @@ class Calls:
         return self._engine.whereabouts.is_known(entry, self.clock())
 
     def _some_letters(
-        self, owner: Subscription, from_seq: int, end_seq: int, ids: Collection[str] | None
+        self,
+        owner: Subscription,
+        from_seq: int,
+        end_seq: int,
+        ids: Collection[str] | None,
+        may_read: Callable[[str], bool] = lambda subject: True,
     ) -> list[tuple[int, Payload]]:
         """The next dead letters with these message ids, as many as are decided in one turn of the
         event loop: the seqs of their rows, from `from_seq` to before `end_seq`, and payloads."""
@@ -564,6 +600,8 @@ class Calls:
             payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
             origin = payload.origin
             assert origin is not None
+            if not may_read(self.subject_names[origin.subject_id]):
+                continue
             if ids is None or self.encode_id(origin.published_due_ms, origin.message_seq) in ids:
                 total_bytes += len(letter.payload)
                 if letters and total_bytes > REDRIVE_BYTES_MAX:
@@ -571,8 +609,14 @@ class Calls:
                 letters.append((entry_seq, payload))
         return letters
 
-    async def discard(self, owners: Sequence[Subscription], message_id: str) -> None:
-        """Delete a dead letter of one of `owners`; durable on return. Raises NotFoundError."""
+    async def discard(
+        self,
+        owners: Sequence[Subscription],
+        message_id: str,
+        may_read: Callable[[str], bool] = lambda subject: True,
+    ) -> None:
+        """Delete a dead letter of one of `owners`; durable on return. `may_read`: asked for its
+        subject. Raises NotFoundError."""
         message_seq = self.message_id(message_id).seq
         for owner in owners:
             change = self.changes(message_seq).get(owner.id)
@@ -585,6 +629,8 @@ class Calls:
                 letter = None
             if letter is not None:
                 entry_seq, subject_id = letter
+                if not may_read(self.subject_names[subject_id]):
+                    break
                 discard = self._engine.outcomes.discard
                 await self.durable(discard(owner.id, entry_seq, message_seq, subject_id))
                 return

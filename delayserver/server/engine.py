@@ -48,6 +48,7 @@ from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Registry
+from delayserver.records.tables import first_kept_ms
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
@@ -170,7 +171,13 @@ class Engine:
             random=random,
         )
         self.sources = Sourcing(settings, catalog, sequencer, groups, self.publishing)
-        self.subscribing = Subscribing(registry, sequencer, groups, self.dispatcher)
+        self.subscribing = Subscribing(
+            registry,
+            sequencer,
+            groups,
+            self.dispatcher,
+            kept_since_ms=partial(first_kept_ms, catalog),
+        )
         self.outcomes = Outcomes(
             registry,
             sequencer,

@@ -121,7 +121,7 @@ class Gauges:
         )
         add(
             *(gauge, "oldest_due_age_seconds", "How long the first of its queue waits"),
-            of_queues(lambda queue: self._age_s(queue.rows.first_ms())),
+            of_queues(lambda queue: self._age_s(queue.first_ms())),
             max,
         )
 

@@ -601,6 +601,7 @@ class Ledger(DurableRecords):
                     and self._made_seqs[subscription_id]
                     <= self._unclaimed.get(message.seq, self.durable_seq)
                     and subscription.matches(subject)
+                    and len(subscription.spans) == 1
                     and subscription_id not in delivered | message.dead
                 ):
                     raise Violation(f"message {message.seq} never came to {subscription.name} (I3)")

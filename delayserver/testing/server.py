@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from delayserver.config import Settings
-from delayserver.decisions.messages import Located
 from delayserver.delivery.backlog import Instant
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.dispatcher import HELD_LOOK_MS
@@ -27,6 +26,7 @@ from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.sink import Answer, Untried
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload, encode_payload
+from delayserver.records.message_state import MessageState
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.recover import Recovered
 from delayserver.recovery.store import Surroundings
@@ -580,7 +580,7 @@ class SimulatedServer(Shard):
         self.engine.outcomes.ack(tokens, self.clock(), None, settled)
 
     def find(
-        self, located: Located, done: Callable[[Found | None, Exception | None], None]
+        self, located: MessageState, done: Callable[[Found | None, Exception | None], None]
     ) -> None:
         """Payload and subject of a message, as `Server.move` needs them."""
         entry = located.entry

@@ -60,6 +60,7 @@ from delayserver.records.subscriptions import (
     KafkaTarget,
     NatsTarget,
     RedisTarget,
+    SubjectSpan,
     Subscription,
     decode_subscription,
     encode_subscription,
@@ -229,6 +230,21 @@ HOOK = Subscription(
     failing_since_ms=START_MS + 2,
 )
 """With all that a definition may hold; no subscription has that together."""
+CHANGED = Subscription(
+    *(3, "moved", "order.*", "pull", START_MS),
+    history=(
+        SubjectSpan("order.paid", 17, (Mark(16, START_MS), Mark(16, START_MS - 9))),
+        SubjectSpan("order.*", 90, (Mark(89, START_MS + 60_000),)),
+    ),
+)
+DELETED = Subscription(
+    *(4, "gone", "refund", "pull", START_MS),
+    deleted=True,
+    history=(
+        SubjectSpan("refund", 18, (Mark(17, START_MS),)),
+        SubjectSpan("", 91, (Mark(90, START_MS + 60_001),)),
+    ),
+)
 
 
 def _read_import_record(data: bytes) -> ImportRecord:
@@ -403,6 +419,10 @@ def values() -> dict[str, Value]:
         "state of an import": Value(IMPORTED, pack_import(IMPORTED), unpack_import),
         "archive": Value(ARCHIVED, pack_archived(ARCHIVED), unpack_archived),
         "subscription": Value(HOOK, encode_subscription(HOOK), decode_subscription),
+        **{
+            f"subscription: {name}": Value(one, encode_subscription(one), decode_subscription)
+            for name, one in {"another subject": CHANGED, "deleted": DELETED}.items()
+        },
         **{
             f"subscription: {target.__struct_config__.tag}": Value(
                 one := Subscription(2, "out", "*", "pull", 0, target=target),

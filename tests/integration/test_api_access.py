@@ -257,6 +257,39 @@ def test_who_takes_over_a_name_does_not_get_the_dead_letters_of_others(api):
     api.ask("DELETE", f"{path}/dead-letters/{secret}", 204, headers=consumer)
 
 
+def test_a_consumer_reads_only_its_subjects_whatever_the_subscription_had_before(api):
+    path, other = "/v1/subscriptions/moved", bearer(api.tokens["other"])
+    once = {"type": "pull", "retry": {"max_attempts": 1}}
+    api.put(path, json={"subject": "mine.*", **once}).raise_for_status()
+    dead = api.publish("mine.moved", body="dead")["id"]
+    (message,) = api.pull(path)
+    api.ask("POST", f"{path}/nack", json={"leases": [message["lease"]], "delay": "1ms"})
+    secret = [api.publish("mine.moved", body=n)["id"] for n in range(2)]
+    wait_until(lambda: api.ask("GET", "/v1/stats")["queued"] >= 2)
+    api.put(path, json={"subject": "others.*", **once}).raise_for_status()
+    theirs = api.publish("others.a", body="theirs")["id"]
+    (message,) = api.ask("POST", f"{path}/pull", json={"wait": "5s"}, headers=other)["messages"]
+    assert message["id"] == theirs
+    assert api.ask("POST", f"{path}/pull", json={}, headers=other)["messages"] == []
+    wait_until(lambda: api.ask("GET", f"{path}/dead-letters")["dead_letters"])
+    assert api.ask("GET", f"{path}/dead-letters", headers=other)["dead_letters"] == []
+    assert api.ask("POST", f"{path}/dead-letters/redrive", headers=other)["redriven"] == 0
+    api.ask("DELETE", f"{path}/dead-letters/{dead}", 404, headers=other)
+    assert [one["id"] for one in api.pull(path)] == secret
+    api.ask("DELETE", path, 204)
+
+
+def test_what_waits_is_not_sent_elsewhere_by_one_who_may_not_read_it(api):
+    path, other = "/v1/subscriptions/sends", bearer(api.tokens["other"])
+    hook = {"type": "webhook", "url": "http://127.0.0.1:9/"}
+    api.put(path, json={"subject": "mine.*", **hook}).raise_for_status()
+    api.publish("mine.sent", body="secret")
+    api.put(path, json={"subject": OTHERS, **hook}).raise_for_status()
+    answer = api.put(path, json={"subject": OTHERS, **hook}, headers=other)
+    assert answer.status_code == 403
+    api.ask("DELETE", path, 204)
+
+
 def test_the_subject_of_a_message_is_known_after_it_was_filed_and_after_a_restart(api, fields):
     other = bearer(api.tokens["other"])
     path = f"/v1/messages/{fields['message_id']}"

@@ -8,6 +8,8 @@ import pytest
 from tests.integration.api_support import now_ms, time_ms, unique
 from tests.waiting import wait_until
 
+NOBODY = "http://127.0.0.1:9/"
+
 NOWHERE = "0" * 36
 JSON = {"content-type": "application/json"}
 
@@ -84,6 +86,42 @@ def test_what_is_being_delivered_or_was_cannot_be_cancelled_or_moved(api, subjec
     (delivery,) = found["deliveries"]
     assert delivery["state"] == "delivered"
     assert path.endswith(delivery["subscription"])
+
+
+def test_deliveries_that_end_differently_are_told_once_each_and_alike_everywhere(api, subject):
+    retry = {"max_attempts": 3, "backoff": ["1h"]}
+    arrives, fails = unique("arrives"), unique("fails")
+    path = api.subscribe(arrives, subject)
+    api.subscribe(fails, subject, url=NOBODY, retry=retry)
+    message_id = api.publish(subject)["id"]
+    api.ack(path, *api.pull(path))
+
+    def states():
+        return [
+            (one["subscription"], one["state"]) for one in api.look_up(message_id)["deliveries"]
+        ]
+
+    wait_until(lambda: sorted(states()) == sorted([(arrives, "delivered"), (fails, "scheduled")]))
+    assert api.look_up(message_id)["state"] == "delivering"
+    (listed,) = api.ask("GET", f"/v1/subjects/{subject}/messages")["messages"]
+    assert (listed["id"], listed["state"]) == (message_id, "delivering")
+    assert api.ask("DELETE", f"/v1/messages/{message_id}", 409)["state"] == "delivering"
+
+
+def test_a_retry_for_the_only_receiver_is_cancelled_and_reads_so(api, subject):
+    retry = {"max_attempts": 3, "backoff": ["1h"]}
+    fails = unique("fails")
+    api.subscribe(fails, f"{subject}.*", url=NOBODY, retry=retry)
+    api.subscribe(unique("other"), f"{subject}.other")
+    message_id = api.publish(f"{subject}.x")["id"]
+    wait_until(lambda: api.look_up(message_id)["attempts"] == 1)
+    (listed,) = api.ask("GET", f"/v1/subjects/{subject}.x/messages")["messages"]
+    assert listed["state"] == "scheduled" == api.look_up(message_id)["state"]
+    api.subscribe(unique("late"), f"{subject}.*")  # It came after the message.
+    api.ask("DELETE", f"/v1/messages/{message_id}")
+    found = api.look_up(message_id)
+    deliveries = [(one["subscription"], one["state"]) for one in found["deliveries"]]
+    assert (found["state"], deliveries) == ("cancelled", [(fails, "cancelled")])
 
 
 def test_a_message_moves_and_keeps_its_id(api, subject, address):

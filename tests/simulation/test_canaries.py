@@ -51,7 +51,7 @@ from delayserver.records.message import (
 )
 from delayserver.records.schedules import ScheduleChange, pack_schedule_change
 from delayserver.records.sources import unpack_source_change
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import SubjectSpan, Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
 from delayserver.recovery import store
@@ -702,8 +702,11 @@ def an_import_is_adopted_again(patch: Patch) -> None:
 @canary(Violation)
 def a_subscription_goes_by_the_clock_alone(patch: Patch) -> None:
     """I3"""
-    by_clock = property(lambda self: (Mark(SEQ_MAX, self.created_ms),))
-    patch.setattr(Subscription, "_marks", by_clock)
+
+    def spans(self: Subscription) -> tuple[SubjectSpan, ...]:
+        return (SubjectSpan(self.subject, 0, (Mark(SEQ_MAX, self.created_ms),)),)
+
+    patch.setattr(Subscription, "spans", property(spans))
 
 
 @canary(Violation)
@@ -855,8 +858,8 @@ def a_redrive_takes_what_dies_again_meanwhile(patch: Patch) -> None:
     """I3: it does not end while the receiver refuses."""
     original = Calls._some_letters
 
-    def some_letters(self: Any, owner: Any, from_seq: int, end_seq: int, ids: Any) -> Any:
-        return original(self, owner, from_seq, SEQ_MAX, ids)
+    def some_letters(self: Any, owner: Any, from_seq: int, end_seq: int, *rest: Any) -> Any:
+        return original(self, owner, from_seq, SEQ_MAX, *rest)
 
     patch.setattr(Calls, "_some_letters", some_letters)
 

@@ -144,10 +144,10 @@ def test_a_change_of_a_subscription_does_not_change_what_it_is_for() -> None:
     machine.subscribe("first")
     registry = machine.server.engine.registry
     [before] = registry
-    assert before.horizon
+    assert before.history
     # As the API does: a definition of its own, which knows nothing of marks.
     machine.server.engine.subscribing.put_subscription(
-        msgspec.structs.replace(before, horizon=(), paused=True)
+        msgspec.structs.replace(before, history=(), paused=True)
     )
     machine.server.rest()
     [after] = registry

@@ -1,8 +1,8 @@
 """Fan-out against a simple model: who gets what, while subscriptions come and go and servers crash.
 
-A message is for every subscription that matches and existed when it fell due, each of which settles
-it on its own; if there was none, or they were deleted before they had it, for the first that
-matches. As long as none does, it waits."""
+A message is for every subscription whose subject matched when it fell due, each of which settles it
+on its own, whatever its subject is then; if there was none, or they were deleted before they had
+it, for the first that matches. As long as none does, it waits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
+from delayserver.records.subjects import matches
 from delayserver.records.subscriptions import Subscription
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
 from delayserver.testing.publishes import publish_all
@@ -64,6 +65,8 @@ class FanOut(RuleBasedStateMachine):
         self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
         self.known: dict[int, Known] = {}
         self.ever: dict[int, Subscription] = {}
+        self.patterns: dict[int, list[tuple[int, str]]] = {}
+        """By subscription: since when it has had which subject."""
 
     @initialize()
     def start(self) -> None:
@@ -113,7 +116,34 @@ class FanOut(RuleBasedStateMachine):
         self.server.engine.subscribing.put_subscription(made)
         self.server.rest()
         self.ever[number] = self.exists()[number]
+        self.patterns[number] = [(self.clock.now_ms, pattern)]
         self.look()
+
+    @precondition(lambda self: self.exists())
+    @rule(data=st.data(), pattern=st.sampled_from(PATTERNS))
+    def change(self, data: st.DataObject, pattern: str) -> None:
+        self.redefine(data.draw(st.sampled_from(sorted(self.exists())), label="which"), pattern)
+
+    def redefine(self, number: int, pattern: str) -> None:
+        """A subscription gets another subject."""
+        self.clock.move(1)
+        changed = msgspec.structs.replace(self.exists()[number], subject=pattern)
+        self.server.engine.subscribing.put_subscription(changed)
+        self.server.rest()
+        self.patterns[number].append((self.clock.now_ms, pattern))
+        self.look()
+
+    def is_for(self, number: int, message: Known) -> bool:
+        """Whether the subject matched when the message fell due."""
+        had = [pattern for since_ms, pattern in self.patterns[number] if since_ms <= message.due_ms]
+        return bool(had) and matches(had[-1], message.subject)
+
+    def may_have(self, number: int, message: Known) -> bool:
+        """Whether the subject matched then, or did later."""
+        since = [
+            pattern for since_ms, pattern in self.patterns[number] if since_ms > message.due_ms
+        ]
+        return self.is_for(number, message) or any(matches(one, message.subject) for one in since)
 
     @precondition(lambda self: self.exists())
     @rule(data=st.data())
@@ -134,15 +164,11 @@ class FanOut(RuleBasedStateMachine):
 
     def take(self, seq: int, subscription_id: int, ok: bool) -> None:
         """A subscription has a message in its hands: may that be?"""
-        message, receiver = self.known[seq], self.ever[subscription_id]
-        assert receiver.matches(message.subject)
+        message = self.known[seq]
+        assert self.may_have(subscription_id, message)
         assert subscription_id not in message.had_by, "it was recorded, and came again"
-        if receiver.created_ms > message.due_ms:
-            entitled = [
-                one
-                for one in self.exists().values()
-                if one.matches(message.subject) and one.created_ms <= message.due_ms
-            ]
+        if not self.is_for(subscription_id, message):
+            entitled = [one for one in self.exists() if self.is_for(one, message)]
             on_its_way = subscription_id not in self.exists()
             assert on_its_way or not entitled, "there is one that it was for"
         if ok:
@@ -166,10 +192,9 @@ class FanOut(RuleBasedStateMachine):
     def what_nobody_matches_waits(self) -> None:
         if not hasattr(self, "server"):
             return
-        exists = self.exists().values()
         for seq, message in self.known.items():
             is_open = not message.had_by and not message.is_given_up
-            if is_open and not any(one.matches(message.subject) for one in exists):
+            if is_open and not any(self.may_have(one, message) for one in self.exists()):
                 state = self.server.engine.messages.locate(seq, message.due_ms).state
                 assert state in ("scheduled", "delivering"), (seq, state)
 
@@ -189,10 +214,10 @@ class FanOut(RuleBasedStateMachine):
                 self.server.answer([delivery], WebhookResponse(200))
                 self.look()
         for seq, message in self.known.items():
+            for number in self.exists():
+                if self.is_for(number, message):
+                    assert number in message.had_by, (seq, number)
             matching = [one for one in self.exists().values() if one.matches(message.subject)]
-            for one in matching:
-                if one.created_ms <= message.due_ms:
-                    assert one.id in message.had_by, (seq, one.name)
             is_done = message.had_by or message.is_given_up
             assert is_done or not matching, f"nobody got {seq}"
         self.ledger.check_all_delivered(()) if all(

@@ -2,12 +2,14 @@
 
 The worlds of the simulation compare what was promised with what arrived. They cannot see that a
 delivery was late because of others (I2), that a start read more than it had to (I10), or that two
-processes had one directory (I12); and no bit rots in them (I8). So each of these has a check of its
-own, which has to pass, and to end by a violation with the bug planted."""
+processes had one directory (I12); no subscription gets another subject in them (I7), and no bit
+rots (I8). So each of these has a check of its own, which has to pass, and to end by a violation
+with the bug planted."""
 
 import contextlib
 import fcntl
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from delayserver.delivery.queue import Queue
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.subscriptions import SubjectSpan, Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import restoring
 from delayserver.recovery.backups import BackupManifest, Shelf, encode_manifest
@@ -190,6 +192,69 @@ def a_message_that_ends_its_consumer_dies_alone() -> None:
 def messages_that_failed_together_stay_together(patch: Patch) -> None:
     patch.setattr(Queue, "company_max", lambda self, attempt, count: count)
     patch.setattr(Dispatcher, "may_be_the_cause", lambda self, deliveries, which: True)
+
+
+# ── I7 ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def a_changed_subject_changes_nothing_that_has_fallen_due() -> None:
+    for is_restarted in (False, True):
+        received = _after_a_change_of_subjects(is_restarted=is_restarted)
+        if received != {"narrowed": MESSAGES}:
+            raise Violation(f"{received} get what `narrowed` waits for ({is_restarted=}, I7)")
+
+
+def _after_a_change_of_subjects(*, is_restarted: bool) -> dict[str, int]:
+    """One has had all messages, and another waits for them. Its subject becomes one that does not
+    match them, and that of a third one, which did not match them, one that does."""
+    machine = Machine()
+    server = machine.start()
+    narrowed, widened = (subscribe(server, name) for name in ("narrowed", "widened"))
+
+    def put(one: Subscription, subject: str, *, paused: bool) -> None:
+        changed = msgspec.structs.replace(one, subject=subject, paused=paused)
+        server.engine.subscribing.put_subscription(changed)
+        server.rest()
+
+    put(narrowed, "orders", paused=True)
+    put(widened, "refunds", paused=True)
+    subscribe(server, "settles all")
+    machine.publish(server, *(machine.clock.now_ms + 1 for _ in range(MESSAGES)))
+    machine.clock.move(1)
+    if _received(server) != {"settles all": MESSAGES}:
+        raise Violation("what is paused is sent")
+    put(narrowed, "refunds", paused=True)
+    put(widened, "*", paused=True)
+    if is_restarted:
+        machine.kill()
+        server = machine.start()
+    put(narrowed, "refunds", paused=False)
+    put(widened, "*", paused=False)
+    return _received(server)
+
+
+def _received(server: SimulatedServer) -> dict[str, int]:
+    """How many messages each subscription is sent now; each of them arrives."""
+    registry, counts = server.engine.registry, Counter[str]()
+    server.tick()
+    server.rest()
+    while server.sending:
+        sent = server.sending[0]
+        receiver = registry.by_id(sent[0].subscription_id)
+        counts["" if receiver is None else receiver.name] += len(sent)
+        server.answer(sent, WebhookResponse(200))
+        server.rest()
+    return dict(counts)
+
+
+def a_subscription_goes_by_its_newest_subject(patch: Patch) -> None:
+    original = Subscription.spans.fget  # type: ignore[attr-defined]
+
+    def spans(self: Subscription) -> tuple[SubjectSpan, ...]:
+        first = original(self)[0]
+        return (first._replace(subject=self.subject),)
+
+    patch.setattr(Subscription, "spans", property(spans))
 
 
 # ── I8 ─────────────────────────────────────────────────────────────────────────────────────────
@@ -465,6 +530,10 @@ CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
     (
         a_message_that_ends_its_consumer_dies_alone,
         messages_that_failed_together_stay_together,
+    ),
+    (
+        a_changed_subject_changes_nothing_that_has_fallen_due,
+        a_subscription_goes_by_its_newest_subject,
     ),
     (a_flipped_bit_is_named, checksums_are_ignored),
     (a_bad_sector_costs_what_stands_in_it, the_neighbours_of_a_bad_sector_are_lost),

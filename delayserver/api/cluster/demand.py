@@ -184,13 +184,15 @@ class Demand:
         max_messages: int,
         max_bytes: int,
         lease_ms: int,
+        subjects: tuple[str, ...],
         told: Callable[[Taken | None], None],
     ) -> None:
         """Take up to so much of a shard that has something; `told` gets it, later, or None. What
         it gets has to be `handed`, or given `back`."""
         counts, link = self._wanted[subscription_id].counts, self._links[shard]
         counts[shard] = max(0, counts[shard] - max_messages)
-        wanted = Fetch(self._peers.own, link, subscription_id, max_messages, max_bytes, lease_ms)
+        limits = max_messages, max_bytes, lease_ms
+        wanted = Fetch(self._peers.own, link, subscription_id, *limits, subjects)
         call = PeerCall("POST", FETCH_PATH, body=encode(wanted))
         self._asks.ask(shard, call, partial(self._on_part, shard, link, subscription_id, told))
 

@@ -178,8 +178,8 @@ class Gathering:
         if self._tell is None:
             return
         left_ms = max(0, self._deadline_ms - self._calls.stopwatch())
-        most, least, _, lease_ms = self._asked
-        request = PullRequest(most, lease_ms, left_ms, _not_answered, least)
+        most, least, _, lease_ms, subjects = self._asked
+        request = PullRequest(most, lease_ms, left_ms, _not_answered, least, subjects)
         fetch = self._calls.wait(self._subscription, request, self._is_ready, self._complete)
         if not fetch.is_completed:
             self._fetch = fetch
@@ -212,9 +212,8 @@ class Gathering:
         for shard, count in shares:
             if shard != sources.own:
                 told = partial(self._on_taken, round_)
-                sources.demand.fetch(
-                    shard, self._subscription.id, count, max_bytes, asked.lease_ms, told
-                )
+                limits = count, max_bytes, asked.lease_ms, asked.subjects
+                sources.demand.fetch(shard, self._subscription.id, *limits, told)
         for shard, count in shares:
             if shard == sources.own:
                 self._take_own(round_, count, max_bytes)
@@ -231,7 +230,14 @@ class Gathering:
             if not is_now:
                 self._look(round_)
 
-        request = PullRequest(count, self._asked.lease_ms, 0, answer, max_bytes=max_bytes)
+        request = PullRequest(
+            count,
+            self._asked.lease_ms,
+            0,
+            answer,
+            subjects=self._asked.subjects,
+            max_bytes=max_bytes,
+        )
         try:
             fetch = self._calls.pull(self._subscription, request)
         except StoppingError:  # after a failed sync; nobody drains what waits

@@ -58,6 +58,8 @@ class Fetch(msgspec.Struct, array_like=True):
     max_messages: int
     max_bytes: int
     lease_ms: int
+    subjects: tuple[str, ...] = ()
+    """As `PullRequest.subjects`."""
 
 
 class Lent(msgspec.Struct, array_like=True):
@@ -173,7 +175,12 @@ class Supply:
         there = min(self._calls.ready(subscription.id) or 0, wanted.max_messages)
         lending = _Lending(asker)
         request = PullRequest(
-            wanted.max_messages, wanted.lease_ms, 0, lending.lend, max_bytes=wanted.max_bytes
+            wanted.max_messages,
+            wanted.lease_ms,
+            0,
+            lending.lend,
+            subjects=wanted.subjects,
+            max_bytes=wanted.max_bytes,
         )
         lending.begin(self._calls.pull(subscription, request))
         self._tell_anew(asker, subscription.id)

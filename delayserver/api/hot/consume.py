@@ -70,6 +70,8 @@ class Asked(NamedTuple):
     min_messages: int
     wait_ms: int
     lease_ms: int
+    subjects: tuple[str, ...] = ()
+    """Patterns of the subjects that it may read; empty: all."""
 
 
 _Number = Annotated[int, Meta(ge=1, le=PULL_MESSAGES_MAX)]
@@ -161,7 +163,8 @@ class Consuming:
         if subscription.type != "pull":
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
-        asked = Asked(wanted.max, wanted.min_messages, wait_ms, lease_ms)
+        subjects = () if caller is None else caller.patterns(_CONSUME[0])
+        asked = Asked(wanted.max, wanted.min_messages, wait_ms, lease_ms, subjects)
         tokens, is_told = self._calls.tokens, False
 
         def tell(answer: bytes | Exception) -> None:
@@ -201,8 +204,8 @@ class Consuming:
                 document = error
             tell(document)
 
-        most, least, wait_ms, lease_ms = asked
-        request = PullRequest(most, lease_ms, wait_ms, answer, least)
+        most, least, wait_ms, lease_ms, subjects = asked
+        request = PullRequest(most, lease_ms, wait_ms, answer, least, subjects)
         return self._calls.pull(subscription, request).cancel
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:

@@ -7,6 +7,7 @@ Cost: about 100 µs per call; a change waits for the disk, and dead letters for 
 Threads: belongs to the event loop.
 """
 
+from functools import partial
 from itertools import islice
 from typing import Annotated, Final
 
@@ -90,14 +91,21 @@ async def put_subscription(
     caller: CallerOf,
     parts: PartsOf,
 ) -> models.SubscriptionViewModel:
-    """Create or change a subscription."""
+    """Create or change a subscription. With another subject it keeps what fell due before, and
+    receives what falls due from now on."""
     check_fields(wanted)
     await load_client(wanted.type)
     if wanted.bootstrap is not None and wanted.delivery == "exactly_once":
         await parts.calls.check_exactly_once(wanted.bootstrap)
 
     def define(existing: Subscription | None, known: Registry) -> Subscription:
-        for subject in {wanted.subject, existing.subject if existing else wanted.subject}:
+        subjects = {wanted.subject}
+        if existing is not None:
+            subjects.add(existing.subject)
+            if existing.is_pushed:
+                # Waiting messages go where this definition says; a consumer gets only its own.
+                subjects.update(parts.calls.subjects_of(existing))
+        for subject in sorted(subjects):
             require(caller, Action.CONSUME, subject)
         response.status_code = 200 if existing else 201
         return _subscription(parts.calls, parts.targets, name, wanted, existing, known)
@@ -229,9 +237,7 @@ async def count_dead_letters(
     """Who has dead letters, and how many, as of the last checkpoint: subscriptions that the token
     may consume, also those that were deleted."""
 
-    def may_see(subject: str) -> bool:
-        return caller is None or caller.may(Action.CONSUME, subject)
-
+    may_see = partial(_may_read, caller)
     found, following = await parts.dead_letters.counts(cursor or "", limit, may_see)
     documents = [DeadLetterCountDocument(*one) for one in found]
     return json_answer(DeadLetterCountsDocument(documents, following))
@@ -255,7 +261,8 @@ async def list_dead_letters(
     they go (`to`)."""
     owners = await _owners(name, caller, parts)
     from_seq = min(int(cursor or 0), SEQ_MAX)
-    letters, following = await parts.dead_letters.page(owners, from_seq, limit)
+    may_read = partial(_may_read, caller)
+    letters, following = await parts.dead_letters.page(owners, from_seq, limit, may_read)
     if places is not None:
         items = (encode(dead_letter_document(letter)) for letter in letters)
         next_place = None if following is None else (following,)
@@ -288,7 +295,8 @@ async def redrive_dead_letters(
     elif name != DIRECT_NAME:
         raise ConflictError(f"the subscription {name!r} was deleted; make it again, and redrive")
     ids = None if which.ids is None else set(which.ids)
-    return models.RedrivenModel(redriven=await parts.calls.redrive(owners, heir, ids))
+    redriven = await parts.calls.redrive(owners, heir, ids, partial(_may_read, caller))
+    return models.RedrivenModel(redriven=redriven)
 
 
 @router.delete(
@@ -301,16 +309,22 @@ async def discard_dead_letter(
     name: OwnerPath, message_id: str, caller: CallerOf, parts: PartsOf
 ) -> None:
     """Delete a dead letter, by message id."""
-    await parts.calls.discard(await _owners(name, caller, parts), message_id)
+    owners = await _owners(name, caller, parts)
+    await parts.calls.discard(owners, message_id, partial(_may_read, caller))
+
+
+def _may_read(caller: Caller | None, subject: str) -> bool:
+    return caller is None or caller.may(Action.CONSUME, subject)
 
 
 async def _owners(name: str, caller: Caller | None, parts: Parts) -> list[Subscription]:
-    """Whose dead letters the name stands for, as far as the token may consume them.
+    """Whose dead letters the name stands for, as far as the token may consume them; of those it
+    may read the ones of its subjects.
 
     Who takes over the name of a deleted subscription does not get to read its messages by that.
     Raises NotFoundError, AccessError."""
     owners = await parts.calls.dead_letter_owners(name)
-    allowed = [one for one in owners if caller is None or caller.may(Action.CONSUME, one.subject)]
+    allowed = [one for one in owners if _may_read(caller, one.subject)]
     if not allowed:
         require(caller, Action.CONSUME, owners[-1].subject)
     return allowed
@@ -337,6 +351,8 @@ def _subscription(
         raise ConflictError(f"there are {len(known)} subscriptions, the limit")
     if existing is not None and existing.type != wanted.type:
         raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
+    if existing is not None and existing.subject != wanted.subject:
+        calls.check_subjects_of(existing)
     target = target_of(wanted, targets)
     webhook_url = (wanted.url or "") if target is None else ""
     if webhook_url:

@@ -248,9 +248,7 @@ class Promises(Outside):
 
     def _definitions(self, shard: int) -> dict[int, Any]:
         registry = self.machine.shards[shard].running.engine.registry
-        return {
-            one.id: msgspec.structs.replace(one, horizon=(), subject_since_ms=0) for one in registry
-        }
+        return {one.id: msgspec.structs.replace(one, history=()) for one in registry}
 
     def _check_waiting(self) -> None:
         """No consumer waits for what is there, whichever shard has it."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from delayserver.records.receivers import had_for
 from delayserver.testing.tampering.scene import Mask, RowPlace, Scene
 from storage.buckets import bucket_path, end_ms, start_ms
 from storage.frame import Rows
@@ -186,7 +187,8 @@ def _owed_nothing(scene: Scene, subscription_id: int, number: int) -> Callable[[
         if not scene.is_retired(bucket):
             return np.zeros(len(rows), bool)
         mask: Mask = _is_entry(bucket, rows) & (rows["subscription_id"] == 0)
-        mask &= ~scene.is_for(one, rows) & one.existed_for(rows["seq"], rows["due_ms"])
+        mask &= ~scene.is_for(one, rows)
+        mask &= had_for(one, one.subject, rows["seq"], rows["due_ms"])
         # One that was cancelled, or has moved, is owed to nobody.
         parts = [frame.rows for frame in scene.frames(SCHEDULE, bucket)]
         whole = [rows[_is_whole(rows)]["message_seq"] for rows in parts]

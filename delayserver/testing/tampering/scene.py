@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from delayserver.records.receivers import had_for
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import HourState, hour_key, read_hours, read_subjects
 from delayserver.testing.resealing import OpenFrame, read_frames, write_frames
@@ -171,15 +172,16 @@ class Scene:
         return [
             one
             for one in self.subscriptions.values()
-            if not one.deleted and not one.subject_since_ms
+            if not one.deleted and not one.subject_since_ms and len(one.spans) == 1
         ]
 
     def is_for(self, one: Subscription, entries: Rows) -> Mask:
         """Which entries a subscription that exists is to have, by the rule."""
-        names = {number for number, name in self.subjects.items() if one.matches(name)}
-        is_whole = (entries["subscription_id"] == 0) & np.isin(entries["subject_id"], list(names))
-        is_whole &= one.existed_for(entries["seq"], entries["due_ms"])
-        mask: Mask = is_whole | (entries["subscription_id"] == one.id)
+        mask: Mask = entries["subscription_id"] == one.id
+        for number, name in self.subjects.items():
+            is_of_subject = entries["subject_id"] == number
+            is_of_subject &= entries["subscription_id"] == 0
+            mask |= is_of_subject & had_for(one, name, entries["seq"], entries["due_ms"])
         return mask
 
     def is_owed(self, bucket: int, deliveries: Rows) -> Mask:

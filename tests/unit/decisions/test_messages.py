@@ -16,6 +16,7 @@ from delayserver.errors import (
     OverloadedError,
     StoppingError,
 )
+from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.message import Payload, ScheduleEntry, State, decode_payload
 from delayserver.records.tables import Change, ChangeState, HourState, hour_key
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
@@ -451,6 +452,21 @@ def test_a_retry_cannot_be_cancelled_when_others_may_have_the_message() -> None:
     with pytest.raises(ConflictError) as caught:
         parts.messages.cancel(seq, SOON_MS)
     assert caught.value.state == State.DELIVERING
+
+
+def test_a_retry_of_a_message_that_says_where_it_goes_is_nobody_elses() -> None:
+    parts = MessageParts(subscription(1))
+    seq = retrying(parts, (DIRECT_FIRST_ID, ChangeState.RETRYING))
+    parts.messages.cancel(seq, SOON_MS)
+    assert parts.messages.locate(seq, SOON_MS).state is State.CANCELLED
+
+
+@pytest.mark.parametrize("late_ms", [SOON_MS, SOON_MS + 1])
+def test_a_retry_is_for_others_only_if_they_were_there(late_ms: int) -> None:
+    parts = MessageParts(subscription(1), subscription(2, subject="order.*", created_ms=late_ms))
+    seq = retrying(parts, (1, ChangeState.RETRYING))
+    state = State.DELIVERING if late_ms == SOON_MS else State.SCHEDULED
+    assert parts.messages.locate(seq, SOON_MS).state is state
 
 
 def test_a_retry_cannot_be_moved() -> None:

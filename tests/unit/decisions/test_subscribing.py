@@ -8,9 +8,12 @@ import pytest
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.errors import NotFoundError, StoppingError
 from delayserver.records.horizon import Mark
-from delayserver.records.subscriptions import FAILURES, GONE, Subscription
+from delayserver.records.message import ScheduleEntry
+from delayserver.records.receivers import had
+from delayserver.records.subscriptions import FAILURES, GONE, SubjectSpan, Subscription
+from delayserver.schedule.wheel_rows import FiredRows
 from storage.errors import DiskFullError
-from tests.unit.fakes import START_MS, MessageParts, message, subscription
+from tests.unit.fakes import START_MS, MessageParts, message, subscription, wheel_rows
 
 NEW = subscription(7, created_ms=START_MS)
 
@@ -18,7 +21,14 @@ NEW = subscription(7, created_ms=START_MS)
 class Parts(MessageParts):
     def __init__(self) -> None:
         super().__init__()
-        self.subscribing = Subscribing(self.registry, self.sequencer, self.groups, self.dispatcher)
+        self.kept_since_ms = 0
+        self.subscribing = Subscribing(
+            self.registry,
+            self.sequencer,
+            self.groups,
+            self.dispatcher,
+            kept_since_ms=lambda: self.kept_since_ms,
+        )
 
 
 @pytest.fixture
@@ -76,11 +86,11 @@ def test_what_has_fallen_due_is_for_others_also_after_the_clock_was_set_back(par
     parts.commit()
     [made] = parts.registry
     # Subject and first message; then the second one, and the record itself comes behind.
-    assert made.horizon == (Mark(2, START_MS + 5_001), Mark(3, START_MS))
-    assert made.existed(3, START_MS) and not made.existed(2, START_MS + 5_000)
+    marks = Mark(2, START_MS + 5_001), Mark(3, START_MS)
+    assert made.history == (SubjectSpan(NEW.subject, 4, marks),)
 
 
-def test_a_change_keeps_the_horizon_and_a_new_subject_gets_one(parts: Parts) -> None:
+def test_a_change_keeps_the_history_and_a_new_subject_adds_to_it(parts: Parts) -> None:
     parts.subscribing.put_subscription(NEW)
     parts.commit()
     [made] = parts.registry
@@ -88,11 +98,83 @@ def test_a_change_keeps_the_horizon_and_a_new_subject_gets_one(parts: Parts) -> 
     parts.subscribing.put_subscription(msgspec.structs.replace(NEW, paused=True))
     parts.commit()
     [paused] = parts.registry
-    assert (paused.horizon, paused.subject_since_ms) == (made.horizon, 0)
+    assert paused.history == made.history
     parts.subscribing.put_subscription(msgspec.structs.replace(NEW, subject="other"))
     parts.commit()
     [moved] = parts.registry
-    assert (moved.horizon, moved.subject_since_ms) == (made.horizon, START_MS + 9_001)
+    marks = (Mark(1, START_MS + 9_001),)
+    assert moved.history == (*made.history, SubjectSpan("other", 3, marks))
+    parts.subscribing.change(NEW.name, deleted=True)
+    parts.commit()
+    departed = parts.registry.departed(NEW.id)
+    assert departed is not None and departed.history == (*moved.history, SubjectSpan("", 4, marks))
+
+
+def test_a_definition_of_a_version_without_history_goes_on(parts: Parts) -> None:
+    old = msgspec.structs.replace(NEW, horizon=(Mark(7, 90),), subject_since_ms=80)
+    for registry in (parts.registry, parts.subscribing.decided):
+        registry.put(old)
+    parts.subscribing.change(NEW.name, paused=True)
+    parts.commit()
+    assert list(parts.registry) == [msgspec.structs.replace(old, paused=True)]
+    parts.subscribing.advance(START_MS)
+    changed = msgspec.structs.replace(NEW, subject="other")
+    parts.subscribing.put_subscription(changed)
+    parts.commit()
+    [moved] = parts.registry
+    first, second = moved.history
+    assert first == SubjectSpan(NEW.subject, 0, (Mark(7, 90),)) and second.subject == "other"
+    assert (moved.horizon, moved.subject_since_ms) == ((), 80)
+
+
+def test_what_no_message_needs_is_left_out_of_the_next_record(parts: Parts) -> None:
+    parts.subscribing.put_subscription(NEW)
+    for index in range(1, 4):
+        parts.subscribing.advance(START_MS + 1_000 * index)
+        parts.subscribing.put_subscription(msgspec.structs.replace(NEW, subject=f"s{index}"))
+    parts.commit()
+    parts.kept_since_ms = START_MS + 2_500
+    parts.groups.checkpoint_seq = parts.sequencer.next_seq
+    parts.subscribing.change(NEW.name, paused=True)
+    parts.commit()
+    [made] = parts.registry
+    assert [span.subject for span in made.history] == ["s2", "s3"]
+    # One that was deleted is a candidate as long as it may have left something.
+    parts.subscribing.change(NEW.name, deleted=True)
+    parts.subscribing.put_subscription(subscription(8, created_ms=START_MS))
+    parts.commit()
+    assert [one.id for one in parts.registry.candidates("s3")] == [NEW.id]
+    parts.subscribing.advance(START_MS + 4_000)
+    parts.kept_since_ms = START_MS + 5_000
+    parts.groups.checkpoint_seq = parts.sequencer.next_seq
+    parts.subscribing.change("s8", deleted=True)
+    parts.commit()
+    assert list(parts.registry.candidates("s3")) == []
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_falls_due_while_a_subject_is_recorded_waits_for_it(
+    parts: Parts, is_written: bool
+) -> None:
+    """Else it would go by the definition of before, and after a restart by the new one."""
+    parts.subscribing.put_subscription(NEW)
+    [seq] = parts.publish(message(START_MS, subject="other"))
+    parts.commit()
+    entry = ScheduleEntry(seq, START_MS)
+    parts.subscribing.put_subscription(msgspec.structs.replace(NEW, subject="other"))
+    route = parts.sequencer.subjects["other"]
+    fired = FiredRows(entry.hour, wheel_rows(entry.hour, (seq, START_MS), route=route))
+    parts.dispatcher.fire([fired], START_MS)
+    assert parts.dispatcher.holds(entry) and not parts.dispatcher.parked.count()
+    if is_written:
+        parts.commit()
+    else:
+        parts.groups.flush(START_MS)
+        parts.groups.on_commit_failed(DiskFullError("pwrite", "messages", "no space"))
+    for turn in parts.ports.turns:
+        turn()
+    assert parts.dispatcher.holds_for(NEW.id, entry) is is_written
+    assert parts.dispatcher.parked.contains(entry) is not is_written
 
 
 def test_what_a_process_before_has_fired_counts(parts: Parts) -> None:
@@ -100,7 +182,7 @@ def test_what_a_process_before_has_fired_counts(parts: Parts) -> None:
     parts.subscribing.put_subscription(NEW)
     parts.commit()
     [made] = parts.registry
-    assert Mark(4, START_MS + 50) in made.horizon
+    assert Mark(4, START_MS + 50) in made.history[0].marks
 
 
 def test_a_roll_back_gives_its_seqs_to_what_has_not_fallen_due(parts: Parts) -> None:
@@ -112,7 +194,7 @@ def test_a_roll_back_gives_its_seqs_to_what_has_not_fallen_due(parts: Parts) -> 
     parts.subscribing.put_subscription(msgspec.structs.replace(NEW, created_ms=START_MS + 4_000))
     parts.commit()
     [made] = parts.registry
-    assert made.existed(1, START_MS)
+    assert had(made, made.subject, 1, START_MS)
 
 
 def test_nothing_is_put_while_stopping(parts: Parts) -> None:
@@ -128,7 +210,7 @@ def test_what_differs_from_the_definitions_of_another_shard(parts: Parts) -> Non
     parts.commit()
     subscribing, replace = parts.subscribing, msgspec.structs.replace
     # What had fallen due is the shard's own affair.
-    assert subscribing.decided.by_id(7).horizon  # type: ignore[union-attr]
+    assert subscribing.decided.by_id(7).history  # type: ignore[union-attr]
     assert list(subscribing.differing([NEW, other], are_all=True)) == []
     changed = replace(NEW, lease_ms=7)
     assert list(subscribing.differing([changed], are_all=False)) == [changed]

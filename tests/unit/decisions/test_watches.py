@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from delayserver.decisions.events import Events
-from delayserver.decisions.messages import Located
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.watches import Watches
 from delayserver.records.message import Payload, Watch
+from delayserver.records.message_state import MessageState
 from delayserver.records.tables import OnEvent, pack_watch, parse_watch_key, unpack_watch, watch_key
 from storage.catalog import Table
 from storage.frame import unseal
@@ -151,7 +151,7 @@ def test_an_event_lets_go_of_what_is_settled_and_does_not_look_at_it_again(
     looked: list[int] = []
     locate = parts.messages.locate
 
-    def counting(seq: int, due_ms: int) -> Located:
+    def counting(seq: int, due_ms: int) -> MessageState:
         looked.append(seq)
         return locate(seq, due_ms)
 
@@ -223,7 +223,7 @@ def test_many_watchers_are_found_page_by_page_and_each_is_looked_at_once(
     looked: list[int] = []
     locate = parts.messages.locate
 
-    def noted(seq: int, due_ms: int) -> Located:
+    def noted(seq: int, due_ms: int) -> MessageState:
         looked.append(seq)
         return locate(seq, due_ms)
 

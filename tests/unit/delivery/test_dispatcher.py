@@ -1334,3 +1334,53 @@ def test_many_rows_are_looked_for_at_once() -> None:
     assert expected == {*range(2, 9), 20, 30}
     assert dispatcher.holding([entry.seq for entry in asked]) == expected
     assert dispatcher.holding([]) == set()
+
+
+# ---- consumers that may not read everything ------------------------------------------------------
+
+
+def pull_of(parts: Parts, one: Subscription, *subjects: str, wait_ms: int = 0) -> None:
+    """A pull of somebody who may read these subjects; none: all."""
+    request = PullRequest(10, 30_000, wait_ms, lambda pulled: None, subjects=subjects)
+    parts.dispatcher.request(parts.dispatcher.queue(one), request)
+
+
+def test_what_a_consumer_may_not_read_waits_for_one_that_may() -> None:
+    mine = subscription(subject="*")
+    parts = Parts(mine)
+    queue = parts.dispatcher.queue(mine)
+    parts.fire((5, START_MS), (6, START_MS + 1))
+    pull_of(parts, mine, "refund")
+    parts.read()
+    (_, handed_out) = parts.ports.handed_out.pop()
+    assert not len(handed_out)
+    assert (queue.count, queue.in_flight, parts.dispatcher.queued_count()) == (2, 0, 2)
+    assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
+    assert parts.dispatcher.oldest_due_ms() == START_MS == queue.first_ms()
+    assert parts.dispatcher.ready(mine.id) == 2
+    # It does not stand in the way of what comes behind, nor end a pull that waits.
+    pull_of(parts, mine, "refund", wait_ms=1000)
+    assert not parts.ports.handouts
+    pull_of(parts, mine, "refund", "order.*")
+    assert [one.entry.seq for one in parts.read()] == [5, 6]
+    assert not queue.withheld
+
+
+def test_what_a_consumer_may_not_read_goes_to_another_that_waits() -> None:
+    mine = subscription(subject="*")
+    parts = Parts(mine)
+    pull_of(parts, mine, "refund", wait_ms=1000)
+    pull_of(parts, mine, wait_ms=1000)
+    parts.fire((5, START_MS))
+    parts.read()
+    assert [one.entry.seq for one in parts.read()] == [5]
+
+
+def test_what_nobody_might_read_is_left_behind_with_its_subscription() -> None:
+    mine = subscription(subject="*")
+    parts = Parts(mine)
+    parts.fire((5, START_MS))
+    pull_of(parts, mine, "refund")
+    parts.read()
+    parts.change(msgspec.structs.replace(mine, deleted=True))
+    assert parts.dispatcher.orphans.holds(ScheduleEntry(5, START_MS))

@@ -150,6 +150,17 @@ def test_rows_that_came_subject_by_subject_are_read_in_due_order() -> None:
     assert found == [[7], [5], [6], [8]]
 
 
+def test_what_waits_behind_a_head_counts_for_the_age_of_the_backlog() -> None:
+    single_file = SingleFile()
+    assert single_file.first_ms() is None
+    assert read(single_file, (1, "a", 0)) == [1]
+    assert single_file.first_ms() is None  # The head has left.
+    assert read(single_file, (3, "a", 50), (2, "a", 20)) == []
+    assert single_file.first_ms() == START_MS + 20
+    note(single_file, (4, "b", 10))
+    assert single_file.first_ms() == START_MS + 10
+
+
 def test_what_waits_is_found_and_can_be_taken_out() -> None:
     single_file = SingleFile()
     assert read(single_file, (1, "a", 0), (2, "a", 1), (3, "a", 2)) == [1]

@@ -1,15 +1,15 @@
 """A look-up tells of one moment, whatever happens while it reads the body."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
-from delayserver.decisions.messages import Located
 from delayserver.queries.look_up import Queries
 from delayserver.records.message import Payload, ScheduleEntry, State
+from delayserver.records.message_state import ArrivedDelivery, MessageState, Place, state_of
 from delayserver.records.tables import Change, ChangeState
 from delayserver.server.calls import Calls
 from storage.rows import DISPATCH_DTYPE, Outcome
@@ -28,9 +28,17 @@ class RetryIsFiled:
         self.pending = {HOOK: Change(ChangeState.RETRYING, RETRY_SEQ, 2000, 3, 0)}
         self.settled = np.zeros(0, DISPATCH_DTYPE)
 
-    def locate(self, seq: int, due_ms: int) -> Located:
-        assert (seq, due_ms) == (SEQ, 1000)
-        return Located(State.SCHEDULED, ScheduleEntry(RETRY_SEQ, 2000), 2, HOOK)
+    def locate(self, seq: int, due_ms: int) -> MessageState:
+        return self.message_state(seq, due_ms, "", {})
+
+    def message_state(
+        self, seq: int, due_ms: int, subject: str, settled: Mapping[int, ArrivedDelivery]
+    ) -> MessageState:
+        def place(entry: ScheduleEntry) -> Place:
+            return Place.WAITS if entry.seq == RETRY_SEQ and self.pending else Place.GONE
+
+        first = ScheduleEntry(seq, due_ms)
+        return state_of(first, self.pending, place, [HOOK] if subject else [], settled)
 
     def version(self, seq: int) -> str:
         return "v"
@@ -38,10 +46,8 @@ class RetryIsFiled:
     def encode_id(self, due_ms: int, seq: int) -> str:
         return f"{seq}"
 
-    def changes(self, seq: int) -> dict[int, Change]:
-        return dict(self.pending)
-
-    async def find(self, entry: ScheduleEntry) -> object:
+    async def find_any(self, rows: Sequence[ScheduleEntry]) -> object:
+        assert rows[0] == ScheduleEntry(RETRY_SEQ, 2000)
         self.pending.clear()
         self.settled = np.array(
             [(RETRY_SEQ, SEQ, 2000, 2001, HOOK, 3, Outcome.DELIVERED, 0)], DISPATCH_DTYPE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from delayserver.errors import InputError
@@ -11,6 +10,7 @@ from delayserver.records.subscriptions import (
     MASK,
     Registry,
     RetrySchedule,
+    SubjectSpan,
     check_own_headers,
     decode_subscription,
     encode_subscription,
@@ -37,42 +37,6 @@ def test_a_subject_is_exact_or_a_prefix_or_everything(
     assert subscription(subject=pattern).matches(subject) is matches
 
 
-def test_it_gets_what_had_not_fallen_due_when_it_was_made() -> None:
-    made = subscription(created_ms=50, horizon=(Mark(7, 90), Mark(9, 50)))
-    rows = [(7, 89), (7, 90), (8, 49), (8, 50), (8, 89), (9, 49), (10, 0)]
-    existed = [False, True, False, True, True, False, True]
-    assert [made.existed(*row) for row in rows] == existed
-    seqs, due_ms = (np.array(column) for column in zip(*rows, strict=True))
-    assert made.existed_for(seqs.astype(np.uint64), due_ms).tolist() == existed
-    assert made.exists_since_ms == 90
-
-
-def test_one_that_was_made_before_marks_were_kept_goes_by_its_time() -> None:
-    made = subscription(created_ms=50)
-    assert [made.existed(1 << 63, due_ms) for due_ms in (49, 50)] == [False, True]
-    seqs, due_ms = np.array([1, 1 << 63], np.uint64), np.array([50, 49])
-    assert made.existed_for(seqs, due_ms).tolist() == [True, False]
-    assert made.exists_since_ms == 50
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "overlaps"),
-    [
-        ("a.b", "a.b", True),
-        ("a.b", "a.c", False),
-        ("a.*", "a.b", True),
-        ("a.*", "a.b.*", True),
-        ("a.*", "b.*", False),
-        ("*", "b.*", True),
-        ("a.*", "a", False),
-    ],
-)
-def test_two_overlap_when_some_subject_matches_both(one: str, other: str, overlaps: bool) -> None:
-    first, second = subscription(1, subject=one), subscription(2, subject=other)
-    assert first.overlaps(second) is overlaps
-    assert second.overlaps(first) is overlaps
-
-
 def test_a_definition_comes_back_as_it_was() -> None:
     definition = subscription(
         3,
@@ -82,7 +46,7 @@ def test_a_definition_comes_back_as_it_was() -> None:
         backoff_ms=(5_000, 60_000),
         max_attempts=2,
         paused=True,
-        horizon=(Mark(7, 90), Mark(9, 50)),
+        history=(SubjectSpan("a", 6, (Mark(7, 90), Mark(9, 50))), SubjectSpan("b.*", 8, ())),
     )
     assert decode_subscription(encode_subscription(definition)) == definition
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from delayserver.config import Settings
@@ -16,8 +17,10 @@ from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError, StoppingError
 from delayserver.queries.dead_letters import DeadLetters
+from delayserver.records.horizon import Mark
 from delayserver.records.message import DueDelivery, Payload, State
 from delayserver.records.message_id import MessageId
+from delayserver.records.subscriptions import SPANS_MAX, SubjectSpan
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
@@ -216,10 +219,20 @@ def redrive(machine: Machine, name: str = "s1", ids: list[str] | None = None) ->
 def letters(machine: Machine, name: str = "s1") -> list[str]:
     async def ask() -> list[str]:
         owners = await machine.calls.dead_letter_owners(name)
-        found, _ = await DeadLetters(machine.calls).page(owners, 0, 100)
+        found, _ = await DeadLetters(machine.calls).page(owners, 0, 100, lambda subject: True)
         return [one.message_id for one in found]
 
     return machine.wait(ask)
+
+
+def test_a_subject_is_not_changed_more_often_than_a_history_is_long(machine: Machine) -> None:
+    spans = tuple(
+        SubjectSpan(f"s{number}", number, (Mark(1 << 40, number),)) for number in range(SPANS_MAX)
+    )
+    many = subscription(1, subject=spans[-1].subject, history=spans)
+    with pytest.raises(ConflictError, match="99 times"):
+        machine.calls.check_subjects_of(many)
+    machine.calls.check_subjects_of(msgspec.structs.replace(many, history=spans[1:]))
 
 
 def test_a_redrive_ends_though_what_it_redrives_dies_again(

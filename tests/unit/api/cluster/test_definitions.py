@@ -82,7 +82,7 @@ class Cluster:
         """What is in force there, but for what is of a shard alone."""
         replace = msgspec.structs.replace
         registry = self.shards.servers[shard].calls.registry
-        return [replace(one, horizon=(), subject_since_ms=0) for one in registry]
+        return [replace(one, history=()) for one in registry]
 
     def fail_since(self, since_ms: int) -> bool:
         """Whether all say that of the first subscription."""
