@@ -8,6 +8,7 @@ Cost: 1 µs per message. Threads: values.
 
 import base64
 from collections.abc import Iterable, Mapping
+from enum import IntEnum
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
@@ -29,12 +30,13 @@ from delayserver.queries.dead_letters import DeadLetterView
 from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload, shown_headers
-from delayserver.records.schedules import CatchUp, Overlap, Schedule, ScheduleState
-from delayserver.records.sources import OnError, Source, SourceState
+from delayserver.records.schedules import CatchUp, KnownSchedule, Overlap
+from delayserver.records.sources import KnownSource, OnError
 from delayserver.records.subscriptions import MASK, RetrySchedule
 from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.recovery.backups import BackupState, BackupStep, BackupView
 from delayserver.times import format_duration, format_time
+from storage.errors import DamageError
 
 _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
@@ -400,6 +402,16 @@ class MessageDocument(msgspec.Struct):
     on_dead: OutcomeMessageDocument | _Unset = _UNSET
 
 
+NotUnderstood = Annotated[
+    str | _Unset,
+    Meta(
+        description="why this server does not understand it, so that it stands still (a zone that "
+        "is missing, a field of a newer server); only if that is so. The other fields are what can "
+        "be read of it"
+    ),
+]
+
+
 class HeartbeatDocument(msgspec.Struct):
     """A heartbeat as it is."""
 
@@ -412,6 +424,7 @@ class HeartbeatDocument(msgspec.Struct):
     headers: dict[str, str] | _Unset = _UNSET
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
+    not_understood: NotUnderstood = _UNSET
 
 
 class ScheduleDocument(msgspec.Struct):
@@ -437,6 +450,7 @@ class ScheduleDocument(msgspec.Struct):
     paused: bool
     body: msgspec.Raw | _Unset = _UNSET
     body_base64: str | _Unset = _UNSET
+    not_understood: NotUnderstood = _UNSET
 
 
 class ScheduleListDocument(msgspec.Struct):
@@ -488,6 +502,7 @@ class SourceDocument(msgspec.Struct):
     username: str | None = None
     password: Annotated[str | None, Meta(description="masked")] = None
     mechanism: str | None = None
+    not_understood: NotUnderstood = _UNSET
 
 
 class SourceListDocument(msgspec.Struct):
@@ -697,9 +712,12 @@ def message_document(view: MessageView) -> MessageDocument:
     )
 
 
-def heartbeat_document(heartbeat: Heartbeat, subject: str, expires_ms: int) -> HeartbeatDocument:
-    """What somebody who looks a heartbeat up gets."""
-    payload = decode_payload(heartbeat.payload, "catalog", 0, 0)
+def heartbeat_document(
+    heartbeat: Heartbeat, problem: str, subject: str, expires_ms: int
+) -> HeartbeatDocument:
+    """What somebody who looks a heartbeat up gets. `problem`: why it is not understood, or empty:
+    it is."""
+    payload = _stored_payload(heartbeat.payload)
     return HeartbeatDocument(
         heartbeat.key,
         format_duration(heartbeat.timeout_ms),
@@ -707,18 +725,16 @@ def heartbeat_document(heartbeat: Heartbeat, subject: str, expires_ms: int) -> H
         format_time(expires_ms),
         payload.headers or {},
         *body_fields(payload),
+        problem or _UNSET,
     )
 
 
 def schedule_document(
-    schedule: Schedule,
-    state: ScheduleState,
-    subject: str,
-    planned: Iterable[int],
-    last_id: str | None,
+    known: KnownSchedule, subject: str, planned: Iterable[int], last_id: str | None
 ) -> ScheduleDocument:
     """What somebody who looks a schedule up gets. `planned`: its next times, in ms."""
-    payload = decode_payload(schedule.payload, "catalog", 0, state.seq)
+    schedule, state = known.definition, known.state
+    payload = _stored_payload(schedule.payload)
     every_ms, jitter_ms = schedule.every_ms, schedule.jitter_ms
     return ScheduleDocument(
         schedule.name,
@@ -727,8 +743,8 @@ def schedule_document(
         format_duration(every_ms) if every_ms else None,
         schedule.timezone,
         format_duration(jitter_ms) if jitter_ms else None,
-        CatchUp(schedule.catch_up).name.lower(),
-        Overlap(schedule.overlap).name.lower(),
+        _name_among(CatchUp, schedule.catch_up),
+        _name_among(Overlap, schedule.overlap),
         _time_or_none(schedule.start_ms),
         _time_or_none(schedule.end_ms),
         schedule.runs_max,
@@ -740,17 +756,15 @@ def schedule_document(
         state.skipped,
         state.is_paused,
         *body_fields(payload),
+        known.problem or _UNSET,
     )
 
 
 def source_document(
-    source: Source,
-    state: SourceState,
-    subject: str,
-    error: str | None,
-    topic: Mapping[str, Any],
+    known: KnownSource, subject: str, error: str | None, topic: Mapping[str, Any]
 ) -> SourceDocument:
     """What somebody who looks a source up gets. `topic`: where it is, without secrets."""
+    source, state = known.definition, known.state
     last = state.last_skipped
     reason: Literal["asked", "error"] = "error" if state.is_stopped else "asked"
     return SourceDocument(
@@ -772,8 +786,22 @@ def source_document(
             last.partition, last.offset, last.reason, format_time(last.time_ms)
         ),
         changed_at=format_time(state.changed_ms),
+        not_understood=known.problem or _UNSET,
         **topic,
     )
+
+
+def _stored_payload(sealed: bytes) -> Payload:
+    """What a definition publishes; nothing where that cannot be read."""
+    try:
+        return decode_payload(sealed, "catalog", 0, 0)
+    except DamageError:
+        return Payload(b"null", Content.JSON)
+
+
+def _name_among(kind: type[IntEnum], value: int) -> Any:
+    """The name of a value of an enumeration; of one that is not known the name of the default."""
+    return (kind(value) if value in list(kind) else next(iter(kind))).name.lower()
 
 
 def _time_or_none(time_ms: int | None) -> str | None:
@@ -898,12 +926,11 @@ def _to_document(payload: Payload) -> ToDocument | _Unset:
     to = payload.to
     if to is None:
         return _UNSET
-    schedule = RetrySchedule(to.max_attempts)
-    backoff_ms = to.backoff_ms or schedule.backoff_ms
+    schedule = RetrySchedule.within_limits(to.max_attempts, to.backoff_ms)
     return ToDocument(
         to.url,
         format_duration(to.timeout_ms),
-        ToRetryDocument(to.max_attempts, tuple(map(format_duration, backoff_ms))),
+        ToRetryDocument(schedule.max_attempts, tuple(map(format_duration, schedule.backoff_ms))),
         MASK if to.secret else _UNSET,
     )
 

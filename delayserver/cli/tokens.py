@@ -19,7 +19,7 @@ from delayserver.cli.options import number_or_text
 from delayserver.cli.output import details, help_text, make_console, print_json, rows
 from delayserver.cli.session import JsonOption, error_exit
 from delayserver.errors import DelayServerError, InputError
-from delayserver.security.tokens import SCOPE_HELP, Token, TokenFile
+from delayserver.security.tokens import SCOPE_HELP, StandInToken, Token, TokenFile
 from delayserver.times import format_time, parse_duration_ms
 from storage.errors import StorageError
 from storage.files import OsFiles
@@ -122,6 +122,9 @@ def list_(*, data_dir: DataDirOption = Path("data"), as_json: JsonOption = False
             **one,
             "scopes": "\n".join(one["scopes"]),
             "expires_at": f"{one['expires_at']}, expired" if one["expired"] else one["expires_at"],
+            "name": f"{one['name']} (not understood: {one['not_understood']})"
+            if "not_understood" in one
+            else one["name"],
         }
         for one in documents
     ]
@@ -177,5 +180,6 @@ def _document(token: Token, now_ms: int) -> dict[str, Any]:
         "burst": token.burst,
         "created_at": format_time(token.created_ms),
         "expires_at": None if token.expires_ms is None else format_time(token.expires_ms),
-        "expired": not token.is_valid(now_ms),
+        "expired": token.expires_ms is not None and token.expires_ms <= now_ms,
+        **({"not_understood": token.problem} if isinstance(token, StandInToken) else {}),
     }

@@ -8,6 +8,10 @@ Schedules and sources are such. What a kind does besides, as time passes or as r
 into the same records (`_record`, `_show`), so each change is undone in the same way if it cannot be
 written. Both parts stay packed until somebody asks for them.
 
+One that is not understood here (`records.understanding`) is found with its `problem`, and stands
+still: pausing it changes its state alone, deleting needs neither part, and who puts it replaces it.
+`not_understood` has the names of those that were looked at.
+
 Cost: that of a record; 2 µs to find one; a page reads as many entries as it has. Threads: belongs
 to the event loop.
 """
@@ -25,9 +29,10 @@ from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Versions
 from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.errors import NotFoundError, OverloadedError, PreconditionError
+from delayserver.errors import ConflictError, NotFoundError, OverloadedError, PreconditionError
 from delayserver.records.named import D, Known, S
 from delayserver.records.tables import named_key
+from delayserver.records.understanding import Understanding, reason_of
 from storage.catalog import Catalog, Table
 from storage.frame import seal
 from storage.rows import RecordKind
@@ -62,9 +67,11 @@ class DefinitionKind(NamedTuple, Generic[D, S]):
     definitions: Table
     states: Table
     pack_definition: Callable[[D], bytes]
-    unpack_definition: Callable[[bytes], D]
-    pack_state: Callable[[S], bytes]
-    unpack_state: Callable[[bytes], S]
+    definition: Understanding[D]
+    pack_state: Callable[[S, bytes], bytes]
+    """From the state and what stands behind it (`Known.tail`)."""
+    read_state: Callable[[bytes], tuple[S, bytes | None, str]]
+    """Its inverse, and why the state is not understood. Never raises."""
     pack_change: Callable[[str, bytes | None, bytes | None], bytes]
     """The payload of its record: name, new definition (None: as before), state. None of both: it
     has ended."""
@@ -89,6 +96,10 @@ class Defining(ABC, Generic[W, D, S]):
         self._most = most
         self._definitions: Overlay[str, bytes] = Overlay()
         self._states: Overlay[str, bytes] = Overlay()
+        self.not_understood: dict[str, str] = {}
+        """By name, why; of those that were looked at."""
+        self.on_not_understood: Callable[[str, str, str], None] = lambda word, name, reason: None
+        """Told of each once: what one is called, its name, and why it is not understood."""
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""
@@ -110,6 +121,13 @@ class Defining(ABC, Generic[W, D, S]):
     def _stands(self, name: str, known: Known[D, S] | None) -> None:
         """This is under a name now, since that was decided, or was before and is again."""
 
+    def _check_new(self, known: Known[D, S], now_ms: int) -> None:
+        """Raises InputError where what somebody has put could never do anything."""
+
+    def _put_again(self, known: Known[D, S], now_ms: int) -> S | None:
+        """Somebody puts what is there: where it goes on; None: as it stands."""
+        return None
+
     # ── what clients do ────────────────────────────────────────────────────────────────────────
 
     def put(
@@ -127,8 +145,13 @@ class Defining(ABC, Generic[W, D, S]):
                 f"there are {len(self)} {plural}, the limit ({plural}_max)", 60_000
             )
         known = self._define(wanted, before, now_ms)
-        if before is not None and known.definition == before.definition:
-            return before, False, self._groups.group_of(before.state.seq)
+        is_same = before is not None and known.definition == before.definition
+        if before is not None and is_same and not before.problem:
+            state = self._put_again(before, now_ms)
+            if state is None:
+                return before, False, self._groups.group_of(before.state.seq)
+            return self._changed(before._replace(state=state)), False, self._sequencer.group
+        self._check_new(known, now_ms)
         return self._changed(known, is_new_definition=True), before is None, self._sequencer.group
 
     def find(self, name: str) -> Known[D, S] | None:
@@ -142,8 +165,32 @@ class Defining(ABC, Generic[W, D, S]):
         definition = self._definitions.get(name)
         if definition is None:
             definition = self._catalog.get(kind.definitions, key)
-        assert definition, name
-        return Known(kind.unpack_definition(definition), kind.unpack_state(state))
+        return self._understood(name, definition or b"", state)
+
+    def _understood(self, name: str, definition: bytes, state: bytes) -> Known[D, S]:
+        """The one place where what is stored is read."""
+        is_defined, problem = self._kind.definition.read(definition, name=name)
+        stands, tail, of_state = self._kind.read_state(state)
+        problem = problem or of_state
+        if not problem and is_defined.name != name:
+            problem = f"it says that its name is {is_defined.name!r}"
+        if not problem and is_defined.subject_id not in self._sequencer.subject_names:
+            problem = "the name of its subject is lost"
+        return Known(is_defined, stands, problem, tail)
+
+    def bare(self, name: str, error: Exception) -> Known[D, S]:
+        """One that cannot even be shown, as nothing but its name and why."""
+        stands, tail, _ = self._kind.read_state(b"")
+        return Known(self._kind.definition.stand_in(b"", name=name), stands, reason_of(error), tail)
+
+    def _note(self, name: str, known: Known[D, S] | None) -> None:
+        """Keep in mind, and say once, whether one is understood."""
+        problem = "" if known is None else known.problem
+        if problem and self.not_understood.get(name) != problem:
+            self.not_understood[name] = problem
+            self.on_not_understood(self._kind.word, name, problem)
+        elif not problem:
+            self.not_understood.pop(name, None)
 
     def get(self, name: str) -> Known[D, S]:
         """What is under a name. Raises NotFoundError."""
@@ -176,6 +223,7 @@ class Defining(ABC, Generic[W, D, S]):
         change = self._kind.pack_change(name, None, None)
         seq = self._sequencer.append(self._kind.record, payload=seal(change))
         self._show(seq, name, _GONE, _GONE)
+        self._note(name, None)
         self._stands(name, None)
         self._groups.wake()
         return self._sequencer.group
@@ -187,11 +235,16 @@ class Defining(ABC, Generic[W, D, S]):
         self._groups.admit(0)
         known = self.get(name)
         self._check(known, name, expected)
+        if known.tail is None:
+            raise ConflictError(
+                f"where the {self._kind.word} {name!r} stands is not understood here "
+                f"({known.problem}), so it stands still: put it again, or delete it"
+            )
         if all(getattr(known.state, field) == value for field, value in wanted.items()):
             return known, self._groups.group_of(known.state.seq)
         seq = self._sequencer.next_seq
         state = msgspec.structs.replace(known.state, seq=seq, version=seq, **wanted, **also)
-        return self._changed(Known(known.definition, state)), self._sequencer.group
+        return self._changed(known._replace(state=state)), self._sequencer.group
 
     def _check(
         self,
@@ -218,6 +271,7 @@ class Defining(ABC, Generic[W, D, S]):
     def _changed(self, known: Known[D, S], *, is_new_definition: bool = False) -> Known[D, S]:
         """Somebody has changed it."""
         self._record(known, is_new_definition=is_new_definition)
+        self._note(known.definition.name, known)
         self._stands(known.definition.name, known)
         self._groups.wake()
         return known
@@ -227,7 +281,8 @@ class Defining(ABC, Generic[W, D, S]):
     ) -> None:
         """Put the record of a change that publishes nothing into the open group; `has_room`: which
         is to be the one that is open now."""
-        name, state = known.definition.name, self._kind.pack_state(known.state)
+        assert known.tail is not None, known
+        name, state = known.definition.name, self._kind.pack_state(known.state, known.tail)
         definition = self._kind.pack_definition(known.definition) if is_new_definition else None
         payload = seal(self._kind.pack_change(name, definition, state))
         if not has_room:
@@ -246,4 +301,6 @@ class Defining(ABC, Generic[W, D, S]):
 
     def _look_again(self, name: str) -> None:
         """What was decided last could not be written: it is as it was."""
-        self._stands(name, self.find(name))
+        known = self.find(name)
+        self._note(name, known)
+        self._stands(name, known)

@@ -16,12 +16,16 @@ A deadline is moved by writing a number. The timeout that was set before comes t
 the number, and is set again: one timeout per heartbeat and period, whatever the rate of renewals.
 Definitions stay in the catalog; memory holds a digest of each, to know a renewal by.
 
+One that is not understood here (`records.understanding`) has no deadline: it stands still until it
+is put again or deleted, or a process understands it.
+
 Cost: 6 µs per renewal, request decoded; 400 bytes of memory per heartbeat; a start reads them all.
 Threads: belongs to the event loop.
 """
 
 import hashlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,7 +39,7 @@ from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.message import Payload, encode_payload
-from delayserver.records.tables import Heartbeat, heartbeat_key
+from delayserver.records.tables import HEARTBEATS, Heartbeat, heartbeat_key
 from delayserver.slices import TurnBudget
 from delayserver.timers.interface import Handle
 from delayserver.timers.timeouts import Timeouts
@@ -49,7 +53,8 @@ FIRE_ITEMS = 5
 """What one takes that fires: its message and its end are recorded."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Heartbeat).decode
+_STANDS_STILL = b""
+"""In the place of a digest: nothing renews it, since it is not understood."""
 _ENDED = b""
 """In the overlay: there is none."""
 
@@ -90,6 +95,10 @@ class Heartbeats:
         self._is_started = False
         self._stood_until_ms = self._stood_ms = 0
         """Until when the event loop stood still the last time, on the stopwatch, and how long."""
+        self.not_understood: dict[str, str] = {}
+        """By key, why."""
+        self.on_not_understood: Callable[[str, str, str], None] = lambda word, key, reason: None
+        """Told of each once: the word heartbeat, its key, and why it is not understood."""
         self.renewed_total = 0
         self.fired_total = 0
 
@@ -102,9 +111,23 @@ class Heartbeats:
             return
         self._is_started = True
         for name, value in self._catalog.scan(Table.HEARTBEATS):
-            heartbeat = _decode(value)
+            key = name.decode()
+            heartbeat, problem = self._read(key, value)
             digest = _digest(heartbeat.timeout_ms, heartbeat.subject_id, heartbeat.payload)
-            self._set(name.decode(), self._beat(digest, heartbeat.timeout_ms, seq=0))
+            if problem:
+                digest = _STANDS_STILL
+                self.not_understood[key] = problem
+                self.on_not_understood("heartbeat", key, problem)
+            self._set(key, self._beat(digest, heartbeat.timeout_ms, seq=0))
+
+    def _read(self, key: str, value: bytes) -> tuple[Heartbeat, str]:
+        """What is stored under a key, and why it is not understood; empty: it is."""
+        heartbeat, problem = HEARTBEATS.read(value, key=key)
+        if not problem and (heartbeat.key != key or heartbeat.timeout_ms <= 0):
+            problem = "it is a heartbeat of another key, or one that has ended"
+        if not problem and heartbeat.subject_id not in self._sequencer.subject_names:
+            problem = "the name of its subject is lost"
+        return heartbeat, problem
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""
@@ -141,12 +164,14 @@ class Heartbeats:
         self._groups.wake()
         return before is None, now_ms + timeout_ms, self._sequencer.group
 
-    def get(self, key: str) -> tuple[Heartbeat, int]:
-        """A heartbeat, and how long it has left, in ms. Raises NotFoundError."""
+    def get(self, key: str) -> tuple[Heartbeat, str, int]:
+        """A heartbeat, why it is not understood (empty: it is), and how long it has left, in ms.
+        Raises NotFoundError."""
         beat = self._beats.get(key)
         if beat is None:
             raise NotFoundError(f"there is no heartbeat {key!r}")
-        return self._definition(key), max(0, beat.expires_ms - self._timeouts.stopwatch())
+        left_ms = max(0, beat.expires_ms - self._timeouts.stopwatch())
+        return *self._definition(key), left_ms
 
     def delete(self, key: str) -> Group:
         """End a heartbeat: once the group is durable it never fires. Raises NotFoundError,
@@ -197,18 +222,19 @@ class Heartbeats:
         return bool(self._due)
 
     def _fire(self, key: str, now_ms: int) -> None:
-        heartbeat = self._definition(key)
+        heartbeat, problem = self._definition(key)
+        assert not problem, (key, problem)
         self._groups.admit(len(heartbeat.payload))
         seq = self._publishing.publish_sealed(heartbeat.subject_id, heartbeat.payload, now_ms)
         self._end(key, message_seq=seq)
         self.fired_total += 1
 
-    def _definition(self, key: str) -> Heartbeat:
+    def _definition(self, key: str) -> tuple[Heartbeat, str]:
         value = self._fresh.get(key)
         if value is None:
             value = self._catalog.get(Table.HEARTBEATS, heartbeat_key(key))
         assert value, key
-        return _decode(value)
+        return self._read(key, value)
 
     # ── records and timeouts ───────────────────────────────────────────────────────────────────
 
@@ -225,12 +251,15 @@ class Heartbeats:
         undo = self._sequencer.group.undo
         undo.append(partial(self._restore, key, self._beats.get(key)))
         undo.append(self._fresh.put(seq, key, value))
+        self.not_understood.pop(key, None)
         self._set(key, beat)
 
     def _restore(self, key: str, beat: _Beat | None) -> None:
         present_ms = self._timeouts.stopwatch()
         # It is over already if its message could not be written, and was rolled back.
         is_over = beat is not None and beat.expires_ms <= present_ms
+        if beat is not None and beat.digest == _STANDS_STILL:
+            self.not_understood[key] = self._definition(key)[1]
         self._set(key, beat, present_ms + RETRY_MS if is_over else None)
 
     def _set(self, key: str, beat: _Beat | None, at_ms: int | None = None) -> None:
@@ -239,7 +268,8 @@ class Heartbeats:
             self._timeouts.cancel(before.handle)
         if beat is not None:
             self._beats[key] = beat
-            self._arm(key, beat, at_ms)
+            if beat.digest != _STANDS_STILL:
+                self._arm(key, beat, at_ms)
 
     def _beat(self, digest: bytes, timeout_ms: int, seq: int) -> _Beat:
         return _Beat(digest, timeout_ms, seq, self._timeouts.stopwatch() + timeout_ms)

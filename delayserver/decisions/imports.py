@@ -196,7 +196,13 @@ class Imports:
                 f"no import {import_id!r} was adopted; "
                 f"POST /v1/imports with its manifest ({manifest_path(import_id)}) adopts it"
             )
-        return unpack_import(value)
+        try:
+            return unpack_import(value)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ConflictError(
+                f"the import {import_id!r} was adopted, and its record is not understood here "
+                f"({error}): a newer server may have written it"
+            ) from error
 
     def _with_progress(self, shown: Import) -> Import:
         if shown.stage is Stage.FILING:

@@ -431,10 +431,8 @@ class Outcomes:
             policy = for_message(subscription, deliveries[0].payload).retry_schedule
             if is_direct(subscription.id) and isinstance(result, Gone):
                 # There is nobody who could resume it.
-                result, policy = (
-                    Failed(result.reason),
-                    RetrySchedule(max_attempts=deliveries[0].attempt),
-                )
+                result = Failed(result.reason)
+                policy = RetrySchedule.within_limits(deliveries[0].attempt, ())
         jitter = self._random()
         in_company = len(deliveries) > 1 and subscription is not None and subscription.batch_max > 0
         returned: list[DueDelivery] = []

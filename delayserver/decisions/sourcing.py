@@ -39,6 +39,7 @@ from delayserver.records.message import Content, Payload, check_headers, check_k
 from delayserver.records.named import Known
 from delayserver.records.nesting import check_nesting
 from delayserver.records.sources import (
+    SOURCES,
     KnownSource,
     OnError,
     Source,
@@ -49,8 +50,8 @@ from delayserver.records.sources import (
     pack_source,
     pack_source_change,
     pack_source_state,
-    unpack_source,
-    unpack_source_state,
+    pack_source_state_with,
+    read_source_state,
 )
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.times import format_duration, parse_duration_ms, read_time_ms
@@ -83,9 +84,9 @@ SOURCE: Final = DefinitionKind(
     Table.SOURCES,
     Table.SOURCE_STATES,
     pack_source,
-    unpack_source,
-    pack_source_state,
-    unpack_source_state,
+    SOURCES,
+    pack_source_state_with,
+    read_source_state,
     lambda *change: pack_source_change(SourceChange(*change)),
 )
 
@@ -115,6 +116,11 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
     def all(self) -> list[KnownSource]:
         """In the order of their names."""
         return self.page("", _ALL)[0]
+
+    def look(self) -> None:
+        """Say which of them are not understood here."""
+        for known in self.all():
+            self._note(known.definition.name, known)
 
     # ── what clients do ────────────────────────────────────────────────────────────────────────
 
@@ -177,9 +183,11 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
         DiskReserveError, StoppingError: nothing was taken, and the same records may be given
         again."""
         known = self.find(name)
-        if known is None or known.state.version != version or known.state.is_paused:
+        if known is None or known.problem or known.state.is_paused:
             return None
-        source, state = known
+        source, state = known.definition, known.state
+        if state.version != version:
+            return None
         positions = dict(state.positions)
         messages: list[NewMessage] = []
         skipped, last_skipped, is_stopped = 0, state.last_skipped, False

@@ -29,12 +29,13 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.errors import NotFoundError, OverloadedError, StoppingError
+from delayserver.errors import ConflictError, NotFoundError, OverloadedError, StoppingError
 from delayserver.records.horizon import Horizon, Mark
 from delayserver.records.receivers import needed_spans
 from delayserver.records.subscriptions import (
     GONE,
     Registry,
+    StandIn,
     SubjectSpan,
     Subscription,
     encode_subscription,
@@ -111,6 +112,12 @@ class Subscribing:
                 self.failing.forget(known.id)
             elif known.failing_since_ms and not failing_ms:
                 self.failing.forget(known.id)
+        if isinstance(subscription, StandIn):
+            # It keeps what is stored, but for what is of this shard.
+            subject = "" if subscription.deleted else subscription.subject
+            if known is not None and known.spans[-1].subject == subject:
+                return self._record(subscription.of_shard_of(known))
+            return self._record(subscription.with_changes(**self._history(known, subscription)))
         return self._record(
             msgspec.structs.replace(
                 subscription,
@@ -152,7 +159,7 @@ class Subscribing:
         )
         group = self._sequencer.group
         self.decided.put(subscription)
-        undone = known or msgspec.structs.replace(subscription, deleted=True)
+        undone = known or subscription.with_changes(deleted=True)
         group.undo.append(partial(self.decided.put, undone))
         group.effects.append(partial(self._on_durable, subscription))
         if release is not None:
@@ -162,8 +169,15 @@ class Subscribing:
         return group
 
     def change(self, name: str, **changes: bool | str) -> tuple[Subscription, Group]:
-        """Change a part of a subscription, and see `put_subscription`. Raises NotFoundError."""
-        changed = msgspec.structs.replace(_found(self.decided, name), **changes)
+        """Change a part of a subscription, and see `put_subscription`. Raises NotFoundError,
+        ConflictError."""
+        found = _found(self.decided, name)
+        if isinstance(found, StandIn) and not (found.can_be_changed or "deleted" in changes):
+            raise ConflictError(
+                f"the subscription {name!r} is not understood here ({found.problem}), and stands "
+                "still: put it again, or delete it"
+            )
+        changed = found.with_changes(**changes)
         return changed, self.put_subscription(changed)
 
     def pause(self, subscription_id: int, reason: str = GONE) -> Group | None:
@@ -175,11 +189,11 @@ class Subscribing:
         if in_force is not None:
             # Not only when it is durable: a receiver that is gone gets nothing in between.
             queue = self._dispatcher.queue(in_force)
-            queue.subscription = msgspec.structs.replace(queue.subscription, paused=True)
+            queue.subscription = queue.subscription.with_changes(paused=True)
         decided = self.decided.by_id(subscription_id)
         if decided is None or decided.paused:
             return None
-        paused = msgspec.structs.replace(decided, paused=True, pause_reason=reason)
+        paused = decided.with_changes(paused=True, pause_reason=reason)
         group = self.put_subscription(paused)
         self.on_paused(subscription_id)
         return group
@@ -214,7 +228,7 @@ class Subscribing:
             return None
         if not since_ms:
             self.failing.forget(subscription_id)
-        return self._record(msgspec.structs.replace(decided, failing_since_ms=since_ms))
+        return self._record(decided.with_changes(failing_since_ms=since_ms))
 
     def differing(self, wanted: Iterable[Subscription], *, are_all: bool) -> Iterator[Subscription]:
         """What has to be put so that definitions are as another shard has them, what is deleted
@@ -225,18 +239,13 @@ class Subscribing:
         if are_all:
             ids = {one.id for one in wanted}
             gone = [one for one in self.decided if one.id not in ids]
-            yield from (msgspec.structs.replace(one, deleted=True) for one in gone)
+            yield from (one.with_changes(deleted=True) for one in gone)
         for one in wanted:
             known = self.decided.by_id(one.id)
             if known is None:
                 if not one.deleted:
                     yield one
-            elif known != msgspec.structs.replace(
-                one,
-                history=known.history,
-                horizon=known.horizon,
-                subject_since_ms=known.subject_since_ms,
-            ):
+            elif known != one.of_shard_of(known):
                 yield one
 
     def _on_durable(self, subscription: Subscription) -> None:

@@ -138,10 +138,10 @@ def parse_retry_after_ms(value: str, now_s: int) -> int | None:
         return int(value[:12]) * 1000
     try:
         date = parsedate_to_datetime(value)
-    except (ValueError, OverflowError):
+        # An HTTP date is GMT even where it fails to say so.
+        time_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):
         return None
-    # An HTTP date is GMT even where it fails to say so.
-    time_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp()
     return max(0, int((time_s - now_s) * 1000))
 
 

@@ -13,11 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from delayserver.records.direct import DIRECT_NAME, is_direct
-from delayserver.records.message import Payload, decode_payload
+from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import count_dead_letters, read_dead_letters
+from delayserver.records.tables import (
+    count_dead_letters,
+    lost_subject,
+    read_dead_letters,
+    read_letter,
+)
 from delayserver.server.calls import Calls
+
+log = structlog.get_logger()
 
 COUNTED_MAX: Final = 1000
 """Dead letters of one subscription that are counted; there may be more."""
@@ -97,13 +106,15 @@ class DeadLetters:
     def _views(self, owner: Subscription, from_seq: int) -> Iterator[DeadLetterView]:
         calls = self._calls
         for entry_seq, letter in read_dead_letters(calls.catalog, owner.id, from_seq):
-            payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
-            origin = payload.origin
-            assert origin is not None
+            payload = read_letter(letter, entry_seq)
+            origin = None if payload is None else payload.origin
+            if payload is None or origin is None:
+                log.error("a dead letter cannot be read", subscription=owner.name, row=entry_seq)
+                continue
             yield DeadLetterView(
                 entry_seq,
                 calls.encode_id(origin.published_due_ms, origin.message_seq),
-                calls.subject_names[origin.subject_id],
+                calls.subject_names.get(origin.subject_id, lost_subject(origin.subject_id)),
                 letter.reason,
                 letter.died_ms,
                 letter.attempts,

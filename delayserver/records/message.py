@@ -268,7 +268,7 @@ def decode_payload(sealed: bytes, where: str, offset: int, seq: int) -> Payload:
         raise DamageError(where, offset, "a payload does not match its checksum", seq, seq)
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise DamageError(where, offset, f"a payload cannot be read ({error})", seq, seq) from error
 
 
@@ -281,7 +281,7 @@ def decode_payloads(sealed: Sequence[bytes]) -> list[Payload] | None:
         return None
     try:
         payloads = _many_decoder.decode(b"".join([_ARRAY_OF.pack(0xDD, len(data)), *data]))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError):
         return None
     assert len(payloads) == len(sealed)
     return payloads

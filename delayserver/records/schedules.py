@@ -3,11 +3,22 @@
     Schedule        what somebody has put: the message, when it runs, what becomes of late runs
     ScheduleState   where it stands: the next run, the last one, counts, whether it is paused
 
-Both are kept packed, and decoded when they are used. The state is bytes of one length, since a
-start reads the next run of all of them; it is in the payload of each run
+Both are kept packed, and decoded when they are used. The state is in the payload of each run
 (`records.message.ScheduledRun`), so that a run and the step of its schedule are one record.
 
-Cost: 1 µs to decode, 30 µs for the next planned time of a cron expression.
+A planned time of a cron expression is a reading of the clock on the wall. The state keeps that
+reading, and the moment beside it; `as_zones_are` makes the moment follow the rules of the zone when
+they change. So each reading is run once:
+
+    planned 09:00 in Berlin, 07:00 in UTC; the rules change by an hour     runs at 08:00 in UTC
+
+The state also says which planned times have been run without a gap (`since_ms`), so that a clock
+that was set back does not run them again, and does not wait for the year that it has shown either:
+
+    a clock that is a year ahead leaves out 364 days, and is set right     runs on the next day
+    a clock is set back by an hour, in which all was run                   goes on behind that hour
+
+Cost: 1 µs to decode, 30 µs for the next planned time of a cron expression, 10 µs for its moment.
 Threads: immutable values, pure functions.
 """
 
@@ -21,11 +32,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.records import zones
+from delayserver.records.message import decode_payload
 from delayserver.records.named import Known, NamedDefinition, NamedState
-from delayserver.records.recurrence import Cron, Every, Recurrence
+from delayserver.records.recurrence import NO_READING, Cron, Every, Planned
+from delayserver.records.understanding import Understanding, reason_of
 
 ENDED_MS: Final = 0
 """In the place of a planned time: there is no next one."""
+ENDED: Final = Planned(ENDED_MS)
 
 
 class CatchUp(IntEnum):
@@ -65,26 +80,47 @@ class Schedule(NamedDefinition, array_like=True, frozen=True):
     runs_max: int | None = None
 
     @property
-    def recurrence(self) -> Recurrence:
+    def recurrence(self) -> Cron | Every:
         """When it runs, start and end left aside. Raises InputError."""
         return _recurrence(self.cron, self.timezone, self.every_ms, self.base_ms)
 
-    def following_ms(self, time_ms: int) -> int:
-        """The first planned time later than that; ENDED_MS: there is none. Raises InputError."""
+    def following(self, time_ms: int) -> Planned:
+        """The first planned time later than that; ENDED: there is none. Raises InputError."""
         if self.start_ms is not None:
             time_ms = max(time_ms, self.start_ms - 1)
         found = self.recurrence.after(time_ms)
-        if found is None or (self.end_ms is not None and found > self.end_ms):
-            return ENDED_MS
+        if found is None or (self.end_ms is not None and found.time_ms > self.end_ms):
+            return ENDED
         return found
+
+    def following_ms(self, time_ms: int) -> int:
+        """The moment of `following`. Raises InputError."""
+        return self.following(time_ms).time_ms
+
+    def runs_when(self, other: "Schedule") -> bool:
+        """Whether both have the same recurrence; zone, start and end left aside."""
+        names = ("cron", "every_ms", "base_ms")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 @lru_cache(maxsize=4096)
-def _recurrence(cron: str, timezone: str, every_ms: int, base_ms: int) -> Recurrence:
+def _recurrence(cron: str, timezone: str, every_ms: int, base_ms: int) -> Cron | Every:
     return Every(every_ms, base_ms) if every_ms else Cron(cron, timezone)
 
 
+def forget_zones() -> None:
+    """The files of zones have changed: read them again."""
+    zones.forget()
+    _recurrence.cache_clear()
+
+
 _STATE: Final = struct.Struct(">QQqqqQqQQq?")
+_MORE: Final = struct.Struct(">qqqqq")
+"""Behind it, unless all of them are 0."""
+_MORE_FIELDS: Final = (
+    *("next_reading_ms", "left_from_ms", "since_ms"),
+    *("passed_from_ms", "passed_until_ms"),
+)
 
 
 class ScheduleState(NamedState, frozen=True, gc=False):
@@ -102,31 +138,59 @@ class ScheduleState(NamedState, frozen=True, gc=False):
     resumed_ms: int = 0
     """What was planned before this passed while it was paused."""
     is_paused: bool = False
+    next_reading_ms: int = NO_READING
+    """What the clock on the wall shows at the next planned time; see Planned."""
+    left_from_ms: int = 0
+    """Every planned time from this one to before `since_ms` was left out, and every one before it
+    was run or given up; 0: nothing was run yet."""
+    since_ms: int = 0
+    """Every planned time from this one to before the next one was run; 0: that is not known."""
+    passed_from_ms: int = 0
+    """Every planned time from this one on was run before the clock was set back; 0: none was."""
+    passed_until_ms: int = 0
+    """The first one behind those; ENDED_MS: there is none."""
 
     def pack(self) -> bytes:
         """The bytes of it."""
-        return _STATE.pack(*(getattr(self, name) for name in self.__struct_fields__))
+        values = [getattr(self, name) for name in self.__struct_fields__[: -len(_MORE_FIELDS)]]
+        more = [getattr(self, name) for name in _MORE_FIELDS]
+        return _STATE.pack(*values) + (_MORE.pack(*more) if any(more) else b"")
+
+    @property
+    def planned(self) -> Planned:
+        """The next planned time."""
+        return Planned(self.next_ms, self.next_reading_ms)
+
+    def at(self, planned: Planned) -> "ScheduleState":
+        """The same with another next planned time."""
+        return msgspec.structs.replace(
+            self, next_ms=planned.time_ms, next_reading_ms=planned.reading_ms
+        )
+
+
+STATE_BYTES: Final = (_STATE.size, _STATE.size + _MORE.size)
 
 
 def unpack_state(value: bytes) -> ScheduleState:
     """The state in such bytes. Raises struct.error."""
-    return ScheduleState(*_STATE.unpack(value))
+    if len(value) == _STATE.size:
+        return ScheduleState(*_STATE.unpack(value))
+    if len(value) != STATE_BYTES[1]:
+        raise struct.error(f"the state of a schedule has {len(value)} bytes, not {STATE_BYTES}")
+    return ScheduleState(*_STATE.unpack_from(value), *_MORE.unpack_from(value, _STATE.size))
 
 
-_STATES: Final = np.dtype(
-    {
-        "names": ["next_ms", "is_paused"],
-        "formats": [">i8", "u1"],
-        "offsets": [24, _STATE.size - 1],
-        "itemsize": _STATE.size,
-    }
-)
+_NEXT_OFFSET: Final = 24
+_NEXT: Final = struct.Struct(">q")
 
 
-def next_times(values: Iterable[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The next planned time of each state, and whether it is paused. Shapes: (n,)."""
-    rows = np.frombuffer(b"".join(values), _STATES)
-    return rows["next_ms"].astype(np.int64), rows["is_paused"] != 0
+def next_times(values: Iterable[bytes]) -> NDArray[np.int64]:
+    """The next planned time of each state, as it was written; of one that cannot be read 0.
+    Shape: (n,)."""
+    have = _NEXT_OFFSET + _NEXT.size
+    read = _NEXT.unpack_from
+    found = [read(one, _NEXT_OFFSET)[0] if len(one) >= have else 0 for one in values]
+    return np.array(found, np.int64)
 
 
 KnownSchedule = Known[Schedule, ScheduleState]
@@ -156,6 +220,49 @@ def unpack_schedule(value: bytes) -> Schedule:
     return _decode(value)
 
 
+def _check(schedule: Schedule) -> None:
+    """Raises where a schedule cannot be run here."""
+    CatchUp(schedule.catch_up)
+    Overlap(schedule.overlap)
+    if bool(schedule.cron) == bool(schedule.every_ms):
+        raise ValueError("it has neither cron nor every, or both")
+    _ = schedule.recurrence
+    decode_payload(schedule.payload, "catalog", 0, 0)
+
+
+SCHEDULES: Final = Understanding(
+    Schedule,
+    {"name": "", "subject_id": 0, "payload": b"", "cron": "", "every_ms": 0}
+    | {"timezone": "UTC", "base_ms": 0},
+    _check,
+)
+"""How definitions are read."""
+
+
+def read_state(value: bytes) -> tuple[ScheduleState, bytes | None, str]:
+    """The state in such bytes, what stands behind the fields that are known here, and why it is
+    not understood; see `Known`. Never raises."""
+    try:
+        if len(value) > STATE_BYTES[1]:
+            tail = value[STATE_BYTES[1] :]
+            state = unpack_state(value[: STATE_BYTES[1]])
+            return state, tail, "its state has fields that are not known here"
+        return unpack_state(value), b"", ""
+    except Exception as error:
+        return ScheduleState(0, 0, 0, ENDED_MS), None, reason_of(error)
+
+
+def pack_state(state: ScheduleState, tail: bytes) -> bytes:
+    """A value of the table SCHEDULE_STATES; `tail` as from `read_state`."""
+    if not tail:
+        return state.pack()
+    return state.pack().ljust(STATE_BYTES[1], b"\0") + tail
+
+
+SCHEDULE_CHANGES: Final = Understanding(ScheduleChange, {"name": ""})
+"""How the payloads of records are read."""
+
+
 def pack_schedule_change(change: ScheduleChange) -> bytes:
     """The payload of a SCHEDULE, not sealed."""
     return _encode(change)
@@ -166,6 +273,60 @@ def unpack_schedule_change(data: bytes) -> ScheduleChange:
     return _decode_change(data)
 
 
+def as_zones_are(schedule: Schedule, state: ScheduleState) -> ScheduleState:
+    """The state with the moment of its next planned time as the rules of the zone are now."""
+    if state.next_ms == ENDED_MS or state.next_reading_ms == NO_READING or not schedule.cron:
+        return state
+    next_ms = schedule.recurrence.moment_ms(state.planned)
+    if next_ms == state.next_ms:
+        return state
+    since_ms = next_ms if state.since_ms == state.next_ms else min(state.since_ms, next_ms)
+    return msgspec.structs.replace(state, next_ms=next_ms, since_ms=since_ms)
+
+
+def behind(schedule: Schedule, state: ScheduleState, time_ms: int) -> Planned:
+    """The first planned time later than that, of those that have not been run before the clock was
+    set back."""
+    found = schedule.following(time_ms)
+    if not state.passed_from_ms or ENDED_MS < found.time_ms < state.passed_from_ms:
+        return found
+    if state.passed_until_ms == ENDED_MS:
+        return ENDED
+    return schedule.following(max(time_ms, state.passed_until_ms - 1))
+
+
+def stepped(state: ScheduleState, following: Planned) -> ScheduleState:
+    """The state behind its next planned time."""
+    is_past = state.passed_from_ms and (
+        following == ENDED or following.time_ms >= state.passed_until_ms > ENDED_MS
+    )
+    if is_past:
+        state = msgspec.structs.replace(state, passed_from_ms=0, passed_until_ms=0)
+    return state.at(following)
+
+
+def set_back(schedule: Schedule, state: ScheduleState, now_ms: int) -> ScheduleState | None:
+    """Where a schedule goes on whose clock was set back to `now_ms`: at the first planned time
+    behind that which was left out, though it comes now. None: where it is, since nothing was.
+
+    Of two that were set back one within the other, what was run before the first may come again."""
+    is_over = schedule.runs_max is not None and state.runs >= schedule.runs_max
+    if is_over or state.since_ms <= now_ms:
+        return None
+    first = schedule.following(max(now_ms, state.left_from_ms - 1))
+    if first == ENDED or first.time_ms >= state.since_ms:
+        return None
+    passed_from_ms, passed_until_ms = state.passed_from_ms, state.passed_until_ms
+    if state.since_ms != state.next_ms:
+        passed_from_ms, passed_until_ms = state.since_ms, state.next_ms
+    return msgspec.structs.replace(
+        state.at(first),
+        since_ms=first.time_ms,
+        passed_from_ms=passed_from_ms,
+        passed_until_ms=passed_until_ms,
+    )
+
+
 def upcoming(schedule: Schedule, state: ScheduleState, now_ms: int, most: int) -> Iterator[int]:
     """The next planned times, as they are while nothing changes; of one that is paused, as if it
     went on now."""
@@ -173,9 +334,9 @@ def upcoming(schedule: Schedule, state: ScheduleState, now_ms: int, most: int) -
         most = min(most, schedule.runs_max - state.runs)
     planned_ms = state.next_ms
     if state.is_paused and ENDED_MS < planned_ms <= now_ms:
-        planned_ms = schedule.following_ms(now_ms)
+        planned_ms = behind(schedule, state, now_ms).time_ms
     for _ in range(most):
         if planned_ms == ENDED_MS:
             return
         yield planned_ms
-        planned_ms = schedule.following_ms(planned_ms)
+        planned_ms = behind(schedule, state, planned_ms).time_ms

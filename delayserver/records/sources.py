@@ -10,12 +10,13 @@ Cost: 1 µs to decode, and 0.1 µs for each partition. Threads: immutable values
 """
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from delayserver.records.named import Known, NamedDefinition, NamedState
 from delayserver.records.subscriptions import KafkaTarget
+from delayserver.records.understanding import Understanding, elements_behind, with_elements
 
 
 class OnError(IntEnum):
@@ -103,6 +104,34 @@ def pack_source(source: Source) -> bytes:
     return _encode(source)
 
 
+def _check(source: Source) -> None:
+    """Raises where a source cannot be read here."""
+    OnError(source.on_error)
+
+
+SOURCES: Final = Understanding(
+    Source,
+    {"name": "", "subject_id": 0, "topic": KafkaTarget("", ""), "due_header": "", "group": ""},
+    _check,
+)
+"""How definitions are read."""
+_STATES: Final = Understanding(SourceState, {"seq": 0, "version": 0, "changed_ms": 0})
+
+
+def read_source_state(value: bytes) -> tuple[SourceState, bytes | None, str]:
+    """The state in such bytes, what stands behind the fields that are known here, and why it is
+    not understood; see `Known`. Never raises."""
+    state, problem = _STATES.read(value)
+    if not problem:
+        return state, b"", ""
+    return state, elements_behind(value, SourceState), problem
+
+
+def pack_source_state_with(state: SourceState, tail: bytes) -> bytes:
+    """A value of the table SOURCE_STATES; `tail` as from `read_source_state`."""
+    return with_elements(_encode(state), tail)
+
+
 def unpack_source(value: bytes) -> Source:
     """The definition in such a value. Raises msgspec.DecodeError."""
     return _decode(value)
@@ -118,6 +147,10 @@ def pack_source_state(state: SourceState) -> bytes:
 def unpack_source_state(value: bytes) -> SourceState:
     """The state in such a value. Raises msgspec.DecodeError."""
     return _decode_state(value)
+
+
+SOURCE_CHANGES: Final = Understanding(SourceChange, {"name": ""})
+"""How the payloads of records are read."""
 
 
 def pack_source_change(change: SourceChange) -> bytes:

@@ -5,6 +5,10 @@ keeps the subjects that the subscription had, and since when (`SubjectSpan`). Th
 message is a function of these histories and of the message (`records.receivers`), so it gives the
 same answer after a restart, and whatever the clock shows then (`horizon`). Here are its candidates.
 
+A subscription that is not understood here (`records.understanding`) is a `StandIn`: it matches as
+far as its subject can be read, and everything where it cannot, so that its messages wait for it and
+none is lost; and it is paused, whatever it says.
+
 Cost: a look-up is some dictionary accesses, however many subscriptions there are, and a change
 touches its own pattern alone (`subject_index`). Threads: changed on the event loop only; `snapshot`
 is immutable and may be read anywhere.
@@ -12,7 +16,7 @@ is immutable and may be read anywhere.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -21,8 +25,9 @@ from delayserver.records.direct import DIRECT_COUNT, DIRECT_FIRST_ID, DIRECT_NAM
 from delayserver.records.horizon import Mark
 from delayserver.records.message import Payload, check_headers, header_pointer
 from delayserver.records.subject_index import SubjectIndex
-from delayserver.records.subjects import matches, patterns_of
+from delayserver.records.subjects import is_pattern, matches, patterns_of
 from delayserver.records.tracecontext import TRACE_NAMES
+from delayserver.records.understanding import Understanding, parts_of
 from storage.rows import SEQ_MAX
 
 RETRY_DELAY_MS_MAX = 24 * 60 * 60 * 1000
@@ -38,6 +43,8 @@ GONE: Final = "gone"
 """Why the server has paused a subscription: its receiver answered 410."""
 FAILURES: Final = "failures"
 """Likewise: nothing but failures for as long as it said (`disable_after`)."""
+NOT_UNDERSTOOD: Final = "not_understood"
+"""Likewise: this server does not understand it."""
 _SET_BY_SERVER = frozenset(("user-agent", *TRACE_NAMES))
 
 
@@ -60,6 +67,16 @@ class RetrySchedule:
             if not 1 <= delay_ms <= RETRY_DELAY_MS_MAX:
                 raise InputError("a backoff delay is 1ms to 1d", f"/backoff/{index}")
 
+    @classmethod
+    def within_limits(cls, max_attempts: int, backoff_ms: tuple[int, ...]) -> "RetrySchedule":
+        """What was accepted once, as far as the limits of today allow it. Empty `backoff_ms`: the
+        default delays."""
+        max_attempts = min(max(1, max_attempts), RETRY_ATTEMPTS_MAX)
+        if not backoff_ms:
+            return cls(max_attempts)
+        delays_ms = (min(max(1, one), RETRY_DELAY_MS_MAX) for one in backoff_ms)
+        return cls(max_attempts, tuple(delays_ms)[:RETRY_ATTEMPTS_MAX])
+
     def delay_ms(self, attempt: int) -> int:
         """What lies between this attempt and the next, before jitter."""
         beyond = attempt - len(self.backoff_ms)
@@ -69,7 +86,9 @@ class RetrySchedule:
         return min(self.backoff_ms[-1] << min(beyond, 27), RETRY_DELAY_MS_MAX)
 
 
-class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
+class KafkaTarget(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag="kafka"
+):
     """A topic that messages go to. Each kind of broker has a struct with a tag of its own, which is
     the type of its subscriptions."""
 
@@ -87,7 +106,9 @@ class KafkaTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="kafka"):
     tls: bool = False
 
 
-class RedisTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="redis"):
+class RedisTarget(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag="redis"
+):
     """A stream that messages are added to."""
 
     url: str
@@ -98,7 +119,9 @@ class RedisTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="redis"):
     """About how many entries it keeps; 0: all."""
 
 
-class NatsTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="nats"):
+class NatsTarget(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag="nats"
+):
     """A subject of NATS, which a stream of JetStream stores."""
 
     url: str
@@ -107,7 +130,9 @@ class NatsTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="nats"):
     """May hold the `{subject}`, `{key}` and `{id}` of a message."""
 
 
-class AmqpTarget(msgspec.Struct, frozen=True, omit_defaults=True, tag="amqp"):
+class AmqpTarget(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag="amqp"
+):
     """An exchange of RabbitMQ."""
 
     url: str
@@ -138,7 +163,7 @@ class SubjectSpan(NamedTuple):
     """Rows that had fallen due by then, and so are of the time before."""
 
 
-class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
+class Subscription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A definition as it stands in the log and in the catalog (MessagePack)."""
 
     id: int
@@ -227,14 +252,88 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def retry_schedule(self) -> RetrySchedule:
         """When to try again, and how often."""
-        if not self.backoff_ms:
-            return RetrySchedule(self.max_attempts)
-        return RetrySchedule(self.max_attempts, self.backoff_ms)
+        return RetrySchedule.within_limits(self.max_attempts, self.backoff_ms)
 
     def matches(self, subject: str) -> bool:
         """Whether the subject of now is for messages of that subject. The receivers of a message
         are another question: see `records.receivers`."""
         return matches(self.subject, subject)
+
+    @property
+    def asked_pause(self) -> tuple[bool, str]:
+        """Whether it is paused as it is stored, and why the server did it (`pause_reason`)."""
+        return self.paused, self.pause_reason
+
+    def stays_paused(self, url: str) -> bool:
+        """Whether its pause outlives a new definition, with this URL. A PUT repairs a subscription
+        that failed or was not understood, and a new URL one whose receiver was gone; a pause that a
+        client asked for ends with `resume`."""
+        is_paused, reason = self.asked_pause
+        is_repaired = reason == FAILURES or (reason == GONE and url != self.url)
+        return is_paused and not is_repaired
+
+    def with_changes(self, **changes: Any) -> "Subscription":
+        """The same with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)
+
+    def of_shard_of(self, known: "Subscription") -> "Subscription":
+        """The same with what is of each shard, as `known` has it."""
+        return self.with_changes(**{name: getattr(known, name) for name in _OF_SHARD})
+
+
+class StandIn(Subscription, frozen=True):
+    """What can be read of a subscription that is not understood; it stands still."""
+
+    stored: bytes = b""
+    """All of it, as it was written."""
+    problem: str = ""
+    """Why it is not understood."""
+
+    def with_changes(self, **changes: Any) -> Subscription:
+        """The same with other values of some fields, and all others as they are stored."""
+        parts = parts_of(self.stored)
+        if not parts:
+            # Nothing of it can be changed. What is deleted needs no more than its name.
+            plain = {one.name: getattr(self, one.name) for one in _FIELDS} | changes
+            return Subscription(**plain) if changes.get("deleted") else self
+        for one in _FIELDS:
+            if one.name in changes:
+                parts.pop(one.name, None)
+                if changes[one.name] != one.default:
+                    parts[one.name] = _raw(changes[one.name])
+        # Two servers that make the same change come to the same bytes.
+        ours = {one.name: parts[one.name] for one in _FIELDS if one.name in parts}
+        return decode_subscription(msgspec.msgpack.encode({**ours, **parts}), self.id)
+
+    def of_shard_of(self, known: Subscription) -> Subscription:
+        """The same with what is of each shard, as `known` has it, or has it stored."""
+        theirs = parts_of(known.stored) if isinstance(known, StandIn) else {}
+        if not theirs:
+            return Subscription.of_shard_of(self, known)
+        kept = {one.name: theirs.get(one.name, one.default) for one in _FIELDS}
+        return self.with_changes(**{name: kept[name] for name in _OF_SHARD})
+
+    @property
+    def asked_pause(self) -> tuple[bool, str]:
+        """See Subscription; what cannot be read of it is no pause."""
+        stored = parts_of(self.stored)
+        reason = next((one for one in _REASONS if stored.get("pause_reason") == _raw(one)), "")
+        return stored.get("paused") == _raw(True), reason
+
+    @property
+    def can_be_changed(self) -> bool:
+        """Whether a part of it can be changed, and the others kept."""
+        return bool(parts_of(self.stored))
+
+
+_FIELDS: Final = msgspec.structs.fields(Subscription)
+_OF_SHARD: Final = ("history", "horizon", "subject_since_ms")
+"""What had fallen due, and under which subject, differs from shard to shard."""
+_REASONS: Final = (GONE, FAILURES)
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def check_own_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -261,16 +360,51 @@ def check_own_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """The definition as bytes."""
+    """The definition as bytes; of one that is not understood those that were stored."""
+    if isinstance(subscription, StandIn):
+        return subscription.stored
     return msgspec.msgpack.encode(subscription)
 
 
-_decoder = msgspec.msgpack.Decoder(Subscription)
+def _check(subscription: Subscription) -> None:
+    """Raises where it is not known what goes to a subscription."""
+    if not is_pattern(subscription.subject):
+        raise ValueError(f"{subscription.subject!r} is no subject, and no pattern of subjects")
 
 
-def decode_subscription(data: bytes) -> Subscription:
-    """The definition again. Raises msgspec.DecodeError."""
-    return _decoder.decode(data)
+_SUBSCRIPTIONS: Final = Understanding(
+    Subscription, {"id": 0, "name": "", "subject": "*", "type": "pull", "created_ms": 0}, _check
+)
+
+
+def decode_subscription(data: bytes, number: int | None = None) -> Subscription:
+    """The definition again, or a StandIn. Never raises.
+
+    `number`: of the subscription, where somebody else knows it; it need not be readable then."""
+    known = {} if number is None else {"id": number}
+    found, problem = _SUBSCRIPTIONS.read(data, **known)
+    if not problem and number is not None and found.id != number:
+        found, problem = _SUBSCRIPTIONS.stand_in(data, id=number), "it has another number"
+    if not problem:
+        history = _history_of(found.history, found.subject)
+        return found if history is found.history else found.with_changes(history=history)
+    values = {one.name: getattr(found, one.name) for one in _FIELDS}
+    if not is_pattern(found.name) or "*" in found.name:
+        values["name"] = f"unreadable-{found.id}"
+    if not is_pattern(found.subject):
+        values["subject"] = "*"
+    values["history"] = _history_of(found.history, values["subject"])
+    return StandIn(
+        **values | {"paused": True, "pause_reason": NOT_UNDERSTOOD}, stored=data, problem=problem
+    )
+
+
+def _history_of(history: tuple[SubjectSpan, ...], subject: str) -> tuple[SubjectSpan, ...]:
+    """A history, so that its newest subject is the one of now, as far as that can be read: a server
+    that read less may have recorded it."""
+    if not history or history[-1].subject in ("", subject):
+        return history
+    return (*history[:-1], history[-1]._replace(subject=subject))
 
 
 DIRECT: Final = tuple(

@@ -31,6 +31,7 @@ Cost: less than a microsecond per entry. Threads: functions without state.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
@@ -41,10 +42,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.direct import DIRECT_FIRST_ID, is_direct
-from delayserver.records.message import decode_payload
+from delayserver.records.message import Payload, decode_payload
 from delayserver.records.schedules import unpack_schedule, unpack_state
 from delayserver.records.sources import unpack_source, unpack_source_state
 from delayserver.records.subscriptions import DIRECT, Subscription, decode_subscription
+from delayserver.records.understanding import Understanding, parts_of
 from storage.buckets import DAY_HOURS, is_day, places_of, start_ms
 from storage.catalog import Catalog, Table
 from storage.definitions_log import DefinitionsPlace
@@ -417,7 +419,20 @@ def _check_change(key: bytes, value: bytes) -> None:
 
 def read_subjects(catalog: Catalog) -> dict[int, str]:
     """Names of subjects by their numbers."""
-    return {parse_number_key(key): name.decode() for key, name in catalog.scan(Table.SUBJECTS)}
+    found = ((parse_number_key(key), name) for key, name in catalog.scan(Table.SUBJECTS))
+    return {number: _subject_name(number, name) for number, name in found}
+
+
+def lost_subject(number: int) -> str:
+    """In the place of a name that is lost: nobody can publish or subscribe to it by that."""
+    return f"(lost subject {number})"
+
+
+def _subject_name(number: int, name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return lost_subject(number)
 
 
 def _check_subject(key: bytes, value: bytes) -> None:
@@ -428,7 +443,14 @@ def _check_subject(key: bytes, value: bytes) -> None:
 # ── SUBSCRIPTIONS (a value: `records.subscriptions`) ─────────────────────────────────────────────
 
 
+def read_subscriptions(catalog: Catalog) -> Iterator[Subscription]:
+    """All subscriptions, oldest first, deleted ones too."""
+    for key, value in catalog.scan(Table.SUBSCRIPTIONS):
+        yield decode_subscription(value, parse_number_key(key))
+
+
 def _check_subscription(key: bytes, value: bytes) -> None:
+    _must(bool(parts_of(value)), "no fields of a subscription")
     _must(parse_number_key(key) == decode_subscription(value).id, "a key of another number")
 
 
@@ -445,6 +467,11 @@ class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
     attempts: int
     payload: bytes
     """The sealed payload of the message, with its origin."""
+
+
+_DEAD_LETTERS = Understanding(
+    DeadLetter, {"reason": "it cannot be read", "died_ms": 0, "attempts": 0, "payload": b""}
+)
 
 
 def dead_letter_key(subscription_id: int, entry_seq: int) -> bytes:
@@ -465,21 +492,28 @@ def read_dead_letters(
     order of the rows."""
     first, prefix = dead_letter_key(subscription_id, from_seq), number_key(subscription_id)
     for key, value in catalog.scan(Table.DEAD_LETTERS, first, prefix=prefix):
-        yield parse_dead_letter_key(key)[1], msgspec.msgpack.decode(value, type=DeadLetter)
+        yield parse_dead_letter_key(key)[1], _DEAD_LETTERS.read(value)[0]
 
 
 def read_dead_letter(catalog: Catalog, subscription_id: int, entry_seq: int) -> DeadLetter | None:
     """The dead letter that a schedule row became."""
     value = catalog.get(Table.DEAD_LETTERS, dead_letter_key(subscription_id, entry_seq))
-    return None if value is None else msgspec.msgpack.decode(value, type=DeadLetter)
+    return None if value is None else _DEAD_LETTERS.read(value)[0]
+
+
+def read_letter(letter: DeadLetter, entry_seq: int) -> Payload | None:
+    """The message of a dead letter; None: it cannot be read."""
+    try:
+        return decode_payload(letter.payload, CATALOG_DIRECTORY, 0, entry_seq)
+    except DamageError:
+        return None
 
 
 def read_dead_letter_owners(catalog: Catalog, name: str) -> list[Subscription]:
     """Subscriptions of that name that were deleted and have left dead letters, oldest first."""
-    known = (decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS))
     return [
         one
-        for one in known
+        for one in read_subscriptions(catalog)
         if one.name == name
         and one.deleted
         and any(True for _ in read_dead_letters(catalog, one.id))
@@ -503,7 +537,7 @@ def _read_owner(catalog: Catalog, subscription_id: int) -> Subscription | None:
     if is_direct(subscription_id):
         return DIRECT[subscription_id - DIRECT_FIRST_ID]
     value = catalog.get(Table.SUBSCRIPTIONS, number_key(subscription_id))
-    return None if value is None else decode_subscription(value)
+    return None if value is None else decode_subscription(value, subscription_id)
 
 
 def _check_dead_letter(key: bytes, value: bytes) -> None:
@@ -576,6 +610,16 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
     """0: it has ended."""
     payload: bytes = b""
     """The sealed payload of the message."""
+
+
+def _check_use(heartbeat: Heartbeat) -> None:
+    """Raises where a heartbeat could not publish its message."""
+    if heartbeat.subject_id:
+        decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
+
+
+HEARTBEATS = Understanding(Heartbeat, {"key": ""}, _check_use)
+"""How values of the table HEARTBEATS are read."""
 
 
 def heartbeat_key(key: str) -> bytes:
@@ -700,10 +744,12 @@ def unpack_archived(value: bytes) -> Archived:
 
 
 def read_archived(catalog: Catalog) -> dict[int, Archived]:
-    """The whole table ARCHIVES."""
-    return {
-        parse_hour_key(key): unpack_archived(value) for key, value in catalog.scan(Table.ARCHIVES)
-    }
+    """The whole table ARCHIVES. What cannot be read is no archive: its hour is archived again."""
+    archived: dict[int, Archived] = {}
+    for key, value in catalog.scan(Table.ARCHIVES):
+        with suppress(msgspec.DecodeError, ValueError):
+            archived[parse_hour_key(key)] = unpack_archived(value)
+    return archived
 
 
 def _check_archived(key: bytes, value: bytes) -> None:

@@ -19,12 +19,12 @@ import numpy as np
 
 from delayserver.delivery.settler import Settler
 from delayserver.records.horizon import Mark
-from delayserver.records.subscriptions import Registry, decode_subscription
-from delayserver.records.tables import read_subjects
+from delayserver.records.subscriptions import Registry
+from delayserver.records.tables import read_subjects, read_subscriptions
 from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
-from storage.catalog import Catalog, Table
+from storage.catalog import Catalog
 from storage.errors import DamageError
 from storage.frame import Damage, Frame, Rows, damaged_payloads
 from storage.hour_log import HourLog
@@ -102,9 +102,7 @@ def recover(
     for hour in {*schedule.buckets(), *settler.hours()} - replay.hours.keys():
         replay.purging.delete_files(hour)
     replay.delete_adopted()
-    registry = Registry(
-        decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS)
-    )
+    registry = Registry(read_subscriptions(catalog))
     names = read_subjects(catalog)
     subjects = {name: number for number, name in names.items()}
     loaded = []

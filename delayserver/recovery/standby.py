@@ -27,8 +27,8 @@ from typing import Final
 
 from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
-from delayserver.records.subscriptions import Registry, decode_subscription
-from delayserver.records.tables import read_subjects
+from delayserver.records.subscriptions import Registry
+from delayserver.records.tables import read_subjects, read_subscriptions
 from delayserver.recovery.recover import cut_to_checkpoint, is_import
 from delayserver.recovery.scrub import Scrub
 from delayserver.recovery.snapshots import taken
@@ -36,7 +36,6 @@ from delayserver.recovery.store import Store
 from delayserver.schedule.committed import Records
 from delayserver.schedule.replay import Snapshot
 from storage.buckets import is_day
-from storage.catalog import Table
 from storage.errors import (
     CopySourceError,
     FencedError,
@@ -368,9 +367,7 @@ class Standby:
                 continue
             self._tried[hour] = lengths
             catalog = self._store.catalog
-            registry = Registry(
-                decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS)
-            )
+            registry = Registry(read_subscriptions(catalog))
             loaded = self._store.loader.load(
                 Snapshot(hour, state.length), registry, read_subjects(catalog)
             )
@@ -440,8 +437,7 @@ class Standby:
 
     def _has_transactions(self) -> bool:
         """Whether a subscription has, or had before it was deleted."""
-        definitions = self._store.catalog.scan(Table.SUBSCRIPTIONS)
-        return any(decode_subscription(value).is_exactly_once for _, value in definitions)
+        return any(one.is_exactly_once for one in read_subscriptions(self._store.catalog))
 
     def close(self) -> None:
         """Let go of the log, but for the writer of an office that was taken."""

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.records.message import Payload, decode_payload
-from delayserver.records.schedules import unpack_schedule_change
-from delayserver.records.sources import unpack_source_change
+from delayserver.records.schedules import SCHEDULE_CHANGES
+from delayserver.records.sources import SOURCE_CHANGES
 from delayserver.records.tables import (
+    HEARTBEATS,
     KEYS_AHEAD_KEY,
     Change,
     ChangeState,
@@ -34,6 +35,7 @@ from delayserver.records.tables import (
     dead_letter_key,
     heartbeat_key,
     import_key,
+    lost_subject,
     named_key,
     number_key,
     pack_cancels,
@@ -45,7 +47,6 @@ from delayserver.records.tables import (
     pack_watch,
     parse_number_key,
     read_keys_ahead,
-    unpack_heartbeat,
     unpack_key_entry,
     watch_key,
 )
@@ -173,12 +174,12 @@ class Effects:
         self.writes[Table.SCHEDULE_STATES].append((named_key(run.schedule), run.state))
 
     def _note_schedule(self, payload: bytes) -> None:
-        change = unpack_schedule_change(payload)
+        change, _ = SCHEDULE_CHANGES.read(payload)
         tables = Table.SCHEDULES, Table.SCHEDULE_STATES
         self._note_named(tables, change.name, change.schedule, change.state)
 
     def _note_source(self, payload: bytes) -> None:
-        change = unpack_source_change(payload)
+        change, _ = SOURCE_CHANGES.read(payload)
         tables = Table.SOURCES, Table.SOURCE_STATES
         self._note_named(tables, change.name, change.source, change.state)
 
@@ -186,6 +187,8 @@ class Effects:
         self, tables: tuple[Table, Table], name: str, definition: bytes | None, state: bytes | None
     ) -> None:
         definitions, states = tables
+        if not name:
+            return  # The record of a newer server says in another way whose it is.
         self.writes[states].append((named_key(name), state))
         if definition is not None or state is None:  # without a state it is over
             self.writes[definitions].append((named_key(name), definition))
@@ -230,9 +233,11 @@ class Effects:
                 return
             case RecordKind.HEARTBEAT:
                 assert payload is not None
-                heartbeat = unpack_heartbeat(payload)
+                # What is not understood here may be by the next process.
+                heartbeat, _ = HEARTBEATS.read(payload)
                 value = payload if heartbeat.subject_id else None
-                writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
+                if heartbeat.key:
+                    writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
                 return
             case RecordKind.RUN:
                 self._note_run(row, blob)
@@ -276,7 +281,7 @@ class Effects:
         known = {parse_number_key(key) for key, _ in self._catalog.scan(Table.SUBJECTS)}
         known |= {parse_number_key(key) for key, _ in self.writes[Table.SUBJECTS]}
         for number in sorted(self._subject_ids - known):
-            pair = (number_key(number), f"(lost subject {number})".encode())
+            pair = (number_key(number), lost_subject(number).encode())
             self.writes[Table.SUBJECTS].append(pair)
 
     def remove_lost_keys(self, lost: Iterable[tuple[int, int]], next_seq: int) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from heapq import heapify, heappop
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -35,6 +35,7 @@ from delayserver.errors import (
 )
 from delayserver.records.direct import Destination
 from delayserver.records.subjects import SUBJECT_PATTERN, is_pattern, matches
+from delayserver.records.understanding import reason_of
 from delayserver.security.targets import TargetPolicy, split_url
 from delayserver.slices import Work, at_once
 from delayserver.timers.rates import TokenBucket
@@ -104,7 +105,7 @@ def _is_hosts(pattern: str) -> bool:
     return True
 
 
-class Token(msgspec.Struct, frozen=True, omit_defaults=True):
+class Token(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What is known of a token."""
 
     name: str
@@ -123,14 +124,22 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.expires_ms is None or now_ms < self.expires_ms
 
 
+class StandInToken(Token, frozen=True):
+    """What can be read of a token that is not understood here (a scope of a newer server): nobody
+    is let in with it, it is kept as it is stored, and it can be revoked."""
+
+    stored: bytes = b""
+    problem: str = ""
+    """Why it is not understood."""
+
+    def is_valid(self, now_ms: int) -> bool:
+        """It stands still."""
+        return False
+
+
 class _Document(msgspec.Struct):
     version: int
-    tokens: tuple[Token, ...]
-
-
-class _RawDocument(msgspec.Struct):
-    version: int
-    tokens: list[msgspec.Raw]
+    tokens: tuple[msgspec.Raw, ...]
 
 
 class TokenFile:
@@ -223,7 +232,7 @@ class TokenFile:
     def _change(self, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
         try:
             with self._files.lock(TOKENS_LOCK_FILE):
-                document = _Document(_VERSION, change(self.read()))
+                document = _Document(_VERSION, tuple(map(_stored, change(self.read()))))
                 data = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
                 replace_file(self._files, TOKENS_FILE, data, mode=PRIVATE_MODE)
         except DirectoryLockedError as error:
@@ -232,7 +241,8 @@ class TokenFile:
 
 def decode_tokens(data: bytes, where: str) -> tuple[Token, ...]:
     """The content of a token file. Raises DamageError, FormatVersionError."""
-    return tuple(map(_decode_token, _split_tokens(data, where)))
+    tokens = enumerate(_split_tokens(data, where))
+    return tuple(_token_of(data, index) for index, data in tokens)
 
 
 def _split_tokens(data: bytes, where: str) -> list[bytes]:
@@ -241,26 +251,39 @@ def _split_tokens(data: bytes, where: str) -> list[bytes]:
         version = msgspec.json.decode(data, type=dict[str, msgspec.Raw])["version"]
         if (found := msgspec.json.decode(version, type=int)) > _VERSION:
             raise FormatVersionError(f"{where}/{TOKENS_FILE}", found, _VERSION)
-        return list(map(bytes, msgspec.json.decode(data, type=_RawDocument).tokens))
+        return list(map(bytes, msgspec.json.decode(data, type=_Document).tokens))
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
-        raise _damage(error) from error
+        raise DamageError(TOKENS_FILE, 0, f"not a token file ({error})") from error
 
 
-def _decode_token(raw: bytes) -> Token:
-    """Raises DamageError."""
+def _token_of(data: bytes, index: int) -> Token:
+    """The token that is stored so, as number `index` of the file, or a stand-in. Never raises."""
     try:
-        token = msgspec.json.decode(raw, type=Token)
+        token = msgspec.json.decode(data, type=Token)
         if len(bytes.fromhex(token.digest)) != hashlib.sha256().digest_size:
-            raise ValueError(f"the digest of {token.name!r} is none")
+            raise ValueError("its digest is none")
         for scope in token.scopes:
             check_scope(scope)
-    except (ValueError, msgspec.MsgspecError, InputError) as error:
-        raise _damage(error) from error
+    except Exception as error:
+        return _stand_in(data, index, reason_of(error))
     return token
 
 
-def _damage(error: Exception) -> DamageError:
-    return DamageError(TOKENS_FILE, 0, f"not a token file ({error})")
+def _stand_in(data: bytes, index: int, problem: str) -> StandInToken:
+    known: dict[str, Any] = {"name": f"unreadable-{index}", "digest": "", "scopes": ()}
+    known |= {"created_ms": 0}
+    with suppress(msgspec.MsgspecError, ValueError):
+        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        for field in msgspec.structs.fields(Token):
+            with suppress(KeyError, msgspec.MsgspecError, ValueError):
+                known[field.name] = msgspec.json.decode(parts[field.name], type=field.type)
+    return StandInToken(**known, stored=data, problem=problem)
+
+
+def _stored(token: Token) -> msgspec.Raw:
+    if isinstance(token, StandInToken):
+        return msgspec.Raw(token.stored)
+    return msgspec.Raw(msgspec.json.encode(token))
 
 
 def digest_of(token: bytes) -> bytes:
@@ -387,10 +410,13 @@ class TokenTable:
         self._monotonic_s = monotonic_s
         self._data: bytes | None = None
         self._by_raw: dict[bytes, Caller] = {}
-        """All that the file has, those that have expired, too, as they stand in it."""
+        """All that the file has and that are understood, those that have expired, too, as they
+        stand in it."""
         self._expiries: list[tuple[int, int, Caller]] = []
         """A heap: when those that are valid expire, in the order of the file where that is the
         same."""
+        self.not_understood: dict[str, str] = {}
+        """By name, why a token of the file is not understood: nobody is let in with it."""
         self._callers: dict[bytes, Caller] = {}
         """Those that are valid, by digest."""
         self._waits: dict[Caller | None, set[Callable[[], None]]] = {}
@@ -416,17 +442,20 @@ class TokenTable:
         data = self._file.read_bytes()
         if data is not None:
             self.is_open = False
-        callers = self._by_raw
         if data != self._data:
-            callers = {}
-            for raw in [] if data is None else _split_tokens(data, TOKENS_FILE):
+            callers: dict[bytes, Caller] = {}
+            not_understood: dict[str, str] = {}
+            for index, raw in enumerate([] if data is None else _split_tokens(data, TOKENS_FILE)):
                 caller = self._by_raw.get(raw)
                 if caller is None:
-                    caller = self._caller_of(_decode_token(raw))
+                    token = _token_of(raw, index)
                     yield NEW_TOKEN_ITEMS
+                    if isinstance(token, StandInToken):
+                        not_understood[token.name] = token.problem
+                        continue
+                    caller = self._caller_of(token)
                 callers[raw] = caller
-        if callers is not self._by_raw:
-            self._data, self._by_raw = data, callers
+            self._data, self._by_raw, self.not_understood = data, callers, not_understood
             self._take_over([one for one in callers.values() if one.token.is_valid(now_ms)])
         self._expire(now_ms)
 

@@ -33,7 +33,7 @@ from delayserver.delivery.permits import Permits
 from delayserver.delivery.reader import Found, Reader
 from delayserver.errors import ConflictError, InputError, NotFoundError, StoppingError
 from delayserver.records.direct import DIRECT_NAME
-from delayserver.records.message import Payload, ScheduleEntry, decode_payload
+from delayserver.records.message import Payload, ScheduleEntry
 from delayserver.records.receivers import had
 from delayserver.records.subscriptions import DIRECT, SPANS_MAX, Registry, Subscription
 from delayserver.records.tables import (
@@ -41,8 +41,10 @@ from delayserver.records.tables import (
     ChangeState,
     OnEvent,
     dead_letter_key,
+    lost_subject,
     read_dead_letter_owners,
     read_dead_letters,
+    read_letter,
 )
 from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.tokens import TokenTable
@@ -597,10 +599,11 @@ class Calls:
         for entry_seq, letter in read_dead_letters(self.catalog, owner.id, from_seq):
             if entry_seq >= end_seq or len(letters) == self.redrive_max:
                 break
-            payload = decode_payload(letter.payload, "catalog", 0, entry_seq)
-            origin = payload.origin
-            assert origin is not None
-            if not may_read(self.subject_names[origin.subject_id]):
+            payload = read_letter(letter, entry_seq)
+            origin = None if payload is None else payload.origin
+            if payload is None or origin is None:
+                continue  # The list of them names it.
+            if not may_read(self._subject_name(origin.subject_id)):
                 continue
             if ids is None or self.encode_id(origin.published_due_ms, origin.message_seq) in ids:
                 total_bytes += len(letter.payload)
@@ -629,17 +632,21 @@ class Calls:
                 letter = None
             if letter is not None:
                 entry_seq, subject_id = letter
-                if not may_read(self.subject_names[subject_id]):
+                if not may_read(self._subject_name(subject_id)):
                     break
                 discard = self._engine.outcomes.discard
                 await self.durable(discard(owner.id, entry_seq, message_seq, subject_id))
                 return
         raise NotFoundError(f"{owners[-1].name} has no dead letter {message_id!r}")
 
+    def _subject_name(self, subject_id: int) -> str:
+        return self.subject_names.get(subject_id, lost_subject(subject_id))
+
     def _find_letter(self, owner: Subscription, message_seq: int) -> tuple[int, int] | None:
         """The row and the subject of a dead letter."""
         for entry_seq, letter in read_dead_letters(self.catalog, owner.id):
-            origin = decode_payload(letter.payload, "catalog", 0, entry_seq).origin
+            payload = read_letter(letter, entry_seq)
+            origin = None if payload is None else payload.origin
             if origin is not None and origin.message_seq == message_seq:
                 return entry_seq, origin.subject_id
         return None

@@ -54,6 +54,7 @@ from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.schedule.wheel import Wheel
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE
+from delayserver.server.clock_watch import ClockWatch
 from delayserver.slices import Slices, TurnBudget
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Catalog
@@ -112,6 +113,9 @@ class Engine:
         self._settings = settings
         self._ports = ports
         self._prune_seq = 0
+        self.clock_watch = ClockWatch(now_ms, stopwatch())
+        self.on_clock_set: Callable[[int], None] = lambda by_ms: None
+        """Told by how many ms the clock was set."""
         self._loads_asked: deque[range] = deque()
         self._looks_left = 0
         """Turns of the event loop in which sockets are still to be read."""
@@ -224,6 +228,9 @@ class Engine:
         began_ms = self.timeouts.stopwatch()
         # The horizon keeps what had fallen due before a clock was set back: a subscription that is
         # made then does not get once more what others had at noon.
+        if by_ms := self.clock_watch.look(now_ms, began_ms):
+            self.on_clock_set(by_ms)
+            self.schedules.look_again()
         self.subscribing.advance(now_ms)
         self.messages.advanced_ms = self.dispatcher.now_ms = now_ms
         self.sequencer.refresh()

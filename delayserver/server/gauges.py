@@ -19,6 +19,7 @@ from delayserver.delivery.answers import Certainty
 from delayserver.delivery.broker_bodies import BrokerBodies
 from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.queue import Queue
+from delayserver.records.subscriptions import StandIn
 from delayserver.schedule.archives import RetiredHour
 from delayserver.server.engine import Engine
 from delayserver.server.metrics import LATENESS_SECONDS, Metrics, Values
@@ -42,6 +43,7 @@ class Gauges:
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
         self.dead_letters = 0
         """As of the last checkpoint, when they were counted last."""
+        self.not_understood_tokens: Callable[[], int] = int
         self.archive_waiting: list[RetiredHour] = []
         """Retired hours that are kept until they are archived, when they were listed last."""
         self.metrics = Metrics(
@@ -81,7 +83,22 @@ class Gauges:
             "Records of sources that could not be published",
             lambda: sources.skipped_total,
         )
+        watch = engine.clock_watch
+        counter("clock_set_ahead", "Times that the clock was set ahead", lambda: watch.ahead_total)
+        counter("clock_set_back", "Times that the clock was set back", lambda: watch.back_total)
+        self.metrics.not_understood = self._not_understood
         counter("events", "Events that completed messages", lambda: events.events_total)
+
+    def _not_understood(self) -> dict[str, int]:
+        """Definitions that are not understood here, by what they are called."""
+        engine = self._engine
+        return {
+            "subscription": sum(isinstance(one, StandIn) for one in engine.registry),
+            "schedule": len(engine.schedules.not_understood),
+            "source": len(engine.sources.not_understood),
+            "heartbeat": len(engine.heartbeats.not_understood),
+            "token": self.not_understood_tokens(),
+        }
 
     def _subscription_name(self, subscription_id: int) -> str | None:
         found = self._engine.registry.by_id(subscription_id)

@@ -138,7 +138,10 @@ class Metrics(Collector):
         self.sink_results: Counter[tuple[int, str]] = Counter()
         """Of messages to brokers, by subscription id and result (`confirmed`, `failed`, …)."""
         self.paused: Callable[[], Counter[tuple[int, str]]] = Counter
-        """Subscriptions that are paused: 1 by id and reason (`asked`, `gone`, `failures`)."""
+        """Subscriptions that are paused: 1 by id and reason (`asked`, `gone`, `failures`,
+        `not_understood`)."""
+        self.not_understood: Callable[[], Mapping[str, int]] = dict
+        """Definitions that are not understood here, by what they are called."""
         self.answers: Counter[bytes] = Counter(dict.fromkeys(ALERTED_STATUSES, 0))
         """Requests that were answered, by status as it stands on the wire."""
         self._values: list[tuple[_Kind, str, str, Value]] = []
@@ -195,6 +198,14 @@ class Metrics(Collector):
                 labels=["subscription", "result"],
             ),
         )
+        standing = GaugeMetricFamily(
+            "delayserver_definitions_not_understood",
+            "Definitions that stand still, since this server does not understand them",
+            labels=["kind"],
+        )
+        for word, number in self.not_understood().items():
+            standing.add_metric([word], number)
+        yield standing
         answers = CounterMetricFamily(
             "delayserver_requests", "Requests that were answered", labels=["status"]
         )

@@ -11,9 +11,11 @@ Cost: one loop wake-up per commit group. Threads: everything belongs to the even
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import random
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,8 +35,11 @@ from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Later, Result, Sink
 from delayserver.delivery.webhook import WebhookSender
 from delayserver.errors import AccessError
+from delayserver.records import zones
 from delayserver.records.message import DueDelivery
-from delayserver.records.subscriptions import Subscription
+from delayserver.records.schedules import forget_zones
+from delayserver.records.subscriptions import StandIn, Subscription
+from delayserver.records.understanding import reason_of
 from delayserver.recovery.recover import Progress, Recovered
 from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
 from delayserver.security.targets import TargetPolicy
@@ -59,9 +64,11 @@ if TYPE_CHECKING:
     from delayserver.server.telemetry import Telemetry
 
 DISK_CHECK_S = 1.0
+REASON_CHARACTERS_MAX = 1000
+"""Of what a client says of an attempt that failed."""
+CLIENTS = frozenset(("aiormq", "confluent_kafka", "nats", "pamqp", "redis"))
+"""Modules of others whose callbacks are on our event loop: the clients of brokers."""
 LOOK_MS = 1000
-CLOCK_SET_MS = 1_000
-"""A clock that differs by more than this from the stopwatch was set, or has drifted so far."""
 
 log = structlog.get_logger()
 
@@ -115,6 +122,9 @@ class Server(Shard):
         self.tokens = TokenTable(TokenFile(token_files), settings.token, time.monotonic)
         self._tokens_error = ""
         self._is_refreshing = False
+        self._tokens_told: set[tuple[str, str]] = set()
+        """Tokens that are not understood, and why, as the log has them."""
+        self._attempts_broken = 0
         self.telemetry = telemetry
         if settings.otel and telemetry is None:
             from delayserver.server.telemetry import Telemetry, provider_of_environment
@@ -171,8 +181,14 @@ class Server(Shard):
         self._sources = SourceRunner(
             self.engine.sources, self._make_feed_opener, self.clock, self.on_fatal
         )
+        self.gauges.not_understood_tokens = lambda: len(self.tokens.not_understood)
         self.calls.source_errors = self._sources.errors
         self.metrics.gauge("sources_failing", "Sources that cannot go on", self._sources.failing)
+        self.metrics.counter(
+            "attempts_broken",
+            "Attempts that ended by an error that nobody had foreseen",
+            lambda: self._attempts_broken,
+        )
         self.metrics.counter("damage", "Damaged places that were found", lambda: self.damage_count)
 
     def on_recovered(self, recovered: Recovered) -> None:
@@ -202,7 +218,9 @@ class Server(Shard):
         self._next_tick_ms = NEVER_MS
         self._back_ms = self.stopwatch()
         """When the next tick comes at the latest, on the stopwatch."""
-        self._clock_offset_ms = self.clock() - self.stopwatch()
+        self.engine.on_clock_set = self._on_clock_set
+        for kind in (self.engine.schedules, self.engine.sources, self.engine.heartbeats):
+            kind.on_not_understood = self._on_not_understood
         self._sending: set[asyncio.Task[None]] = set()
         self._answers: list[Answer] = []
         for subscription in self.engine.registry:
@@ -295,7 +313,7 @@ class Server(Shard):
         """What went past `_call`: the callback of somebody else, or what concerns one connection
         or one task, and has ended that."""
         error = context.get("exception")
-        if error is not None and "handle" in context:
+        if error is not None and "handle" in context and not _is_of_client(error):
             self.on_fatal(error)
         else:
             loop.default_exception_handler(context)
@@ -374,14 +392,33 @@ class Server(Shard):
         self._sending.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # The sink answers for what goes wrong on the network; this is a mistake of ours (or it
-            # was fenced), and the deliveries would stay on their way for good.
+            # The office or the disk is lost, and the deliveries would stay on their way for good.
             self.on_fatal(error)
 
     async def _send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        told = partial(self._on_result, subscription, time.perf_counter())
+        """One attempt. Whatever goes wrong in the client of one receiver ends this attempt, and
+        nothing else."""
+        began_at = time.perf_counter()
+        left = {id(delivery): delivery for delivery in deliveries}
         may_begin = partial(self._may_begin, subscription)
-        await self._sink(subscription.type).deliver(subscription, deliveries, may_begin, told)
+
+        def told(some: list[DueDelivery], result: Result) -> None:
+            known = [one for one in some if left.pop(id(one), None) is not None]
+            if known:
+                self._on_result(subscription, began_at, known, _writable(result))
+
+        try:
+            await self._sink(subscription.type).deliver(subscription, deliveries, may_begin, told)
+            reason = "the client has not said what came of it"
+        except StorageError:
+            raise  # of the settled logs of a cluster: another node may own the shard
+        except Exception as error:
+            self._attempts_broken += 1
+            # Without its locals, which may hold secrets.
+            reason = f"an error that was not foreseen: {type(error).__name__}: {error}"
+            log.error("an attempt is broken", subscription=subscription.name, error=reason[:300])
+        if left:
+            told(list(left.values()), Failed(reason))
 
     def _may_begin(self, subscription: Subscription, deliveries: Sequence[DueDelivery]) -> bool:
         """See `MayBegin`. How late a message is, is counted when it begins."""
@@ -402,11 +439,22 @@ class Server(Shard):
         return [sink for sink in self._sinks.values() if isinstance(sink, OutletSink)]
 
     def _on_defined(self, subscription: Subscription) -> None:
-        sink = self._sinks.get(subscription.type)
-        if sink is not None:
-            sink.on_subscription(subscription)
-        elif subscription.target is not None and not subscription.deleted:
-            self._sink(subscription.type)
+        if isinstance(subscription, StandIn):
+            self._on_not_understood("subscription", subscription.name, subscription.problem)
+        try:
+            sink = self._sinks.get(subscription.type)
+            if sink is not None:
+                sink.on_subscription(subscription)
+            elif subscription.target is not None and not _stands_still(subscription):
+                self._sink(subscription.type)
+        except StorageError:
+            raise
+        except Exception as error:
+            # Its first attempt fails with the same, and says so.
+            self._attempts_broken += 1
+            log.error(
+                "a client cannot be made", subscription=subscription.name, error=reason_of(error)
+            )
 
     def _make_sink(self, kind: str) -> Sink:
         if kind == "webhook":
@@ -479,7 +527,6 @@ class Server(Shard):
     def _tick(self) -> None:
         self._tick_asked = False
         now_ms, began_ms = self.clock(), self.stopwatch()
-        self._watch_clock(now_ms - began_ms)
         late_ms = max(0, began_ms - self._back_ms)
         stood_ms = int(self.turns.came_late(late_ms / 1000) * 1000)
         wait_ms = self.engine.advance(now_ms, stood_ms)
@@ -490,18 +537,22 @@ class Server(Shard):
         wait_ms = min(wait_ms - (self.clock() - now_ms), LOOK_MS)
         self._alarm.set(wait_ms * 1_000_000 - time.time_ns() % 1_000_000)
 
-    def _watch_clock(self, offset_ms: int) -> None:
-        """Tell the operator when somebody has set the clock: messages come early or late by that
-        much. `offset_ms`: from the stopwatch to the clock."""
-        delta_ms = offset_ms - self._clock_offset_ms
-        if abs(delta_ms) > CLOCK_SET_MS:
-            log.warning("the clock was set", by_ms=delta_ms)
-            self._clock_offset_ms = offset_ms
+    def _on_clock_set(self, by_ms: int) -> None:
+        """Tell the operator: messages come early or late by that much."""
+        log.warning("the clock was set", by_ms=by_ms)
+
+    def _on_not_understood(self, kind: str, name: str, reason: str) -> None:
+        log.error("a definition is not understood", kind=kind, name=name, reason=reason)
 
     def _check_disk(self) -> None:
         free = self.gauges.free_bytes = self.files.free_bytes()
         self.engine.publishing.disk_is_low = free < self.settings.disk_reserve_bytes
         self._refresh_tokens()
+        if zones.have_changed():
+            log.info("the files of time zones have changed")
+            forget_zones()
+            self.engine.schedules.look_again()
+            self.tick_soon()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._call, self._check_disk)
 
     def _refresh_tokens(self) -> None:
@@ -518,6 +569,31 @@ class Server(Shard):
         if error is not None and str(error) != self._tokens_error:
             log.error("the tokens stay as they were", error=str(error))
         self._tokens_error = "" if error is None else str(error)
+        not_understood = set(self.tokens.not_understood.items())
+        for name, reason in not_understood - self._tokens_told:
+            self._on_not_understood("token", name, reason)
+        self._tokens_told = not_understood
+
+
+def _writable(result: Result) -> Result:
+    """A result whose reason can be recorded: a client may say anything, at any length."""
+    if not isinstance(result, Failed | Later | Gone):
+        return result
+    reason = result.reason[:REASON_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+    return result if reason == result.reason else dataclasses.replace(result, reason=reason)
+
+
+def _stands_still(subscription: Subscription) -> bool:
+    """Whether nothing is ever sent for a subscription as it is now."""
+    return subscription.deleted or isinstance(subscription, StandIn)
+
+
+def _is_of_client(error: BaseException) -> bool:
+    """Whether it is the client of a broker that failed, in a callback of its own: that harms the
+    connection, whose end is seen, and nothing else."""
+    frames = traceback.walk_tb(error.__traceback__)
+    names = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames}
+    return bool(names & CLIENTS) and "delayserver" not in names
 
 
 def _named(damage: Damage) -> dict[str, object]:

@@ -65,6 +65,7 @@ class SourceRunner:
     def start(self) -> None:
         """Begin with those that there are."""
         self._sources.on_changed = self._look_at
+        self._sources.look()
         for known in self._sources.all():
             self._look_at(known.definition.name)
 
@@ -79,12 +80,16 @@ class SourceRunner:
     def failing(self) -> int:
         """How many cannot be read now, or stand before a record that cannot be published."""
         known = self._sources.all()
-        return sum(one.state.is_stopped or one.definition.name in self.errors for one in known)
+        return sum(
+            one.state.is_stopped or bool(one.problem) or one.definition.name in self.errors
+            for one in known
+        )
 
     def _look_at(self, name: str) -> None:
         known = self._sources.find(name)
         tasks = self._tasks.get(name, {})
-        version = NONE if known is None or known.state.is_paused else known.state.version
+        is_wanted = known is not None and not known.problem and not known.state.is_paused
+        version = known.state.version if known is not None and is_wanted else NONE
         if self._is_ended or version == (list(tasks.values()) or [NONE])[-1]:
             return
         # Here, and not by the one that follows: that may be over before it begins.
@@ -124,6 +129,12 @@ class SourceRunner:
                 retry_s = RETRY_S if has_read else min(2 * retry_s, RETRY_MAX_S)
                 self._on_health(name, version, str(error))
                 await self._sleep(retry_s)
+            except Exception as error:
+                # Of the client, or of what one topic holds: it harms this source alone.
+                retry_s = RETRY_S if has_read else min(2 * retry_s, RETRY_MAX_S)
+                said = f"an error that was not foreseen: {type(error).__name__}: {error}"
+                self._on_health(name, version, said)
+                await self._sleep(retry_s)
 
     def _on_health(self, name: str, version: int, reason: str | None) -> None:
         """Why a source cannot be read now, or None: it is read. What does not change is said ever
@@ -145,8 +156,9 @@ class SourceRunner:
 
     def _wanted(self, name: str, version: int) -> KnownSource | None:
         known = self._sources.find(name)
-        is_so = known is not None and known.state.version == version and not known.state.is_paused
-        return known if is_so else None
+        if known is None or known.problem or known.state.is_paused:
+            return None
+        return known if known.state.version == version else None
 
     async def _open(self, known: KnownSource, health: Health) -> Feed:
         if self._opener is None:

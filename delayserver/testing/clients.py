@@ -206,7 +206,7 @@ class Clients(Actor):
                 heartbeats.delete(key)
                 return
             if dice < 0.75:
-                known, _ = heartbeats.get(key)
+                known, *_ = heartbeats.get(key)
                 subject = server.engine.sequencer.subject_names[known.subject_id]
                 payload, timeout_ms = decode_payload(known.payload, "", 0, 0), known.timeout_ms
             else:

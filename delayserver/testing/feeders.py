@@ -214,7 +214,7 @@ class Feeders:
     def have_all_taken(self, engine: Engine, now_ms: int) -> None:
         """Have the sources of a server take all that is there, and leave out what cannot be
         published."""
-        for source, _ in engine.sources.all():
+        for source, *_ in engine.sources.all():
             subject = engine.sequencer.subject_names[source.subject_id]
             wanted = WantedSource(source.name, subject, source.topic, DUE, "g", OnError.SKIP)
             engine.sources.put(wanted, now_ms)
@@ -227,7 +227,7 @@ class Feeders:
 
 def end_sources(engine: Engine) -> None:
     """Delete all of them."""
-    for source, _ in engine.sources.all():
+    for source, *_ in engine.sources.all():
         engine.sources.delete(source.name)
 
 

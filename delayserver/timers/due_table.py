@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 NEVER_MS: Final = (1 << 63) - 1
 _BLOCK: Final = 512
+_HURRY_MS: Final = 1 << 62
+"""So much earlier a row is due that is hurried."""
 
 
 class DueTable:
@@ -100,6 +102,17 @@ class DueTable:
         self._dues_ms[row] = due_ms
         block = row // _BLOCK
         self._firsts_ms[block] = self._dues_ms[block * _BLOCK : (block + 1) * _BLOCK].min()
+
+    def hurry(self) -> None:
+        """Have each row due at once, also those that never are, in the order of their moments."""
+        rows = self._dues_ms[: len(self._names)]
+        waits = rows >= 0
+        rows[waits] = np.minimum(rows[waits], _HURRY_MS - 1) - _HURRY_MS
+        self._firsts_ms[:] = self._dues_ms.reshape(-1, _BLOCK).min(axis=1)
+
+    def is_hurried(self, row: int) -> bool:
+        """Whether a row is due for `hurry` alone; `set` ends that."""
+        return bool(self._dues_ms[row] < 0)
 
     def next_ms(self) -> int:
         """When the next one is due; NEVER_MS: none is."""

@@ -111,6 +111,14 @@ STATE = ScheduleState(
     *(13, 12, START_MS - 9, START_MS + 86_400_000, START_MS, 13, START_MS + 7, 41, 2),
     *(START_MS - 5, True),
 )
+SET_BACK = msgspec.structs.replace(
+    STATE,
+    next_reading_ms=START_MS + 1,
+    left_from_ms=START_MS - 4,
+    since_ms=START_MS - 3,
+    passed_from_ms=START_MS + 5,
+    passed_until_ms=START_MS + 6,
+)
 PAYLOADS = {
     "history": Payload(
         BODY, origin=Origin(4, START_MS + 2, 1, 6, 2), history=History(ATTEMPTS, 7, True)
@@ -403,6 +411,7 @@ def values() -> dict[str, Value]:
         "definition of a schedule": Value(SCHEDULE, pack_schedule(SCHEDULE), unpack_schedule),
         "schedule of an interval": Value(EVERY, pack_schedule(EVERY), unpack_schedule),
         "state of a schedule": Value(STATE, STATE.pack(), unpack_state),
+        "state of a schedule that was set back": Value(SET_BACK, SET_BACK.pack(), unpack_state),
         **{
             name: Value(change, pack_source_change(change), unpack_source_change)
             for name, change in SOURCE_CHANGES.items()

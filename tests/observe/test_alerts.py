@@ -98,6 +98,11 @@ CASES = [
         rates("delayserver_sink_results_total", "result", "confirmed", "failed"),
         *(10, 11),
     ),
+    Case(
+        "DelayserverNotUnderstood",
+        {f'delayserver_definitions_not_understood{{kind="schedule",{J}}}': "0 1x60"},
+        *(5, 6),
+    ),
     Case("DelayserverSourcesFailing", {f"delayserver_sources_failing{{{J}}}": "0 1x60"}, 5, 6),
     Case(
         "DelayserverSourceRecordsSkipped",

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions import outcomes
+from delayserver.decisions import outcomes, scheduling
 from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.heartbeats import Heartbeats
@@ -49,6 +49,7 @@ from delayserver.records.message import (
     State,
     encode_payload,
 )
+from delayserver.records.recurrence import Planned
 from delayserver.records.schedules import ScheduleChange, pack_schedule_change
 from delayserver.records.sources import unpack_source_change
 from delayserver.records.subscriptions import SubjectSpan, Subscription
@@ -448,11 +449,25 @@ def the_next_run_is_counted_from_now(patch: Patch) -> None:
     """I3: what is late skips what comes."""
     original = Scheduling._run
 
-    def run(self: Any, known: Any, planned_ms: int, following_ms: int, *, due_ms: int) -> Any:
-        following_ms = known.definition.following_ms(max(planned_ms, due_ms))
-        return original(self, known, planned_ms, following_ms, due_ms=due_ms)
+    def run(self: Any, known: Any, planned_ms: int, following: Planned, *, due_ms: int) -> Any:
+        following = known.definition.following(max(planned_ms, due_ms))
+        return original(self, known, planned_ms, following, due_ms=due_ms)
 
     patch.setattr(Scheduling, "_run", run)
+
+
+@canary(Violation)
+def a_clock_that_is_set_back_is_waited_for(patch: Patch) -> None:
+    """I3: a schedule stands still until the clock shows again what it has shown."""
+    patch.setattr(scheduling, "set_back", lambda schedule, state, now_ms: None)
+
+
+@canary(Violation)
+def what_ran_before_the_clock_was_set_back_runs_again(patch: Patch) -> None:
+    """I4"""
+    patch.setattr(
+        scheduling, "behind", lambda schedule, state, time_ms: schedule.following(time_ms)
+    )
 
 
 def in_another_group(publishing: Any) -> None:

@@ -20,6 +20,8 @@ import pytest
 
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
+from delayserver.decisions.scheduling import WantedSchedule
+from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.connections import Connections
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.dispatcher import Dispatcher
@@ -27,8 +29,9 @@ from delayserver.delivery.queue import Queue
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
-from delayserver.records.subscriptions import SubjectSpan, Subscription
+from delayserver.records.subscriptions import KafkaTarget, SubjectSpan, Subscription
 from delayserver.records.tables import Archived
+from delayserver.records.understanding import Understanding
 from delayserver.recovery import restoring
 from delayserver.recovery.backups import BackupManifest, Shelf, encode_manifest
 from delayserver.schedule.archives import Archives, retired_hours
@@ -39,6 +42,7 @@ from delayserver.testing import Observer, SimulatedClock, SimulatedServer, Viola
 from delayserver.testing.publishes import publish_all
 from storage import frame, kinds
 from storage.buckets import bucket_path
+from storage.catalog import Table
 from storage.errors import DirectoryLockedError
 from storage.files import Files, OsFiles, replace_file
 from storage.rows import HOUR_MS, LogKind
@@ -255,6 +259,75 @@ def a_subscription_goes_by_its_newest_subject(patch: Patch) -> None:
         return (first._replace(subject=self.subject),)
 
     patch.setattr(Subscription, "spans", property(spans))
+
+
+# ── a definition harms only itself ─────────────────────────────────────────────────────────────
+
+
+def what_is_not_understood_stands_still() -> None:
+    """Definitions of each kind as a newer server writes them, beside those that it shares."""
+    machine = Machine()
+    server = machine.start()
+    engine, now_ms = server.engine, machine.clock.now_ms
+    quick = subscribe(server, "quick")
+    subscribe(server, "newer")
+    for name in ("ours", "newer"):
+        engine.schedules.put(WantedSchedule(name, "ticks", Payload(BODY), "", 1000, "UTC"), now_ms)
+        topic = KafkaTarget("127.0.0.1:9", name)
+        engine.sources.put(WantedSource(name, "taken", topic, "due", "g"), now_ms)
+        engine.heartbeats.put(name, 60_000, "beats", Payload(BODY), now_ms)
+    machine.publish(server, now_ms + 5)
+    server.replayer.put(CheckpointRequest(lambda: None))
+    server.rest()
+    machine.kill()
+    writes: dict[Table, list[tuple[bytes, bytes | None]]] = {}
+    for table in (Table.SUBSCRIPTIONS, Table.SCHEDULES, Table.SOURCES, Table.HEARTBEATS):
+        for key, value in machine.catalog.scan(table):
+            if b"newer" in value:
+                fields = msgspec.msgpack.decode(value)
+                grown = {**fields, "flow": 3} if isinstance(fields, dict) else [*fields, 3]
+                writes.setdefault(table, []).append((key, msgspec.msgpack.encode(grown)))
+    if len(writes) != 4:
+        raise AssertionError(f"not of all kinds: {writes}")
+    machine.catalog.commit(writes)
+    try:
+        server = machine.start()
+        machine.clock.move(1000)
+        for _ in range(2):  # it looks at schedules first
+            server.tick()
+            server.rest()
+    except Exception as error:
+        raise Violation(f"a definition has ended the start: {error!r}") from error
+    engine = server.engine
+    stands_still = {
+        "subscription": {one.name for one in engine.registry if one.pause_reason},
+        "schedule": set(engine.schedules.not_understood),
+        "source": {one.definition.name for one in engine.sources.all() if one.problem},
+        "heartbeat": set(engine.heartbeats.not_understood),
+    }
+    for kind, names in stands_still.items():
+        if names != {"newer"}:
+            raise Violation(f"each {kind} that stands still: {names}")
+    if not any(one[0].subscription_id == quick.id for one in server.sending):
+        raise Violation("what everybody understands is not delivered")
+    if engine.schedules.get("ours").state.runs != 1:
+        raise Violation("a schedule that is understood does not run")
+    for table, pairs in writes.items():
+        if any(machine.catalog.get(table, key) != value for key, value in pairs):
+            raise Violation(f"{table} is not as it was stored")
+    machine.kill()
+
+
+def a_definition_that_is_not_understood_ends_the_start(patch: Patch) -> None:
+    original = Understanding.read
+
+    def read(self: Any, data: bytes, **known: object) -> tuple[Any, str]:
+        value, problem = original(self, data, **known)
+        if problem:
+            raise ValueError(problem)
+        return value, problem
+
+    patch.setattr(Understanding, "read", read)
 
 
 # ── I8 ─────────────────────────────────────────────────────────────────────────────────────────
@@ -535,6 +608,7 @@ CHECKS: list[tuple[Callable[[], None], Callable[[Patch], None]]] = [
         a_changed_subject_changes_nothing_that_has_fallen_due,
         a_subscription_goes_by_its_newest_subject,
     ),
+    (what_is_not_understood_stands_still, a_definition_that_is_not_understood_ends_the_start),
     (a_flipped_bit_is_named, checksums_are_ignored),
     (a_bad_sector_costs_what_stands_in_it, the_neighbours_of_a_bad_sector_are_lost),
     (a_bad_sector_costs_what_stands_in_it, what_cannot_be_read_counts_as_settled),

@@ -193,7 +193,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/unit/decisions/test_scheduling.py": (
         "delayserver/decisions/defining.py",
         "delayserver/records/named.py",
-        "delayserver/records/schedules.py",
     ),
     "tests/unit/decisions/test_sourcing.py": ("delayserver/records/sources.py",),
     "tests/unit/decisions/test_watches.py": ("delayserver/decisions/events.py",),

@@ -28,7 +28,12 @@ import structlog
 
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall, Peers
 from delayserver.errors import DelayServerError, ShardAwayError
-from delayserver.records.subscriptions import GONE, Subscription
+from delayserver.records.subscriptions import (
+    GONE,
+    Subscription,
+    decode_subscription,
+    encode_subscription,
+)
 from delayserver.server.calls import Calls
 from storage.errors import StorageError
 
@@ -52,7 +57,8 @@ class _Paths(StrEnum):
 class _Definitions(msgspec.Struct, array_like=True):
     are_all: bool
     """Whether what is not among them is to be deleted."""
-    subscriptions: Sequence[Subscription]
+    subscriptions: Sequence[msgspec.Raw]
+    """As they are stored: what one node does not understand, another may."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -81,7 +87,8 @@ class _Follower:
         """What is to be said now. What was taken and not confirmed is said with all the rest."""
         pending, self.pending = self.pending, {}
         are_all, self.needs_all = self.needs_all, False
-        return _Definitions(are_all, list(everything if are_all else pending.values()))
+        said = map(encode_subscription, everything if are_all else pending.values())
+        return _Definitions(are_all, list(map(msgspec.Raw, said)))
 
 
 class Definitions:
@@ -233,7 +240,8 @@ class Definitions:
         match call.path:
             case _Paths.DEFINE:
                 told = _decode(call.body)
-                await self._calls.take_subscriptions(told.subscriptions, are_all=told.are_all)
+                said = [decode_subscription(bytes(one)) for one in told.subscriptions]
+                await self._calls.take_subscriptions(said, are_all=told.are_all)
                 self._has_all = self._has_all or told.are_all
                 self._look()
             case _Paths.PAUSE:

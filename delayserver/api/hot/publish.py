@@ -351,7 +351,7 @@ class Hot:
             caller.require(_PUBLISH, message.subject)
             with suppress(NotFoundError):  # else the message of somebody else's would never come
                 replaced = calls.heartbeat(key)[0]
-                caller.require(_PUBLISH, calls.subject_names[replaced.subject_id])
+                caller.require(_PUBLISH, calls.subject_names.get(replaced.subject_id, "*"))
         is_new, expires_ms, group = calls.put_heartbeat(
             key, timeout_ms, message.subject, message.payload, now_ms
         )

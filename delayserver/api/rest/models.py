@@ -535,10 +535,10 @@ class SubscriptionViewModel(BaseModel):
     type: str
     created_at: Time
     paused: bool
-    pause_reason: Literal["asked", "gone", "failures"] | None = Field(
+    pause_reason: Literal["asked", "gone", "failures", "not_understood"] | None = Field(
         None,
         description="why it is paused: asked; gone: its receiver answered 410; failures: nothing "
-        "else for as long as disable_after says",
+        "else for as long as disable_after says; not_understood: see there",
     )
     queued: int = Field(description="due, and waiting for the subscriber")
     in_flight: int
@@ -570,6 +570,11 @@ class SubscriptionViewModel(BaseModel):
     batch: BatchingViewModel | None = None
     catch_up: str | dict[str, str]
     lease: str | None = None
+    not_understood: str | None = Field(
+        None,
+        description="why this server does not understand it (a field of a newer server, a value "
+        "that is not known), so that it stands still; the other fields are what can be read of it",
+    )
 
 
 class SubscriptionsModel(BaseModel):

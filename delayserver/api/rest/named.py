@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
+import structlog
 from fastapi import Query
 from fastapi.responses import Response
 
@@ -33,7 +34,11 @@ from delayserver.decisions.group import Group
 from delayserver.errors import NotFoundError
 from delayserver.records.named import D, Known, S
 from delayserver.records.subjects import SUBJECT_PATTERN
+from delayserver.records.tables import lost_subject
+from delayserver.records.understanding import reason_of
 from delayserver.security.tokens import Action, Caller
+
+log = structlog.get_logger()
 
 LimitQuery = Annotated[int, Query(ge=1, le=NAMED_PAGE_MAX)]
 CursorQuery = Annotated[str | None, Query(pattern=f"^{SUBJECT_PATTERN}$")]
@@ -71,7 +76,7 @@ class NamedRoutes(Generic[W, D, S, N]):
         for number, known in enumerate(found):
             if not self._may_see(known):
                 continue
-            document = self.document(self.parts, known)
+            document = self._shown(known)
             total_bytes += len(encode(document))
             if documents and total_bytes > self.parts.calls.settings.answer_max_bytes:
                 return documents, found[number - 1].definition.name
@@ -123,6 +128,16 @@ class NamedRoutes(Generic[W, D, S, N]):
         require(self.caller, Action.PUBLISH, subject_of(self.parts, known))
         return known
 
+    def _shown(self, known: Known[D, S]) -> N:
+        """One as a document. What cannot be shown takes neither its page with it nor the answer to
+        a change that is recorded."""
+        try:
+            return self.document(self.parts, known)
+        except Exception as error:
+            name = known.definition.name
+            log.error("a definition cannot be shown", name=name, error=reason_of(error))
+            return self.document(self.parts, self.known.bare(name, error))
+
     def _may_see(self, known: Known[D, S]) -> bool:
         subject = subject_of(self.parts, known)
         return self.caller is None or any(
@@ -130,11 +145,16 @@ class NamedRoutes(Generic[W, D, S, N]):
         )
 
     def _answer(self, known: Known[D, S], status: int = 200) -> Response:
-        response = json_answer(self.document(self.parts, known), status)
+        response = json_answer(self._shown(known), status)
         response.headers["ETag"] = entity_tag(known.version)
         return response
 
 
 def subject_of(parts: Parts, known: Known[D, S]) -> str:
     """What one publishes to."""
-    return parts.calls.subject_names[known.definition.subject_id]
+    return subject_name(parts, known.definition.subject_id)
+
+
+def subject_name(parts: Parts, subject_id: int) -> str:
+    """The name of a subject; one that is lost, or was never there, is nobody's to publish to."""
+    return parts.calls.subject_names.get(subject_id, lost_subject(subject_id))

@@ -21,6 +21,7 @@ from delayserver.api.documents import (
 from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
+    CONFLICT,
     INVALID,
     LOGGED,
     MISSING,
@@ -161,7 +162,7 @@ async def resume_schedule(
     "/v1/schedules/{name}/trigger",
     tags=["schedules"],
     status_code=201,
-    responses=MISSING | LOGGED | {201: answer(PublishedDocument)},
+    responses=CONFLICT | LOGGED | {201: answer(PublishedDocument)},
 )
 async def trigger_schedule(name: NamePath, schedules: SchedulesOf) -> Response:
     """A run now, whatever the schedule says: it counts as one, and moves no planned time."""
@@ -185,5 +186,5 @@ async def trigger_schedule(name: NamePath, schedules: SchedulesOf) -> Response:
 def _document(parts: Parts, known: KnownSchedule) -> ScheduleDocument:
     now_ms, state = parts.calls.clock(), known.state
     last_id = parts.calls.encode_id(state.last_due_ms, state.last_seq) if state.last_seq else None
-    planned = upcoming(known.definition, state, now_ms, NEXT_MAX)
-    return schedule_document(known.definition, state, subject_of(parts, known), planned, last_id)
+    planned = () if known.problem else upcoming(known.definition, state, now_ms, NEXT_MAX)
+    return schedule_document(known, subject_of(parts, known), planned, last_id)

@@ -132,4 +132,4 @@ async def resume_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = 
 def _document(parts: Parts, known: KnownSource) -> SourceDocument:
     source = known.definition
     error = parts.calls.source_errors.get(source.name)
-    return source_document(*known, subject_of(parts, known), error, topic_fields(source.topic))
+    return source_document(known, subject_of(parts, known), error, topic_fields(source.topic))

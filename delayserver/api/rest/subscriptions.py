@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Final
 
+import structlog
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from delayserver.api.documents import (
@@ -53,14 +54,14 @@ from delayserver.api.rest.targets import check_fields, load_client, target_field
 from delayserver.errors import ConflictError, InputError
 from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.subscriptions import (
-    FAILURES,
-    GONE,
     MASK,
     Registry,
     RetrySchedule,
+    StandIn,
     Subscription,
     check_own_headers,
 )
+from delayserver.records.understanding import reason_of
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import Action, Caller
@@ -71,6 +72,7 @@ SINK_IN_FLIGHT: Final = 1000
 """Default of `max_in_flight` where messages go to a broker. They wait there for milliseconds."""
 _REDRIVE_ALL = models.RedriveModel()
 
+log = structlog.get_logger()
 router = APIRouter()
 
 
@@ -330,14 +332,6 @@ async def _owners(name: str, caller: Caller | None, parts: Parts) -> list[Subscr
     return allowed
 
 
-def _stays_paused(existing: Subscription, url: str) -> bool:
-    """Whether a pause outlives a new definition. A PUT repairs a subscription that failed, and a
-    new URL one whose receiver was gone; a pause that a client asked for ends with `resume`."""
-    if existing.pause_reason == GONE:
-        return existing.paused and existing.url == url
-    return existing.paused and existing.pause_reason != FAILURES
-
-
 def _subscription(
     calls: Calls,
     targets: TargetPolicy,
@@ -349,7 +343,8 @@ def _subscription(
     settings = calls.settings
     if existing is None and len(known) >= settings.subscriptions_max:
         raise ConflictError(f"there are {len(known)} subscriptions, the limit")
-    if existing is not None and existing.type != wanted.type:
+    is_understood = not isinstance(existing, StandIn)
+    if existing is not None and is_understood and existing.type != wanted.type:
         raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
     if existing is not None and existing.subject != wanted.subject:
         calls.check_subjects_of(existing)
@@ -386,8 +381,8 @@ def _subscription(
         drop_older_than_ms=(
             catch_up.drop_older_than if isinstance(catch_up, models.DropModel) else 0
         ),
-        paused=existing is not None and _stays_paused(existing, webhook_url),
-        pause_reason=existing.pause_reason if existing else "",
+        paused=existing is not None and existing.stays_paused(webhook_url),
+        pause_reason=existing.asked_pause[1] if existing else "",
         target=target,
         headers=check_own_headers(wanted.headers or {}),
         method=wanted.method or "POST",
@@ -421,6 +416,19 @@ def _failing_since(calls: Calls, subscription: Subscription) -> str | None:
 
 
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
+    """One as it is shown. What cannot be shown takes neither its page with it nor the answer to a
+    change that is recorded."""
+    try:
+        return _shown(calls, subscription)
+    except Exception as error:
+        log.error("a subscription cannot be shown", name=subscription.name, error=reason_of(error))
+        bare = Subscription(subscription.id, subscription.name, "*", "pull", 0, paused=True)
+        shown = _shown(calls, bare)
+        shown.not_understood = reason_of(error)
+        return shown
+
+
+def _shown(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
     queued, in_flight = calls.waiting(subscription)
     policy = subscription.retry_schedule
     is_pushed, webhook = subscription.is_pushed, subscription.type == "webhook"
@@ -456,5 +464,6 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         if subscription.batch_max
         else None,
         catch_up=_catch_up(subscription),
+        not_understood=subscription.problem if isinstance(subscription, StandIn) else None,
         lease=None if is_pushed else format_duration(subscription.lease_ms),
     )

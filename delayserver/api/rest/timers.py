@@ -22,6 +22,7 @@ from delayserver.api.rest.common import (
     PartsOf,
     json_answer,
 )
+from delayserver.api.rest.named import subject_name
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.records.message import check_key
 from delayserver.security.tokens import Action
@@ -71,11 +72,11 @@ async def put_heartbeat(key: HeartbeatKey, request: Request, parts: PartsOf) -> 
 )
 async def get_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> Response:
     """A heartbeat, and when it expires."""
-    heartbeat, left_ms = parts.calls.heartbeat(key)
-    subject = parts.calls.subject_names[heartbeat.subject_id]
+    heartbeat, problem, left_ms = parts.calls.heartbeat(key)
+    subject = subject_name(parts, heartbeat.subject_id)
     if caller is not None:
         caller.require((Action.PUBLISH, Action.CONSUME), subject)
-    document = heartbeat_document(heartbeat, subject, parts.calls.clock() + left_ms)
+    document = heartbeat_document(heartbeat, problem, subject, parts.calls.clock() + left_ms)
     return json_answer(document)
 
 
@@ -87,6 +88,6 @@ async def get_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> 
 )
 async def delete_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> None:
     """End a heartbeat: when this answers, it will never publish its message."""
-    heartbeat, _ = parts.calls.heartbeat(key)
-    require(caller, Action.PUBLISH, parts.calls.subject_names[heartbeat.subject_id])
+    heartbeat, *_ = parts.calls.heartbeat(key)
+    require(caller, Action.PUBLISH, subject_name(parts, heartbeat.subject_id))
     await parts.calls.durable(parts.calls.delete_heartbeat(key))

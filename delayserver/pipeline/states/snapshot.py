@@ -38,6 +38,7 @@ from delayserver.pipeline.exports.exported import (
 )
 from delayserver.pipeline.exports.place import shown_url
 from delayserver.pipeline.logs import logs
+from delayserver.records import tables
 from delayserver.records.subscriptions import Subscription, decode_subscription
 from delayserver.records.tables import HourState, read_checkpoint, read_hours, read_subjects
 from delayserver.schedule.filing import by_bucket, schedule_rows
@@ -198,8 +199,7 @@ def _open_exported(url: str) -> list[Directory]:
 
 def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:
     """Subscriptions by their numbers, deleted ones too."""
-    known = (decode_subscription(value) for _, value in catalog.scan(Table.SUBSCRIPTIONS))
-    return {subscription.id: subscription for subscription in known}
+    return {one.id: one for one in tables.read_subscriptions(catalog)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,8 @@ def _read_definitions(frame: Frame, tail: _Tail) -> None:
         if row["kind"] == RecordKind.SUBJECT:
             tail.subjects[int(row["subject_id"])] = data.decode()
         else:
-            tail.subscriptions.append((int(row["seq"]), decode_subscription(data)))
+            found = decode_subscription(data, int(row["subscription_id"]))
+            tail.subscriptions.append((int(row["seq"]), found))
 
 
 def _gaps(seqs: np.ndarray, last_seqs: np.ndarray, checkpoint_seq: int) -> Iterator[Damage]:

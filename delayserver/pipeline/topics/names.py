@@ -69,7 +69,7 @@ def names_in_log(job: Job, topics: ClusterTopics) -> dict[int, KnownNames]:
         if defined.kind == RecordKind.SUBJECT:
             subjects.setdefault(shard, {})[defined.number] = defined.data.decode()
         else:
-            found = decode_subscription(defined.data)
+            found = decode_subscription(defined.data, defined.number)
             subscriptions.setdefault(shard, {})[defined.number] = found
     return {
         shard: KnownNames(subjects.get(shard, {}), subscriptions.get(shard, {}))

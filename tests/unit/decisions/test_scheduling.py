@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -19,18 +22,26 @@ from delayserver.decisions.scheduling import (
     run_key,
 )
 from delayserver.errors import (
+    ConflictError,
     DiskReserveError,
+    InputError,
     NotFoundError,
     OverloadedError,
     PreconditionError,
     StoppingError,
 )
+from delayserver.records import recurrence, zones
 from delayserver.records.message import Content, Payload, decode_payload
 from delayserver.records.schedules import (
     ENDED_MS,
     CatchUp,
     Overlap,
+    ScheduleChange,
     ScheduleState,
+    forget_zones,
+    pack_schedule,
+    pack_state,
+    set_back,
     unpack_schedule_change,
     unpack_state,
     upcoming,
@@ -79,6 +90,23 @@ class Parts(MessageParts):
         self.stopwatch.shows_ms = passed_ms
         return self.schedules.run_due(START_MS + passed_ms)
 
+    def look(self, now_ms: int) -> None:
+        """Time passes until nothing is to be done; the clock may have been set."""
+        self.stopwatch.shows_ms += RETRY_MS
+        while self.schedules.run_due(now_ms):
+            pass
+
+    def stored_as(self, name: str, definition: bytes | None, state: bytes | None = None) -> None:
+        """What is in the catalog when another process starts."""
+        self.store()
+        if definition is not None:
+            self.catalog.commit({Table.SCHEDULES: [(name.encode(), definition)]})
+        if state is not None:
+            self.catalog.commit({Table.SCHEDULE_STATES: [(name.encode(), state)]})
+        self.schedules = self.made()
+        self.said: list[tuple[str, str, str]] = []
+        self.schedules.on_not_understood = lambda *said: self.said.append(said)
+
     def records(self) -> list[tuple[int, int, bytes]]:
         """Kind, due time and unsealed payload of each record of the open group."""
         group = self.sequencer.group
@@ -101,6 +129,20 @@ class Parts(MessageParts):
 
     def state(self, name: str = "daily") -> ScheduleState:
         return self.schedules.get(name).state
+
+    def payloads(self) -> list[Payload]:
+        """Of the messages in the open group."""
+        runs = (data for kind, _, data in self.records() if kind == RecordKind.RUN)
+        return [msgspec.msgpack.decode(data, type=Payload) for data in runs]
+
+    def changes(self, name: str) -> list[ScheduleChange]:
+        """What the open group says of a schedule since the last definition of it was put."""
+        found: list[ScheduleChange] = []
+        for kind, _, data in self.records():
+            if kind != RecordKind.SCHEDULE or (change := unpack_schedule_change(data)).name != name:
+                continue
+            found = [] if change.schedule is not None else [*found, change]
+        return found
 
     def store(self) -> None:
         """What a checkpoint would leave in the catalog."""
@@ -480,3 +522,290 @@ def test_pages_are_in_the_order_of_names_also_of_what_no_checkpoint_has(stored, 
         assert len(page) <= most and (after is None or len(page) == most)
         found += [one.definition.name for one in page]
     assert found == expected
+
+
+# ── what is not understood ─────────────────────────────────────────────────────────────────────
+
+
+def stored(parts: Parts, name: str = "daily", **fields: Any) -> bytes:
+    known = parts.schedules.get(name).definition
+    return pack_schedule(msgspec.structs.replace(known, **fields))
+
+
+FOREIGN: dict[str, Callable[[Parts], bytes]] = {
+    "a zone that is missing": lambda parts: stored(parts, timezone="Sea/Atlantis"),
+    "a field of a newer server": lambda parts: msgspec.msgpack.encode(
+        [*msgspec.msgpack.decode(stored(parts)), {"flow": 1}]
+    ),
+    "a value of a newer server": lambda parts: stored(parts, catch_up=7),
+    "another type": lambda parts: msgspec.msgpack.encode(
+        [*msgspec.msgpack.decode(stored(parts))[:5], 17]
+    ),
+    "a payload that has rotted": lambda parts: stored(parts, payload=b"rotten"),
+    "a subject that is lost": lambda parts: stored(parts, subject_id=99),
+    "no definition at all": lambda parts: b"\xc1",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_one_that_is_not_understood_stands_still_and_harms_nobody(kind: str) -> None:
+    parts = Parts()
+    parts.put(cron="* * * * *")
+    parts.put(name="other")
+    foreign = FOREIGN[kind](parts)
+    parts.stored_as("daily", foreign)
+    parts.look(START_MS + 5 * MINUTE_MS)
+    assert [(word, name) for word, name, _ in parts.said] == [("schedule", "daily")]
+    assert parts.schedules.not_understood == {"daily": parts.said[0][2]}
+    assert {payload.run.schedule for payload in parts.payloads() if payload.run} == {"other"}
+    shown, _ = parts.schedules.page("", 9)
+    assert [(one.definition.name, bool(one.problem)) for one in shown] == [
+        ("daily", True),
+        ("other", False),
+    ]
+    with pytest.raises(ConflictError, match="not understood here"):
+        parts.schedules.trigger("daily", START_MS)
+    # It can be paused and resumed, and keeps its bytes.
+    assert parts.schedules.pause("daily")[0].state.is_paused
+    paused = parts.schedules.get("daily")
+    assert paused.problem and paused.state.is_paused
+    parts.schedules.resume("daily", START_MS + 5 * MINUTE_MS)
+    assert parts.catalog.get(Table.SCHEDULES, b"daily") == foreign
+    assert not any(change.schedule for change in parts.changes("daily"))
+    # Who puts it replaces it, and who deletes it is rid of it.
+    parts.put(5 * MINUTE_MS, cron="0 * * * *")
+    assert not parts.schedules.get("daily").problem and not parts.schedules.not_understood
+    parts.stored_as("daily", foreign)
+    parts.look(START_MS + 5 * MINUTE_MS)
+    parts.schedules.delete("daily")
+    assert parts.schedules.find("daily") is None and not parts.schedules.not_understood
+
+
+@pytest.mark.parametrize(("catch_up", "made"), [("all", 5), ("last", 1), ("none", 0)])
+def test_it_goes_on_by_its_catch_up_when_it_is_understood_again(catch_up: str, made: int) -> None:
+    parts = Parts()
+    parts.put(cron="* * * * *", catch_up=CatchUp[catch_up.upper()])
+    understood = stored(parts)
+    parts.stored_as("daily", stored(parts, timezone="Sea/Atlantis"))
+    later_ms = (START_MS // MINUTE_MS + 5) * MINUTE_MS + 30_000
+    parts.look(later_ms)
+    assert not parts.runs()
+    parts.stored_as("daily", understood)
+    parts.look(later_ms)
+    assert len(parts.runs()) == made and not parts.said
+    assert parts.state().runs + parts.state().skipped == 5
+
+
+def test_a_state_that_is_not_understood_is_changed_as_far_as_it_can_be_kept() -> None:
+    parts = Parts()
+    parts.put()
+    newer = pack_state(parts.state(), b"newer")
+    parts.stored_as("daily", None, newer)
+    parts.look(START_MS + 5 * MINUTE_MS)
+    assert not parts.runs() and parts.schedules.not_understood
+    parts.schedules.pause("daily")
+    (change,) = parts.changes("daily")[-1:]
+    assert change.state is not None and change.state.endswith(b"newer")
+    assert unpack_state(change.state[:-5]).is_paused
+    parts.stored_as("daily", None, b"short")
+    with pytest.raises(ConflictError, match="put it again, or delete it"):
+        parts.schedules.pause("daily")
+    parts.put(MINUTE_MS, payload=Payload(b"2", Content.JSON))
+    assert parts.state().runs == 0 and not parts.schedules.get("daily").problem
+
+
+# ── what changes while it waits ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"end_ms": START_MS + 90 * MINUTE_MS},
+        {"start_ms": START_MS},
+        {"timezone": "Europe/Berlin"},
+        {"payload": Payload(b"2", Content.JSON)},
+    ],
+)
+def test_a_change_of_anything_but_the_times_drops_nothing_that_waits(changed: Any) -> None:
+    parts = Parts()
+    fields = {"catch_up": CatchUp.ALL, "end_ms": START_MS + 60 * MINUTE_MS}
+    parts.put(**fields)
+    parts.schedules.pause("daily")
+    parts.put(5 * MINUTE_MS + 1, **{**fields, **changed})
+    parts.schedules.resume("daily", START_MS + 5 * MINUTE_MS + 1)
+    parts.look(START_MS + 5 * MINUTE_MS + 1)
+    assert [planned for planned, _ in parts.runs()] == [n * MINUTE_MS for n in range(1, 6)]
+
+
+def test_what_waits_on_the_clock_of_another_zone_is_run_by_that_clock() -> None:
+    parts = Parts()
+    parts.put(cron="0 9 * * *", timezone="Europe/Berlin")
+    (planned_ms,) = [parts.state().next_ms]
+    assert datetime.fromtimestamp(planned_ms / 1000, ZoneInfo("Europe/Berlin")).hour == 9
+    late_ms = planned_ms + 3 * 24 * 60 * MINUTE_MS + 13 * 60 * MINUTE_MS
+    parts.put(late_ms - START_MS, cron="0 9 * * *", timezone="Asia/Tokyo")
+    parts.look(late_ms)
+    state = parts.state()
+    for one_ms in (state.last_planned_ms, state.next_ms):
+        assert datetime.fromtimestamp(one_ms / 1000, ZoneInfo("Asia/Tokyo")).hour == 9
+    assert state.runs == 1 and state.skipped == 3 and state.next_ms > late_ms
+
+
+@pytest.mark.parametrize("cron", ["", "* * * * *"])
+def test_what_waits_is_counted_where_it_is_to_run_at_other_times(cron: str) -> None:
+    parts = Parts()
+    parts.put(cron=cron)
+    parts.schedules.pause("daily")
+    first_ms = parts.state().next_ms
+    now_ms = first_ms + 4 * MINUTE_MS + 1
+    parts.put(now_ms - START_MS, every_ms=7 * MINUTE_MS)
+    assert (parts.state().skipped, parts.state().next_ms) == (5, now_ms + 7 * MINUTE_MS)
+
+
+def test_one_that_has_ended_may_be_put_again_and_a_new_one_has_to_run() -> None:
+    parts = Parts()
+    fields = {"end_ms": START_MS + MINUTE_MS}
+    parts.put(**fields)
+    parts.look(START_MS + MINUTE_MS)
+    before = parts.schedules.get("daily")
+    assert before.state.next_ms == ENDED_MS and before.state.runs == 1
+    assert not parts.put(9 * MINUTE_MS, **fields)
+    assert parts.schedules.get("daily") == before
+    for name in ("daily", "new"):
+        with pytest.raises(InputError, match="no planned time") as caught:
+            parts.put(9 * MINUTE_MS, name=name, **fields, jitter_ms=5)
+        assert caught.value.pointer == "/end_at"
+    with pytest.raises(InputError, match="no planned time"):
+        preview(wanted(cron="0 0 1 1 *", end_ms=START_MS + 1), START_MS, 5)
+    assert parts.put(9 * MINUTE_MS, end_ms=START_MS + 99 * MINUTE_MS) is False
+    assert parts.state().next_ms == START_MS + 10 * MINUTE_MS
+
+
+# ── zones and clocks ───────────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_reading_is_run_once_when_the_rules_of_a_zone_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts()
+    parts.put(cron="0 * * * *", timezone="Europe/Berlin", catch_up=CatchUp.ALL)
+    parts.look(hour_ms := parts.state().next_ms)
+    assert parts.state().runs == 1
+    # The clock of Berlin goes an hour ahead: what it shows next has passed.
+    monkeypatch.setattr(zones, "zone_of", lambda name: ZoneInfo("Europe/Helsinki"))
+    monkeypatch.setattr(recurrence, "zone_of", lambda name: ZoneInfo("Europe/Helsinki"))
+    forget_zones()
+    parts.schedules.look_again()
+    parts.look(hour_ms + 1)
+    state = parts.state()
+    assert (state.runs, state.last_planned_ms) == (2, hour_ms)
+    assert state.next_ms == hour_ms + 60 * MINUTE_MS
+    # And back: the clock shows again what was run.
+    monkeypatch.undo()
+    forget_zones()
+    parts.schedules.look_again()
+    parts.look(hour_ms + 60 * MINUTE_MS)
+    assert parts.state().runs == 2 and parts.state().next_ms == hour_ms + 120 * MINUTE_MS
+    forget_zones()
+
+
+class OneClock:
+    """A schedule on a clock that is set, and what it has made."""
+
+    def __init__(self, catch_up: CatchUp) -> None:
+        self.parts = Parts()
+        self.parts.put(catch_up=catch_up)
+        self.now_ms = START_MS
+        self.made: set[int] = set()
+        self.fresh: list[int] = []
+        publish_run = self.parts.publishing.publish_run
+
+        def published(subject_id: int, payload: Payload, due_ms: int) -> Any:
+            assert payload.run is not None
+            self.fresh.append(unpack_state(payload.run.state).last_planned_ms - START_MS)
+            return publish_run(subject_id, payload, due_ms)
+
+        self.parts.publishing.publish_run = published  # type: ignore[method-assign]
+
+    def pass_by(self, by_ms: int) -> None:
+        """Time passes, as it does while a server runs."""
+        end_ms = self.now_ms + by_ms
+        while self.now_ms < end_ms:
+            self.now_ms = min(end_ms, max(self.now_ms + 1, self.parts.state().next_ms))
+            self.look()
+            self.count()
+
+    def set(self, by_ms: int) -> None:
+        self.now_ms += by_ms
+        before = self.parts.state()
+        self.parts.schedules.look_again()
+        self.look()
+        if before.passed_from_ms and self.parts.state().passed_from_ms not in (
+            0,
+            before.passed_from_ms,
+        ):
+            # It was set back within what was run before it was set back the first time.
+            again_ms = before.passed_from_ms - START_MS
+            self.made -= {one for one in self.made if one >= again_ms}
+        self.count()
+
+    def count(self) -> None:
+        """Each planned time that was run is a new one."""
+        assert not self.made & set(self.fresh) and len(set(self.fresh)) == len(self.fresh)
+        self.made |= set(self.fresh)
+        self.fresh.clear()
+
+    def look(self) -> None:
+        self.parts.look(self.now_ms)
+        assert set_back(*self.parts.schedules.get("daily")[:2], self.now_ms) is None
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from([CatchUp.LAST, CatchUp.NONE, CatchUp.ALL]),
+    st.lists(
+        st.tuples(st.booleans(), st.integers(-30, 30), st.integers(0, 9)), min_size=1, max_size=5
+    ),
+)
+def test_each_planned_time_is_run_once_however_the_clock_is_set(
+    catch_up: CatchUp, steps: list[tuple[bool, int, int]]
+) -> None:
+    clock = OneClock(catch_up)
+    for is_restart, set_min, pass_min in steps:
+        if is_restart:
+            clock.parts.stored_as("daily", None)
+        clock.set(set_min * MINUTE_MS + 7)
+        clock.pass_by(pass_min * MINUTE_MS)
+
+
+def test_what_was_run_between_two_gaps_is_not_run_again() -> None:
+    clock = OneClock(CatchUp.LAST)
+    clock.pass_by(2 * MINUTE_MS)
+    for set_min in (-5, 10, -8):
+        clock.set(set_min * MINUTE_MS)
+    clock.pass_by(9 * MINUTE_MS)
+    assert {MINUTE_MS, 2 * MINUTE_MS} <= clock.made
+
+
+def test_the_same_put_plans_again_when_the_clock_was_set_back() -> None:
+    parts = Parts()
+    year_ms = 365 * 24 * 60 * MINUTE_MS
+    parts.put(year_ms)
+    before = parts.schedules.get("daily")
+    assert not parts.put(0)
+    after = parts.schedules.get("daily")
+    assert before.state.next_ms == START_MS + year_ms + MINUTE_MS
+    assert START_MS < after.state.next_ms <= START_MS + MINUTE_MS and after != before
+
+
+def test_a_start_looks_at_schedules_in_turns_the_next_ones_first() -> None:
+    parts = Parts()
+    for number in range(STEPS_MAX + 20):
+        parts.put(name=f"s{number}", every_ms=MINUTE_MS * (number + 1))
+    parts.store()
+    parts.schedules = parts.made()
+    assert parts.advance(MINUTE_MS)  # there is more
+    while parts.advance(MINUTE_MS):
+        pass
+    assert parts.schedules.wait_ms(START_MS + MINUTE_MS) == MINUTE_MS
+    assert parts.runs() == [(MINUTE_MS, MINUTE_MS)]

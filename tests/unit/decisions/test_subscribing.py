@@ -10,7 +10,15 @@ from delayserver.errors import NotFoundError, StoppingError
 from delayserver.records.horizon import Mark
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.receivers import had
-from delayserver.records.subscriptions import FAILURES, GONE, SubjectSpan, Subscription
+from delayserver.records.subscriptions import (
+    FAILURES,
+    GONE,
+    StandIn,
+    SubjectSpan,
+    Subscription,
+    decode_subscription,
+    encode_subscription,
+)
 from delayserver.schedule.wheel_rows import FiredRows
 from storage.errors import DiskFullError
 from tests.unit.fakes import START_MS, MessageParts, message, subscription, wheel_rows
@@ -88,6 +96,37 @@ def test_what_has_fallen_due_is_for_others_also_after_the_clock_was_set_back(par
     # Subject and first message; then the second one, and the record itself comes behind.
     marks = Mark(2, START_MS + 5_001), Mark(3, START_MS)
     assert made.history == (SubjectSpan(NEW.subject, 4, marks),)
+
+
+@pytest.mark.parametrize("subject", [NEW.subject, "other", ["mail", "order.*"]])
+def test_what_is_not_understood_keeps_the_history_of_its_shard(
+    parts: Parts, subject: str | list[str]
+) -> None:
+    """And all else as another shard has stored it, so that the two agree from then on."""
+    parts.subscribing.put_subscription(NEW)
+    parts.commit()
+    [made] = parts.registry
+    newer = msgspec.to_builtins(NEW) | {"subject": subject, "flow": {"parallel": 3}}
+    history = [["elsewhere", 70, []], [subject, 90, []]]
+    told = decode_subscription(msgspec.msgpack.encode(newer | {"history": history}))
+    for _ in range(2):
+        parts.subscribing.put_subscription(told, is_told=True)
+        parts.commit()
+        [kept] = parts.registry
+        assert isinstance(kept, StandIn) and kept.paused
+        assert kept.spans[: len(made.spans)] == made.spans
+        assert kept.spans[-1].subject == kept.subject
+        assert list(parts.subscribing.differing([told], are_all=True)) == []
+    stored = msgspec.msgpack.decode(encode_subscription(kept))
+    assert stored["flow"] == {"parallel": 3} and stored["subject"] == subject
+    for paused in (True, False):
+        parts.subscribing.change(NEW.name, paused=paused)
+        parts.commit()
+    assert parts.registry.by_id(NEW.id) == kept
+    parts.subscribing.change(NEW.name, deleted=True)
+    parts.commit()
+    departed = parts.registry.departed(NEW.id)
+    assert departed is not None and departed.spans[:-1] == kept.spans and departed.has_left
 
 
 def test_a_change_keeps_the_history_and_a_new_subject_adds_to_it(parts: Parts) -> None:

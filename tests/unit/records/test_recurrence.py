@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.errors import InputError
-from delayserver.records.recurrence import Cron, Every
+from delayserver.records.recurrence import Cron, Every, check_expression
 from delayserver.times import format_time, parse_time_ms
 
 ZONES = (
@@ -39,11 +39,17 @@ MINUTE_MS = 60_000
 def moments(cron: Cron, after: str, count: int) -> list[str]:
     found, time_ms = [], parse_time_ms(after)
     for _ in range(count):
-        next_ms = cron.after(time_ms)
-        assert next_ms is not None and next_ms > time_ms
-        time_ms = next_ms
+        planned = cron.after(time_ms)
+        assert planned is not None and planned.time_ms > time_ms
+        assert cron.moment_ms(planned) == planned.time_ms
+        time_ms = planned.time_ms
         found.append(format_time(time_ms).removesuffix(":00.000Z"))
     return found
+
+
+def after_ms(cron: Cron, time_ms: int) -> int | None:
+    planned = cron.after(time_ms)
+    return None if planned is None else planned.time_ms
 
 
 def changes(zone: ZoneInfo) -> list[datetime]:
@@ -86,16 +92,16 @@ def test_every_change_of_the_clock_in_ten_years(name):
             expected = as_the_clock_shows(expression, zone, start, end)
             cron, made = Cron(expression, name), set()
             time_ms, end_ms = int(start.timestamp() * 1000), int(end.timestamp() * 1000)
-            while (next_ms := cron.after(time_ms)) is not None and next_ms <= end_ms:
+            while (next_ms := after_ms(cron, time_ms)) is not None and next_ms <= end_ms:
                 made.add(time_ms := next_ms)
             assert made == expected, (expression, change)
             # From any moment on, also within the gap or the repeated hour.
-            for after_ms in range(time_ms - 7 * 60 * MINUTE_MS, time_ms, 17 * MINUTE_MS + 1):
-                later = {one for one in made if one > after_ms}
+            for from_ms in range(time_ms - 7 * 60 * MINUTE_MS, time_ms, 17 * MINUTE_MS + 1):
+                later = {one for one in made if one > from_ms}
                 if later:
-                    first = cron.after(after_ms)
+                    first = after_ms(cron, from_ms)
                     assert first is not None
-                    assert first in later or first < min(made), (expression, change, after_ms)
+                    assert first in later or first < min(made), (expression, change, from_ms)
                     assert first <= min(later)
 
 
@@ -132,9 +138,10 @@ def test_forms_of_an_expression():
     assert moments(Cron("0 9 * JAN mon-fri", "UTC"), after, 1) == ["2027-01-01T09:00"]
     assert moments(Cron("0 0 29 2 *", "UTC"), after, 1) == ["2028-02-29T00:00"]
     every_second = Cron("* * * * * *", "UTC")
-    assert every_second.after(1_000_500) == 1_001_000
-    assert every_second.after(1_001_000) == 1_002_000
-    assert Cron("15 30 9 * * *", "UTC").after(0) == (9 * 3600 + 30 * 60 + 15) * 1000
+    assert after_ms(every_second, 1_000_500) == 1_001_000
+    assert after_ms(every_second, 1_001_000) == 1_002_000
+    in_the_morning = Cron("15 30 9 * * *", "UTC")
+    assert after_ms(in_the_morning, 0) == (9 * 3600 + 30 * 60 + 15) * 1000
 
 
 @pytest.mark.parametrize(
@@ -165,13 +172,38 @@ def test_a_zone_that_is_not_known_is_refused(name):
     assert caught.value.pointer == "/timezone"
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("*/90 * * * *", "*/60 * * * *", "0 */36 * * *", "0 0 */32 * *", "0 0 1 */13 *"),
+        *("0 0 * * */8", "0 0 * * */7", "*/61 * * * * *", "5/90 * * * *", "0 0/24 * * *"),
+        *("1-5/10 * * * *", "0 0,6-9/4 * * *", "45/30 * * * *", "0 0 L/2 * *", "0 0 1 JAN/12 *"),
+    ],
+)
+def test_a_step_beyond_its_field_is_refused_where_one_is_put(expression):
+    with pytest.raises(InputError, match="use every") as caught:
+        check_expression(expression)
+    assert caught.value.pointer == "/cron"
+    assert Cron(expression, "UTC").after(0) is not None  # one that was put before goes on
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("*/30 * * * *", "*/59 * * * *", "0 */12 * * *", "0 0 */30 * *", "0 0 * * */2"),
+        *("*/20 * * * * *", "10-40/15 * * * *", "0 9 * JAN-DEC/3 *", "59/1 * * * *", "@daily"),
+    ],
+)
+def test_a_step_within_its_field_is_not(expression):
+    check_expression(expression)
+
+
 def test_it_ends_where_the_calendar_does():
     assert Cron("@daily", "UTC").after(parse_time_ms("9950-01-01T00:00:00Z")) is None
 
 
 @given(st.integers(1000, 10**9), st.integers(0, 10**13), st.integers(-(10**12), 10**13))
 def test_every_is_in_step_with_its_base(every_ms, base_ms, time_ms):
-    found = Every(every_ms, base_ms).after(time_ms)
-    assert found > time_ms and found >= base_ms
+    found = Every(every_ms, base_ms).after(time_ms).time_ms
+    assert found - every_ms <= time_ms < found
     assert (found - base_ms) % every_ms == 0
-    assert found == base_ms or found - every_ms <= time_ms

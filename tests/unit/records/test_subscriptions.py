@@ -40,6 +40,7 @@ def test_a_subject_is_exact_or_a_prefix_or_everything(
 def test_a_definition_comes_back_as_it_was() -> None:
     definition = subscription(
         3,
+        subject="b.*",
         type="webhook",
         url="http://127.0.0.1:9000/",
         secrets=("whsec_c2VjcmV0",),

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
-from delayserver.records.message import Payload
+from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Told
+from delayserver.records.message import DueDelivery, Payload
+from delayserver.records.subscriptions import Subscription
 from delayserver.server.engine import LOOK_TURNS
 from delayserver.server.server import Server
 from delayserver.testing import SimulatedClock
@@ -32,8 +35,11 @@ def fail(*arguments: object) -> None:
     raise Failing
 
 
-def outcome(directory: Path, break_it: Callable[[Server, pytest.MonkeyPatch], object]) -> Any:
-    """What a server that runs ends with, after something of it was broken; None if with nothing."""
+def outcome(
+    directory: Path, break_it: Callable[[Server, pytest.MonkeyPatch], object], wait_s: float = 5
+) -> Any:
+    """What a server that runs ends with, after something of it was broken; None if with nothing
+    within `wait_s`."""
 
     async def main() -> Any:
         loop = asyncio.get_running_loop()
@@ -47,7 +53,7 @@ def outcome(directory: Path, break_it: Callable[[Server, pytest.MonkeyPatch], ob
         await server.start()
         with pytest.MonkeyPatch.context() as patch:
             break_it(server, patch)
-            await asyncio.wait([ended], timeout=5)
+            await asyncio.wait([ended], timeout=wait_s)
         await server.stop()
         return ended.result() if ended.done() else None
 
@@ -144,3 +150,57 @@ def test_a_step_of_the_clock_is_told_and_ends_no_lease(
 
     asyncio.run(run())
     assert f"by_ms={set_by_ms}" in capsys.readouterr().out
+
+
+class BrokenSink:
+    """The client of a receiver that does what its author never thought of."""
+
+    def __init__(self, does: str) -> None:
+        self.does = does
+
+    async def deliver(
+        self,
+        subscription: Subscription,
+        deliveries: list[DueDelivery],
+        may_begin: MayBegin,
+        told: Told,
+    ) -> None:
+        if self.does == "tells of one":
+            told(deliveries[:1], Confirmed())
+        if self.does != "says nothing":
+            raise KeyError("\udcff" * 5000)
+
+    def on_subscription(self, subscription: Subscription) -> None:
+        raise AttributeError("no such thing")
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("does", "failed"), [("raises", 2), ("tells of one", 1), ("says nothing", 2)]
+)
+def test_whatever_a_client_does_ends_one_attempt(does: str, failed: int, tmp_path: Path) -> None:
+    told: list[tuple[int, object]] = []
+
+    def break_it(server: Server, patch: pytest.MonkeyPatch) -> None:
+        server._sinks["webhook"] = BrokenSink(does)
+        hook = msgspec.structs.replace(subscription(), type="webhook")
+        server._on_defined(hook)
+        patch.setattr(
+            server, "_on_result", lambda _, at, some, result: told.append((len(some), result))
+        )
+        deliveries: Any = [object(), object()]
+
+        async def attempt() -> None:
+            await server._send(hook, deliveries)
+
+        task = asyncio.get_running_loop().create_task(attempt())
+        server._sending.add(task)
+        task.add_done_callback(server._sent)
+        task.add_done_callback(lambda _: server.begin_stop())
+
+    assert outcome(tmp_path, break_it, wait_s=0.5) is None
+    assert sum(count for count, _ in told) == 2
+    count, result = told[-1]
+    assert count == failed and isinstance(result, Failed)
+    assert result.reason.encode() and len(result.reason) <= 1000

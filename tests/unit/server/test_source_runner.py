@@ -261,3 +261,24 @@ def test_what_a_feed_says_of_its_health_is_shown_and_logged_once() -> None:
         assert not running.runner.errors
 
     run(test)
+
+
+@pytest.mark.parametrize("error", [KeyError("leader"), AttributeError("x"), RecursionError()])
+def test_an_error_that_nobody_has_foreseen_harms_one_source(error: Exception) -> None:
+    async def test(running: Running) -> None:
+        running.topic.values = [b"1"]
+        open_feed, errors = running.topic.open, [error, error]
+
+        async def fails(known: KnownSource, health: Health) -> FakeFeed:
+            if errors:
+                raise errors.pop()
+            return await open_feed(known, health)
+
+        running.topic.open = fails  # type: ignore[method-assign]
+        running.parts.sources.put(WANTED, START_MS)
+        await running.until(lambda: "orders" in running.runner.errors)
+        assert "not foreseen" in running.runner.errors["orders"]
+        await running.until(lambda: running.taken == 1)
+        assert running.runner.errors == {} and running.slept_s == [2 * RETRY_S, 4 * RETRY_S]
+
+    run(test)
