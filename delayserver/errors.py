@@ -142,9 +142,10 @@ class ShardAwayError(DelayServerError):
     """The shard that a call belongs to cannot be asked now."""
 
     def __init__(self, shard: int, *, is_unknown: bool = False) -> None:
-        """`is_unknown`: it was asked, and ended before it answered."""
+        """`is_unknown`: it was asked, and ended before it answered; or others were asked beside it,
+        and may have done their part."""
         super().__init__(
-            f"shard {shard} ended before it answered, so whether the call had its effect is not "
+            f"shard {shard} has not answered, so whether the call had its effect is not "
             "known; repeat it: under its key a message is published once, and all else is the same "
             "when it is done twice"
             if is_unknown

@@ -853,7 +853,7 @@ def _encode_messages(pulled: Pulled, begin: bytes, end: bytes) -> bytes:
     if deliveries is None or not deliveries:
         return begin + end
     count, payloads = len(deliveries), deliveries.payloads
-    attempts = deliveries.settled["attempt"].tolist()
+    attempts = deliveries.told_attempts()
     numbers = max(count, max(attempts) + 1)
     _numbers.extend(b"%d" % number for number in range(len(_numbers), numbers))
     pieces: list[bytes] = [b'},{"id":"'] * (_PIECES * count)

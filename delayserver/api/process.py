@@ -287,6 +287,7 @@ class _Uvicorn(uvicorn.Server):
             # What has come is answered; only what would have to wait is told to ask again.
             self._server.hold_back()
         else:
+            await self._server.end_leases(lambda: self.force_exit)
             self._server.begin_stop()
         self._app.cluster.end()
         await super().shutdown(sockets)

@@ -54,7 +54,7 @@ def batch_body(deliveries: Sequence[DueDelivery]) -> bytes:
                 delivery.payload.key,
                 shown_headers(delivery.payload),
                 format_time(delivery.origin.due_ms),
-                delivery.attempt,
+                delivery.told_attempt,
                 *body_fields(delivery.payload),
             )
             for delivery in deliveries

@@ -23,7 +23,7 @@ def headers(delivery: DueDelivery) -> list[tuple[str, str]]:
         ("delay-id", delivery.message_id),
         ("delay-subject", delivery.subject),
         ("delay-due", format_time(delivery.origin.due_ms)),
-        ("delay-attempt", str(delivery.attempt)),
+        ("delay-attempt", str(delivery.told_attempt)),
     ]
     if payload.key is not None:
         carried.insert(2, ("delay-key", payload.key))

@@ -26,6 +26,17 @@ NO_PAYLOAD = Payload(b"")
 NEVER_MS = 1 << 62
 
 
+NO_STARTS = np.zeros(0, np.int64)
+
+
+def lost_attempts(starts_ms: NDArray[np.int64], first_due_ms: int) -> int:
+    """How many attempts of a delivery may have been made that are not counted, since a process was
+    killed: one for each start behind a kill, once its first attempt was due."""
+    if not len(starts_ms):
+        return 0
+    return len(starts_ms) - int(np.searchsorted(starts_ms, first_due_ms))
+
+
 class Deliveries(Sequence[DueDelivery]):
     """Deliveries to one subscription, in the order in which they left its queue."""
 
@@ -39,6 +50,7 @@ class Deliveries(Sequence[DueDelivery]):
         "payloads",
         "rows",
         "settled",
+        "starts_ms",
         "subject_ids",
         "subscription_id",
     )
@@ -51,10 +63,11 @@ class Deliveries(Sequence[DueDelivery]):
         payloads: list[Payload],
         subject_names: Mapping[int, str],
         ids: IdCodec,
+        starts_ms: NDArray[np.int64] = NO_STARTS,
     ) -> None:
         """`rows` are those of the wheel (WHEEL_DTYPE), due at `due_ms`. Whose deliveries they are
         is said by their origins, where the payload has one; else they are their own, of the
-        subject that is their route."""
+        subject that is their route. `starts_ms`: when a process began after a kill (ascending)."""
         assert len(rows) == len(due_ms) == len(payloads)
         self.subscription_id = subscription_id
         self.leased_ms = 0
@@ -81,6 +94,7 @@ class Deliveries(Sequence[DueDelivery]):
         self._published_due_ms = due_ms
         self._subject_names = subject_names
         self._ids = ids
+        self.starts_ms = starts_ms
         origins = [payload.origin for payload in payloads]
         if any(origins):
             self._published_due_ms = due_ms.copy()
@@ -113,10 +127,19 @@ class Deliveries(Sequence[DueDelivery]):
             attempt=attempt,
             payload=payload,
             row=self.rows[index : index + 1],
+            extra_attempts=lost_attempts(self.starts_ms, self.first_due_ms[index]),
         )
 
     def __iter__(self) -> Iterator[DueDelivery]:
         return map(self.__getitem__, range(len(self.payloads)))
+
+    def told_attempts(self) -> list[int]:
+        """The attempts, as consumers are told of them: with those that a kill may have hidden."""
+        attempts: NDArray[np.uint16] = self.settled["attempt"]
+        if not len(self.starts_ms):
+            return list(attempts.tolist())
+        before = np.searchsorted(self.starts_ms, self.first_due_ms)
+        return list((attempts + (len(self.starts_ms) - before)).tolist())
 
     def message_ids(self) -> list[bytes]:
         """The ids of the messages, as ASCII."""

@@ -338,6 +338,25 @@ class Dispatcher:
         self._hours.add(fired.hour, more)
         return queues
 
+    def hold_leased(self, deliveries: Deliveries) -> None:
+        """Deliveries of a subscription are leased since before the start: they do not wait."""
+        subscription = self._registry.by_id(deliveries.subscription_id)
+        assert subscription is not None
+        queue = self.queue(subscription)
+        settled = deliveries.settled
+        queue.hold(settled["seq"].tolist())
+        for hour, count in Counter((settled["due_ms"] // HOUR_MS).tolist()).items():
+            self._hours.add(hour, count)
+        seqs = zip(settled["message_seq"].tolist(), settled["seq"].tolist(), strict=True)
+        for payload, (message_seq, seq) in zip(deliveries.payloads, seqs, strict=True):
+            if payload.options is not None and payload.options.group is not None:
+                queue.rows.in_single_file().hold(payload.options.group, message_seq, seq)
+
+    def lose_leased(self, hour: int, seqs: list[int]) -> None:
+        """Rows that were leased before the start cannot be read, which was reported."""
+        self._unread.update(seqs)
+        self._hours.add(hour, len(seqs))
+
     def _adopt(self, fired: FiredRows, left_by: int) -> None:
         """Have rows of a subscription that is gone read; `_on_orphans_read` decides about them."""
         self.orphans.leave(fired, left_by)

@@ -195,6 +195,11 @@ class Queue:
             self.rows.withhold(1, present_ms)
         return True
 
+    def hold(self, seqs: list[int]) -> None:
+        """Rows have left already, in an earlier process, and are leased."""
+        self.reserved.update(seqs)
+        self.in_flight += len(seqs)
+
     def release_leased(self, seqs: list[int]) -> bool:
         """Rows that were leased are not on their way any more; their attempts count no longer.
         Returns whether rows may leave that had to wait for these.

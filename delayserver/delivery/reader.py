@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.deliveries import NO_STARTS, Deliveries
 from delayserver.delivery.queue import Handout
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload, decode_payloads
@@ -93,6 +93,8 @@ class Reader:
         self._subject_names = subject_names
         self._subject_ids = subject_ids
         self._on_damage = on_damage
+        self.starts_ms = NO_STARTS
+        """When a process began after a kill (ascending)."""
 
     def deliveries(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Deliveries:
         """The rows as deliveries, in order; waits for the disk. `unfiled` as for `fetch`."""
@@ -158,7 +160,9 @@ class Reader:
             subject_ids = {places[i]: s for i, s in subject_ids.items() if i in places}
             rows, due_ms = select(rows, np.array(intact, np.intp)), due_ms[intact]
         names, subscription_id = self._subject_names, handout.subscription.id
-        deliveries = Deliveries(subscription_id, rows, due_ms, payloads, names, self._ids)
+        deliveries = Deliveries(
+            subscription_id, rows, due_ms, payloads, names, self._ids, self.starts_ms
+        )
         for index, subject_id in subject_ids.items():
             deliveries.subject_ids[index] = subject_id
         if handout.attempts:

@@ -174,7 +174,7 @@ def webhook_request(
         subject=first.subject,
         key=first.payload.key,
         due_ms=first.origin.due_ms,
-        attempt=first.attempt,
+        attempt=first.told_attempt,
         headers={} if as_batch else first.payload.headers or {},
         body=batch_body(deliveries) if as_batch else first.payload.body,
         content_type=CONTENT_TYPES[content],

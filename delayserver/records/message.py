@@ -323,6 +323,14 @@ class DueDelivery(msgspec.Struct, eq=False):
     payload: Payload
     row: Rows
     """Its row of the wheel (WHEEL_DTYPE, shape 1). It waits again if nobody takes the message."""
+    extra_attempts: int = 0
+    """Attempts that a kill of the process may have hidden: the receiver is told of them, and they
+    use up no `max_attempts`."""
+
+    @property
+    def told_attempt(self) -> int:
+        """The attempt, as the receiver is told of it."""
+        return self.attempt + self.extra_attempts
 
 
 HEADERS_BYTES_MAX = 16 * 1024

@@ -14,15 +14,17 @@ Threads: runs before any other thread starts.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
 from delayserver.delivery.settler import Settler
 from delayserver.records.horizon import Mark
+from delayserver.records.kept_leases import LEASED_DTYPE
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import read_subjects, read_subscriptions
 from delayserver.schedule.committed import Records
-from delayserver.schedule.loader import LoadedHour, Loader
+from delayserver.schedule.loader import Leased, LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from storage.catalog import Catalog
 from storage.errors import DamageError
@@ -32,6 +34,8 @@ from storage.rows import HOUR_MS, RecordKind, select
 from storage.write_ahead_log import WriteAheadLog
 
 BATCH_BYTES = 32 * 1024 * 1024
+
+NONE_LEASED: Final = np.zeros(0, LEASED_DTYPE)
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how far, of how much."""
@@ -67,11 +71,13 @@ def recover(
     now_ms: int,
     lead_ms: int,
     is_carried_over: bool = False,
+    leases: Rows = NONE_LEASED,
     progress: Progress = lambda what, done, total: None,
 ) -> Recovered:
     """Bring the data directory to a checkpoint at the end of the message log, and load what is due.
 
-    `is_carried_over`: the directory was made before there was a definitions log.
+    `is_carried_over`: the directory was made before there was a definitions log. `leases`: what
+    consumers hold (LEASED_DTYPE): it does not wait for those who hold it.
     Raises StorageError when the disk does not let it; nothing was answered by then."""
     damage: list[Damage] = []
     for found in catalog.verify() if is_carried_over else ():
@@ -106,9 +112,11 @@ def recover(
     names = read_subjects(catalog)
     subjects = {name: number for number, name in names.items()}
     loaded = []
+    leased = leased_by_hour(leases, registry, now_ms)
     for done, snapshot in enumerate(snapshots):
         progress("loading hours", done, len(snapshots))
-        loaded.append(loader.load(snapshot, registry, names, now_ms=now_ms))
+        of_hour = leased.get(snapshot.hour)
+        loaded.append(loader.load(snapshot, registry, names, now_ms=now_ms, leased=of_hour))
         damage += loaded[-1].damage
     retired = [hour for hour, state in replay.hours.items() if state.retired_ms]
     return Recovered(
@@ -123,6 +131,18 @@ def recover(
         max(retired, default=-1),
         [*_fired_ahead(replay, retired, now_ms), *(mark for hour in loaded for mark in hour.fired)],
     )
+
+
+def leased_by_hour(leases: Rows, registry: Registry, now_ms: int) -> dict[int, Leased]:
+    """What consumers hold of each hour. A lease is over if its subscription is gone, or if its
+    message is not due yet, since the clock was set back: it will fall due again."""
+    is_known = np.isin(leases["subscription_id"], [one.id for one in registry])
+    leases = leases[is_known & (leases["due_ms"] <= now_ms)]
+    hours = leases["due_ms"] // HOUR_MS
+    return {
+        hour: Leased(leases["seq"][hours == hour], leases["subscription_id"][hours == hour])
+        for hour in np.unique(hours).tolist()
+    }
 
 
 def _fired_ahead(replay: Replay, retired: list[int], now_ms: int) -> Iterator[Mark]:

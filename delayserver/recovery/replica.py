@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.records.tables import read_office, read_owner_address, read_settled_place
+from delayserver.recovery.leases_file import NoLeases
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Store, Surroundings
 from storage.catalog import Catalog
@@ -195,4 +196,5 @@ class Replica:
             identity=self._place.identity,
             message_log=message_log,
             settler=settler,
+            leases=lambda files, identity: NoLeases(),
         )

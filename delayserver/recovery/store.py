@@ -16,6 +16,8 @@ import structlog
 
 from delayserver.config import Settings
 from delayserver.delivery.settler import Settler
+from delayserver.records.kept_leases import NONE_KEPT
+from delayserver.recovery.leases_file import LeasesFile, LeasesPlace
 from delayserver.recovery.recover import Progress, Recovered, recover
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.loader import LOAD_SIZES, Loader, LoadSizes
@@ -86,6 +88,8 @@ class Surroundings:
     key_tiers: KeyTiers = KEY_TIERS
     message_log: Callable[[Files, Catalog, Identity, Settings], WriteAheadLog] = own_message_log
     settler: Callable[[HourLog, Catalog, Identity], Settler] = own_settler
+    leases: Callable[[Files, Identity], LeasesPlace] = LeasesFile
+    """Where leases are left to the next process."""
     closes_catalog: bool = True
     """Whether the catalog ends with the directory; one in memory has to outlive it."""
     may_deliver: Callable[[], bool] = lambda: True
@@ -152,6 +156,9 @@ class Store:
             surroundings.staging(files, identity.stamp),
             definitions,
         )
+        self.leases = surroundings.leases(files, identity)
+        self.kept = NONE_KEPT
+        """What the last process has left; known behind `recover`."""
         dispatch = self.hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN)
         self.settler = surroundings.settler(dispatch, self.catalog, identity)
         self._cleanup.callback(self.settler.close)
@@ -170,6 +177,7 @@ class Store:
 
     def recover(self, now_ms: int) -> Recovered:
         """Bring it to where a shard can serve from it. Raises StorageError."""
+        self.kept = self.leases.read()
         recovered = recover(
             self.catalog,
             self.message_log,
@@ -180,6 +188,7 @@ class Store:
             now_ms=now_ms,
             lead_ms=self._settings.lead_ms,
             is_carried_over=not self.identity.has_definitions,
+            leases=self.kept.leased(),
             progress=self._surroundings.progress,
         )
         if self.identity.version < FORMAT_VERSION:

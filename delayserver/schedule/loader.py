@@ -61,6 +61,13 @@ class LoadSizes(NamedTuple):
 LOAD_SIZES = LoadSizes()
 
 
+class Leased(NamedTuple):
+    """Rows that consumers hold: seqs, and to which subscription each is leased (both shape n)."""
+
+    seqs: NDArray[np.uint64]
+    subscription_ids: NDArray[np.uint32]
+
+
 @dataclass(slots=True)
 class LoadedHour:
     """An hour, ready for the wheel."""
@@ -76,6 +83,10 @@ class LoadedHour:
     """Copies of the rows that are for one subscription, and of a group."""
     is_whole: bool = True
     """Whether its rows could all be read."""
+    leased: Rows = field(default_factory=lambda: np.empty(0, WHEEL_DTYPE))
+    """Copies of the rows that consumers hold, once for each of those: they do not wait."""
+    leased_by: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """To which subscription each of those is leased."""
 
     @property
     def count(self) -> int:
@@ -147,14 +158,16 @@ class Loader:
         subject_names: dict[int, str],
         *,
         now_ms: int = NEVER_MS,
+        leased: Leased | None = None,
     ) -> LoadedHour:
         """What of the hour waits. Damage is named in the result, and the rest is loaded (I8).
 
-        `now_ms`: now, if the hour may have fired before this process began."""
+        `now_ms`: now, if the hour may have fired before this process began; `leased`: what
+        consumers hold of it, who got it from an earlier process."""
         sizes = self._sizes
         scratch = Scratch(self._schedule.files, sizes.memory_bytes, piece_bytes=sizes.piece_bytes)
         try:
-            return self._load(snapshot, registry, subject_names, now_ms, scratch)
+            return self._load(snapshot, registry, subject_names, now_ms, scratch, leased)
         finally:
             # An open file would keep the space of an hour that is deleted later.
             self._schedule.release(snapshot.hour)
@@ -167,6 +180,7 @@ class Loader:
         subject_names: dict[int, str],
         now_ms: int,
         scratch: Scratch,
+        wanted: Leased | None,
     ) -> LoadedHour:
         damage: list[Damage] = []
         # What was cancelled or moved must not fire (I5), nor what was delivered, again (I4).
@@ -174,10 +188,12 @@ class Loader:
         parts = self._read_schedule(snapshot, ended, ahead, damage, scratch)
         is_whole = not damage
         self._read_dispatch(snapshot.hour, ended, ahead, damage)
+        leased = _Held(parts, wanted, ended)
         affected: list[Rows] = []
         for index, rows in enumerate(parts):
             removed = is_among_sorted(rows["seq"], ended.removed)
             gone = removed | is_among_sorted(rows["seq"], ended.by_somebody)
+            gone |= is_among_sorted(rows["seq"], leased.seqs)
             # What was for one subscription alone is done.
             is_for_all = (rows["route"] & ROUTE_SUBSCRIPTION) == 0
             gone |= ~is_for_all & is_among_sorted(rows["seq"], ended.by(0))
@@ -185,7 +201,9 @@ class Loader:
                 continue
             here = select(rows, gone & ~removed & is_for_all)
             entries = _as_entries(here, snapshot.hour)
-            for subscription, remains in remaining(entries, ended.by, registry, subject_names):
+            for subscription, remains in remaining(
+                entries, leased.not_for, registry, subject_names
+            ):
                 mine = select(here, remains)
                 mine["route"] &= ~np.uint32(ROUTE_NUMBER)
                 mine["route"] |= subscription.id | ROUTE_SUBSCRIPTION
@@ -200,7 +218,15 @@ class Loader:
             parts, self._slot_ms, run_rows=self._sizes.run_rows, empty=scratch.empty
         )
         return LoadedHour(
-            snapshot.hour, runs, index_of_runs, damage, ahead.marks(), of_groups, is_whole
+            snapshot.hour,
+            runs,
+            index_of_runs,
+            damage,
+            ahead.marks(),
+            of_groups,
+            is_whole,
+            leased.rows,
+            leased.subscription_ids,
         )
 
     def _read_schedule(
@@ -257,6 +283,42 @@ class Loader:
                 ahead.add(found.rows["seq"], found.rows["due_ms"])
             elif not found.torn:
                 damage.append(found)
+
+
+class _Held:
+    """The rows of an hour that consumers hold: they wait for other subscriptions alone."""
+
+    def __init__(self, parts: list[Rows], wanted: Leased | None, ended: Ended) -> None:
+        """`parts`: all entries of the hour. A row that has ended for its subscription, or is not
+        there, is not held."""
+        self._ended = ended
+        self.rows = np.empty(0, WHEEL_DTYPE)
+        self.subscription_ids = np.empty(0, np.uint32)
+        if wanted is not None and len(wanted.seqs):
+            self._find(parts, wanted)
+        self.seqs = np.unique(self.rows["seq"])
+        """Of the rows that are held, each once and in order."""
+
+    def _find(self, parts: list[Rows], wanted: Leased) -> None:
+        seqs, subscription_ids = wanted
+        is_over = is_among_sorted(seqs, self._ended.removed)
+        for subscription_id in np.unique(subscription_ids).tolist():
+            mine = subscription_ids == subscription_id
+            is_over |= mine & is_among_sorted(seqs, self._ended.by(subscription_id))
+        seqs, subscription_ids = seqs[~is_over], subscription_ids[~is_over]
+        known = np.unique(seqs)
+        here = [select(rows, is_among_sorted(rows["seq"], known)) for rows in parts]
+        found = concatenate(here, WHEEL_DTYPE)
+        order = np.argsort(found["seq"], kind="stable")
+        is_there = is_among_sorted(seqs, found["seq"][order])
+        places = order[np.searchsorted(found["seq"][order], seqs[is_there])]
+        self.rows, self.subscription_ids = select(found, places), subscription_ids[is_there]
+
+    def not_for(self, subscription_id: int) -> NDArray[np.uint64]:
+        """Rows that do not wait for a subscription, in order: they have ended, or it holds them."""
+        ended = self._ended.by(subscription_id)
+        mine = self.rows["seq"][self.subscription_ids == subscription_id]
+        return np.union1d(ended, mine) if len(mine) else ended
 
 
 class _Ahead:

@@ -270,7 +270,7 @@ class Calls:
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """Have `request` answered with messages and their leases, at once or later; returns what
         to cancel if the consumer is gone before. Raises StoppingError."""
-        self.check_running()
+        self.check_handing_out()
         fetch = self._engine.outcomes.pull(subscription, request)
         if not fetch.is_completed:
             self._shard.tick_for_timeouts()
@@ -337,6 +337,12 @@ class Calls:
         """Raises StoppingError."""
         if self._engine.groups.stopping:
             raise StoppingError("the server is stopping")
+
+    def check_handing_out(self) -> None:
+        """Raises StoppingError, also where everything but a pull is still answered."""
+        self.check_running()
+        if self._engine.dispatcher.draining:
+            raise StoppingError("the server is stopping, and hands out nothing more")
 
     def nack(
         self,

@@ -69,6 +69,8 @@ REASON_CHARACTERS_MAX = 1000
 CLIENTS = frozenset(("aiormq", "confluent_kafka", "nats", "pamqp", "redis"))
 """Modules of others whose callbacks are on our event loop: the clients of brokers."""
 LOOK_MS = 1000
+LEASES_LOOK_S = 0.02
+"""How often it is asked at a stop whether a consumer still holds anything."""
 
 log = structlog.get_logger()
 
@@ -239,7 +241,19 @@ class Server(Shard):
 
     def hold_back(self) -> None:
         """Send nothing more, answer those who wait for deliveries."""
-        self.engine.dispatcher.drain()
+        if not self.engine.dispatcher.draining:
+            self._held_back_ms = self.stopwatch()
+            self.engine.dispatcher.drain()
+
+    async def end_leases(self, is_forced: Callable[[], bool]) -> None:
+        """Hand out nothing more, and let consumers end what they hold: until they have, for
+        `drain_ms` at most, or until `is_forced` says that nobody wants to wait. All other calls are
+        answered as ever."""
+        self.hold_back()
+        until_ms = self._held_back_ms + self.settings.drain_ms
+        leases = self.engine.outcomes.leases
+        while leases.count() and self.stopwatch() < until_ms and not is_forced():  # noqa: ASYNC110
+            await asyncio.sleep(LEASES_LOOK_S)
 
     async def stop(
         self, on_recorded: Callable[[], None] = lambda: None, *, drain_ms: int | None = None
@@ -253,7 +267,9 @@ class Server(Shard):
         await self._sources.stop()
         await self._looking
         await self.backups.stop()
-        drain_s = (self.settings.drain_ms if drain_ms is None else drain_ms) / 1000
+        drain_ms = self.settings.drain_ms if drain_ms is None else drain_ms
+        # Leases were waited for meanwhile.
+        drain_s = max(0, self._held_back_ms + drain_ms - self.stopwatch()) / 1000
         deadline = self._loop.time() + drain_s
         if self._sending:
             await asyncio.wait(self._sending, timeout=drain_s)
@@ -275,6 +291,7 @@ class Server(Shard):
             thread.finish()
             await asyncio.to_thread(thread.join)
             if thread is self.settling:
+                await asyncio.to_thread(self.leave_leases())
                 await asyncio.to_thread(on_recorded)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)

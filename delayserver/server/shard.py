@@ -34,6 +34,7 @@ from delayserver.recovery.store import Store, Surroundings
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
+from delayserver.server.carried_leases import left_behind, take_over
 from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
@@ -142,8 +143,24 @@ class Shard(ABC):
             recovered.fired,
         )
         self.on_recovered(recovered)
+        self._take_over_leases(recovered, now_ms)
         importer = Importer(self.files, catalog, identity.stamp)
         self._make_workers(store.loader, importer, surroundings)
+
+    def _take_over_leases(self, recovered: Recovered, now_ms: int) -> None:
+        store, is_first = self.store, recovered.next_seq == 1
+        begun = store.kept.begun(now_ms, is_first=is_first)
+        self.starts_ms = self.reader.starts_ms = self.reader_now.starts_ms = begun.starts_ms
+        """When a process began after a kill."""
+        take_over(store.kept, recovered.loaded, self.engine, self.reader)
+        # Behind this the leases are those of this process alone. Nothing was answered yet.
+        store.leases.begin(begun)
+
+    def leave_leases(self) -> Callable[[], None]:
+        """What keeps the leases that are held now for the next process: called in any thread once
+        all that was settled is durable."""
+        kept = left_behind(self.engine, self.starts_ms)
+        return partial(self.store.leases.keep, kept)
 
     def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
         settings, post, fatal = self.settings, self.post, self.on_fatal

@@ -333,7 +333,9 @@ class DurableRecords(Observer):
             raise Violation(f"heartbeat {key} was renewed, and fired (I1)")
 
     def _new_message(self, seq: int, due_ms: int, subject_id: int, payload: Payload) -> None:
-        is_taken = self.sources.published(payload)
+        # A run takes its key whatever holds it: where the clock was set back and the schedule was
+        # replaced, a run of the one before may have been moved, and wait under the same key.
+        is_taken = self.sources.published(payload) or payload.run is not None
         if payload.key is not None:
             known = self._by_key.get((subject_id, payload.key))
             if known is not None and self._surely_waits(known) and not is_taken:

@@ -60,6 +60,14 @@ class Ledger(DurableRecords):
         self._on_their_way: set[tuple[int, int]] = set()
         self._leased_until: dict[tuple[int, int], int] = {}
         """Schedule row and subscription → when its lease will be over, on the stopwatch."""
+        self._leased_as: dict[tuple[int, int], DueDelivery] = {}
+        """As what it was leased last: the same consumer may hold an older lease, which is over."""
+        self._left: dict[tuple[int, int], int] | None = None
+        """As `_leased_until` was at a planned stop, since when no process has served."""
+        self._starts_since = 0
+        """How often a process has begun to start since."""
+        self._left_ms = self._taken_ms = 0
+        """When that was, and when a process began to take the leases over, on the stopwatch."""
         self._fired_until_ms = 0
         """The latest moment at which the wheel was advanced in this life."""
         self.received: dict[int, set[int]] = {}
@@ -254,6 +262,43 @@ class Ledger(DurableRecords):
         """A consumer has a lease of that length from now on."""
         key = delivery.entry.seq, delivery.subscription_id
         self._leased_until[key] = self.present() + lease_ms
+        self._leased_as[key] = delivery
+
+    def leaving(self) -> None:
+        self._left, self._left_ms = dict(self._leased_until), self.present()
+        self._starts_since = 0
+
+    def taking_over(self) -> None:
+        self._taken_ms = self.present()
+
+    def _take_over(self, server: SimulatedServer) -> None:
+        """Leases that were left at a planned stop are good, and last for as long as they had left.
+
+        They end with the stop where the start crashed behind the moment at which it had read them,
+        where the clock was set back behind the due time, and where the row cannot be read."""
+        left, self._left = self._left, None
+        if left is None:
+            return
+        if not server.store.kept.is_clean:
+            if self._starts_since == 1:
+                raise Violation("a planned stop is taken for a kill (I4)")
+            return
+        for (seq, subscription_id), until_ms in left.items():
+            is_due = self._entries[seq][0] <= server.engine.dispatcher._started_ms
+            subscription = server.engine.registry.by_id(subscription_id)
+            if not is_due or subscription is None or self._is_named((seq,)):
+                continue
+            if seq not in server.engine.dispatcher.queue(subscription).reserved:
+                raise Violation(f"the lease of row {seq} did not outlast a planned stop (I4)")
+            self.counts["leases over a restart"] += 1
+            self._on_their_way.add((seq, subscription_id))
+            left_ms = max(until_ms - self._left_ms, 1)
+            self._leased_until[seq, subscription_id] = self._taken_ms + left_ms
+
+    def is_leased(self, delivery: DueDelivery) -> bool:
+        """Whether a consumer has a lease of it that is not over."""
+        key = delivery.entry.seq, delivery.subscription_id
+        return key in self._leased_until and self._leased_as.get(key) is delivery
 
     def check_leases(self) -> None:
         """The server has just looked at its clocks: what is over has ended."""
@@ -476,6 +521,7 @@ class Ledger(DurableRecords):
 
     def new_life(self) -> None:
         """The process is gone: what was not durable does not count any more."""
+        self._starts_since += 1
         self._fired_until_ms = 0
         self._ended.clear()
         self._on_their_way.clear()
@@ -496,6 +542,7 @@ class Ledger(DurableRecords):
                 raise Violation(f"seqs up to {last_seq} are there, and nobody wrote them")
             self._apply(records.rows.tobytes(), records.payload)
         self._tentative.clear()
+        self._take_over(server)
         for damage in server.recovered.damage:
             _refuse(damage, "a crash left damage behind (I8)")
         if server.recovered.subjects != {name: key for key, name in self.subjects.items()}:

@@ -142,6 +142,12 @@ class Observer:
     def damaged(self, error: DamageError) -> None:
         """A damaged place was named."""
 
+    def leaving(self) -> None:
+        """A planned stop keeps the leases that are held."""
+
+    def taking_over(self) -> None:
+        """What an earlier process has kept is held again."""
+
 
 class _ObservedLog(MessageLog):
     def __init__(self, observer: Observer, files: Files, **rest: Any) -> None:
@@ -374,6 +380,7 @@ class SimulatedServer(Shard):
 
     def on_recovered(self, recovered: Recovered) -> None:
         self.recovered = recovered
+        self.observer.taking_over()
 
     def on_damage(self, error: DamageError) -> None:
         self.observer.damaged(error)
@@ -482,6 +489,9 @@ class SimulatedServer(Shard):
             while worker.backlog:
                 worker.step(1000)
             worker.close()
+            if worker is self.settling:
+                self.observer.leaving()
+                self.leave_leases()()
         self.close()
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────

@@ -58,9 +58,18 @@ class Subscribers(Actor):
         """Whether they take nothing."""
 
     def begin(self, server: SimulatedServer, disk: SimulatedFiles) -> None:
-        """A life has begun: what consumers held is over with the last one."""
+        """A life has begun: nobody waits for the last one."""
         super().begin(server, disk)
-        self.leases, self.waiting = [], {}
+        self.waiting = {}
+
+    def go_on(self) -> None:
+        """Consumers hold what they held before a planned stop, under the same tokens; after a kill
+        all that is over."""
+        self.leases = [lease for lease in self.leases if self._ledger.is_leased(lease.delivery)]
+        for lease in self.leases:
+            found = self._server.engine.outcomes.leases.get(lease.token)
+            if found is None or found.entry != lease.delivery.entry:
+                raise Violation(f"{lease.token} is good, and is a lease of {found} (I4)")
 
     def connect(self) -> None:
         """A webhook finds a connection."""

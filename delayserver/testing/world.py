@@ -299,6 +299,7 @@ class World:
         for actor in (self.clients, self.subscribers, self.operators):
             actor.begin(self.server, self.disk)
         self.ledger.recovered(self.server)
+        self.subscribers.go_on()
         check_definitions(self.server, self.disk)
         registry = self.server.engine.registry
         for subscription in self.operators.faithful:

@@ -282,26 +282,52 @@ def test_deleting_a_subscription_ends_its_long_polls(api, subject):
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "SIGKILL"])
-def test_leases_end_with_the_process_and_what_was_acknowledged_stays_so(lasting_api, subject, kill):
-    api = lasting_api
+def hold_one(api, subject):
+    """A message of which somebody has the lease, beside one that is done and one that is retried;
+    the path of the subscription, and the ids."""
     path = api.subscribe(unique("consumer"), subject)
     done, held, later = (api.publish(subject, body=n, delay=n) for n in range(3))
     messages = api.pull_held(path, 3)
     api.ack(path, messages[done["id"]])
     ask_leases(api, path, "nack", messages[later["id"]], delay="1h")
-    api.restart(kill=kill)
-    lease = messages[held["id"]]["lease"]
-    for action, more in (("ack", {}), ("nack", {}), ("extend", {"lease": "1m"})):
-        answer = ask_leases(api, path, action, messages[held["id"]], **more)
-        assert answer["expired"] == [lease]
-    (again,) = api.pull(path)
-    assert again["id"] == held["id"]
-    api.ack(path, again)
+    return path, messages[held["id"]], done["id"], later["id"]
+
+
+def check_ended(api, path, done, later):
     assert api.pull(path, wait="200ms") == []
-    assert api.look_up(done["id"])["state"] == "delivered"
-    assert api.look_up(later["id"])["state"] == "scheduled"
-    assert api.look_up(later["id"])["attempts"] == 1
+    assert api.look_up(done)["state"] == "delivered"
+    assert api.look_up(later)["state"] == "scheduled"
+    assert api.look_up(later)["attempts"] == 1
+
+
+def test_after_a_kill_leases_are_over_and_what_was_acknowledged_stays_so(lasting_api, subject):
+    api = lasting_api
+    path, message, done, later = hold_one(api, subject)
+    api.restart(kill=True)
+    for action, more in (("ack", {}), ("nack", {}), ("extend", {"lease": "1m"})):
+        answer = ask_leases(api, path, action, message, **more)
+        assert answer["expired"] == [message["lease"]]
+    (again,) = api.pull(path)
+    assert (again["id"], again["attempt"]) == (message["id"], 2)
+    api.ack(path, again)
+    check_ended(api, path, done, later)
+
+
+def test_leases_are_taken_while_it_stops_and_are_good_behind_a_planned_restart(
+    lasting_api, subject
+):
+    api = lasting_api
+    path, message, done, later = hold_one(api, subject)
+    stopping = threading.Thread(target=api.restart)
+    stopping.start()
+    wait_until(lambda: api.post(f"{path}/pull", json={}).status_code == 503)
+    answer = ask_leases(api, path, "extend", message, lease="1m")
+    assert answer["expired"] == []
+    stopping.join()
+    assert api.pull(path, wait="200ms") == []
+    assert ask_leases(api, path, "extend", message, lease="1m")["expired"] == []
+    assert ask_leases(api, path, "ack", message)["expired"] == []
+    check_ended(api, path, done, later)
 
 
 def test_a_stop_ends_long_polls_with_an_answer(lasting_api, subject):

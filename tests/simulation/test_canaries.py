@@ -38,6 +38,7 @@ from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery import ranks, single_file
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.leases import Leases
 from delayserver.delivery.settler import Settler
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
@@ -56,6 +57,7 @@ from delayserver.records.subscriptions import SubjectSpan, Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
 from delayserver.recovery import store
+from delayserver.recovery.leases_file import LeasesFile
 from delayserver.schedule import wheel_rows
 from delayserver.schedule.archives import Archives, extent_of
 from delayserver.schedule.days import Days
@@ -200,6 +202,30 @@ def the_dispatch_logs_of_older_hours_are_forgotten(patch: Patch) -> None:
             original(self, hour, *rest)
 
     patch.setattr(Loader, "_read_dispatch", read_dispatch)
+
+
+@canary(Violation)
+def leases_are_forgotten_at_a_planned_stop(patch: Patch) -> None:
+    """I4"""
+    patch.setattr(shard, "take_over", lambda *arguments: None)
+
+
+@canary(Violation)
+def a_planned_stop_is_taken_for_a_kill(patch: Patch) -> None:
+    """I4"""
+    patch.setattr(LeasesFile, "keep", lambda self, kept: None)
+
+
+@canary(Violation)
+def a_lease_ends_soon_after_a_planned_restart(patch: Patch) -> None:
+    """I4"""
+    original = Leases.restore
+
+    def restore(self: Any, deliveries: Any, pulls: Any, leases: Any) -> None:
+        leases["left_ms"] = 1
+        original(self, deliveries, pulls, leases)
+
+    patch.setattr(Leases, "restore", restore)
 
 
 @canary(Violation)

@@ -30,7 +30,7 @@ from tests.depth import every, least, missing_max
 from tests.simulation.catching import first_catch
 
 WORLDS = 10
-WORLDS_MAX = 60
+WORLDS_MAX = 300
 """A canary has to be caught within so many."""
 HAPPENS = (
     "acked",

@@ -55,7 +55,7 @@ class SharedConsuming(Consuming):
         self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
     ) -> Cancel:
         calls = self._calls
-        calls.check_running()
+        calls.check_handing_out()
         gathering = Gathering(self._sources, subscription, asked, tell)
         if leases is not None:
 

@@ -5,9 +5,10 @@
            ──▶ of one that cannot be asked: unknown
 
 Only the owner of a shard says that a lease is over. A shard that cannot be asked may be well, and
-hold the lease: the way to it is cut, or it is moving. So its part is unknown, as is that of one
-that ends while it is asked, and the client asks again. What a shard refuses is the answer to the
-whole call; what others have done by then stays so, and is over when the call is repeated.
+hold the lease: the way to it is cut, or it is moving; and a lease outlasts a planned restart of its
+shard. So its part is unknown, as is that of one that ends while it is asked, and the client asks
+again. What a shard refuses is the answer to the whole call; what others have done by then stays so,
+and is over when the call is repeated.
 
 Cost: 50 ns a token where all are of one shard, else 1 µs; 60 µs for each shard that is asked.
 Threads: belongs to the event loop.

@@ -407,6 +407,7 @@ class NodeShard:
             identity=owned.identity,
             message_log=owned.message_log,
             settler=owned.settler,
+            leases=owned.leases,
             may_deliver=owned.may_deliver,
             transactions=owned.transactions,
         )

@@ -192,6 +192,7 @@ class Consuming:
         """Acknowledge leases, and then have `tell` called once with messages, at once or later.
 
         Returns what to call if the consumer is gone before that. Raises StoppingError."""
+        self._calls.check_handing_out()
         acked: AckedDocument | None = None
         if leases is not None:
             over = self._calls.ack_soon(subscription, leases)

@@ -109,10 +109,10 @@ class ShardServer(SimulatedServer):
         leases = outcomes.leases
         end, grant, give_back = leases._end, leases.grant, outcomes.give_back
 
-        def ended(number: int, pull: Any, which: NDArray[np.intp]) -> None:
+        def ended(pull: Any, which: NDArray[np.intp]) -> None:
             for delivery in Some(pull.deliveries, which).each():
                 ledger.returned(delivery, seen=False)
-            end(number, pull, which)
+            end(pull, which)
 
         def granted(deliveries: Deliveries, lease_ms: int) -> str:
             prefix = grant(deliveries, lease_ms)

@@ -1,0 +1,125 @@
+"""How leases go over a planned restart: from the engine into the record, and back.
+
+    engine that stops ── left_behind ──▶ KeptLeases ──▶ take_over ──▶ engine that starts
+
+Rows that consumers hold do not wait at the start: the loader leaves them out and hands them over
+beside the others (`LoadedHour.leased`). Here they are read and leased again, under their old tokens
+and for as long as each had left. A row that cannot be read loses its lease, and is treated as any
+other that cannot be read.
+
+Cost: at a stop, columns; at a start what reading the messages costs, some microseconds for each.
+Threads: before the threads start, and on the event loop at the end.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.queue import Handout
+from delayserver.delivery.reader import Reader
+from delayserver.records.kept_leases import ATTEMPT_DTYPE, KeptLeases
+from delayserver.records.subscriptions import Subscription
+from delayserver.schedule.loader import LoadedHour
+from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
+from delayserver.server.engine import Engine
+from storage.frame import Rows
+from storage.rows import concatenate, is_among, select
+
+TOGETHER_MAX: Final = 10_000
+"""Leases that are read at once, unless one pull has more."""
+
+
+def left_behind(engine: Engine, starts_ms: NDArray[np.int64]) -> KeptLeases:
+    """What the next process honours. `starts_ms`: when a process began after a kill."""
+    pulls, leases = engine.outcomes.leases.kept()
+    parts = [np.zeros(0, ATTEMPT_DTYPE)]
+    for queue in engine.dispatcher.queues():
+        part = np.zeros(len(queue.attempts), ATTEMPT_DTYPE)
+        part["subscription_id"] = queue.subscription.id
+        part["seq"] = np.fromiter(queue.attempts, np.uint64, len(part))
+        part["attempt"] = np.fromiter(queue.attempts.values(), np.uint16, len(part))
+        parts.append(part)
+    return KeptLeases(True, starts_ms, pulls, leases, np.concatenate(parts))
+
+
+def take_over(
+    kept: KeptLeases, loaded: Sequence[LoadedHour], engine: Engine, reader: Reader
+) -> None:
+    """Hold the leases that the last process has left. `loaded`: what recovery has loaded."""
+    rows = concatenate([hour.leased for hour in loaded], WHEEL_DTYPE)
+    leased_by = np.concatenate([np.zeros(0, np.uint32), *(hour.leased_by for hour in loaded)])
+    hours = np.repeat([hour.hour for hour in loaded], [len(hour.leased) for hour in loaded])
+    of_lease = kept.leased()["subscription_id"]
+    for subscription in list(engine.registry):
+        _take_attempts(kept.attempts, subscription, engine)
+        mine = leased_by == subscription.id
+        if not mine.any():
+            continue
+        found = select(rows, mine)
+        order = np.argsort(found["seq"], kind="stable")
+        found, found_hours = select(found, order), hours[mine][order]
+        leases = select(kept.leases, of_lease == subscription.id)
+        pulls = select(kept.pulls, kept.pulls["subscription_id"] == subscription.id)
+        for some_pulls, some in _together(pulls, leases):
+            places = np.minimum(np.searchsorted(found["seq"], some["seq"]), len(found) - 1)
+            is_there = found["seq"][places] == some["seq"]
+            handout = Handout(
+                subscription, _slices(select(found, places), found_hours[places], is_there), {}
+            )
+            if handout.slices:
+                deliveries = reader.deliveries(handout, {})
+                for fired in handout.slices:
+                    seqs = fired.rows["seq"]
+                    lost = seqs[~is_among(seqs, deliveries.settled["seq"])]
+                    engine.dispatcher.lose_leased(fired.hour, lost.tolist())
+                _hold(deliveries, some_pulls, some, engine)
+
+
+def _take_attempts(attempts: Rows, subscription: Subscription, engine: Engine) -> None:
+    mine = attempts[attempts["subscription_id"] == subscription.id]
+    if len(mine):
+        queue = engine.dispatcher.queue(subscription)
+        pairs = zip(mine["seq"].tolist(), mine["attempt"].tolist(), strict=True)
+        queue.attempts.update(pairs)
+
+
+def _together(pulls: Rows, leases: Rows) -> Iterator[tuple[Rows, Rows]]:
+    """Pulls that are restored together, and their leases."""
+    ends = np.cumsum(pulls["count"].astype(np.intp))
+    first = start = 0
+    while first < len(pulls):
+        until = int(np.searchsorted(ends, start + TOGETHER_MAX, "right"))
+        until = max(until, first + 1)
+        end = int(ends[until - 1])
+        yield pulls[first:until], leases[start:end]
+        first, start = until, end
+
+
+def _slices(rows: Rows, hours: NDArray[np.intp], is_there: NDArray[np.bool_]) -> list[FiredRows]:
+    """The rows that are there, as slices of one hour each, in their order."""
+    rows, hours = select(rows, is_there), hours[is_there]
+    if not len(rows):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(rows)]
+    return [FiredRows(int(hours[start]), rows[start:end]) for start, end in pairwise(cuts)]
+
+
+def _hold(deliveries: Deliveries, pulls: Rows, leases: Rows, engine: Engine) -> None:
+    """Lease what could be read."""
+    if not len(deliveries):
+        return
+    is_held = is_among(leases["seq"], deliveries.settled["seq"])
+    of_pull = np.repeat(np.arange(len(pulls)), pulls["count"])[is_held]
+    counts = np.bincount(of_pull, minlength=len(pulls))
+    held = select(leases, is_held)
+    some = pulls[counts > 0].copy()
+    some["count"] = counts[counts > 0]
+    deliveries.settled["attempt"] = held["attempt"]
+    if (some["leased_ms"] == some["leased_ms"][0]).all():
+        deliveries.leased_ms = int(some["leased_ms"][0])
+    engine.dispatcher.hold_leased(deliveries)
+    engine.outcomes.leases.restore(deliveries, some, held)
