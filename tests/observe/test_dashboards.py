@@ -24,6 +24,10 @@ NOT_SHOWN = {
     "certificate_renewals_refused_total": "the log says why",
     "certificate_end_timestamp_seconds": "it changes once in months",
     "loop_turn_seconds": "its alert tells what is too long",
+    "definitions_not_understood": "its alert names the kind, and the lists the definitions",
+    "attempts_broken_total": "a mistake of ours or of a client library, which the log tells",
+    "clock_set_ahead_total": "the log says by how much",
+    "clock_set_back_total": "the same",
     **dict.fromkeys(
         (
             "deadlines",
