@@ -280,7 +280,8 @@ class Ledger(DurableRecords):
         if left is None:
             return
         if not server.store.kept.is_clean:
-            if self._starts_since == 1:
+            # A fault may have struck the record of the stop.
+            if self._starts_since == 1 and not self.may_be_damaged():
                 raise Violation("a planned stop is taken for a kill (I4)")
             return
         for (seq, subscription_id), until_ms in left.items():
