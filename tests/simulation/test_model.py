@@ -90,10 +90,9 @@ class Model(RuleBasedStateMachine):
         self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
         self.known: dict[int, Known] = {}
         self.by_key: dict[tuple[str, str], int] = {}
-        self.life = 0
         self.latest_ms = 0
         self.leased: dict[str, tuple[DueDelivery, int]] = {}
-        """Tokens of this life whose lease has not ended: until when, on the stopwatch."""
+        """Tokens whose lease has not ended: until when, on the stopwatch."""
 
     @initialize()
     def begin(self) -> None:
@@ -103,9 +102,10 @@ class Model(RuleBasedStateMachine):
             self.server.engine.subscribing.put_subscription(subscription)
         self.server.rest()
 
-    def start(self) -> None:
-        self.life += 1
-        self.leased.clear()
+    def start(self, *, is_planned: bool = False) -> None:
+        """`is_planned`: the server was stopped, so leases stay good."""
+        if not is_planned:
+            self.leased.clear()
         self.ledger.new_life()
         self.ledger.present = self.clock.stopwatch_ms
         self.ledger.clock = self.clock
@@ -119,8 +119,9 @@ class Model(RuleBasedStateMachine):
             quick=lambda: self.rng.random() < 0.5,
         )
         self.ledger.recovered(self.server)
-        for message in self.known.values():
-            if message.state is State.DELIVERING:
+        held = {delivery.origin.message_seq for delivery, _ in self.leased.values()}
+        for seq, message in self.known.items():
+            if message.state is State.DELIVERING and seq not in held:
                 message.state, message.is_retrying = State.SCHEDULED, message.has_failed
         self.look()
 
@@ -295,7 +296,7 @@ class Model(RuleBasedStateMachine):
         self.look()
 
     @rule(target=leases, lease_ms=st.sampled_from((7, 999, 2 * HOUR_MS)))
-    def pull(self, lease_ms: int) -> tuple[int, list[tuple[DueDelivery, str]]]:
+    def pull(self, lease_ms: int) -> list[tuple[DueDelivery, str]]:
         got: list[tuple[DueDelivery, str]] = []
         subscription = self.server.engine.subscribing.subscription("queue")
         request = PullRequest(2, lease_ms, 0, got.extend)
@@ -307,7 +308,7 @@ class Model(RuleBasedStateMachine):
             self.leased[token] = delivery, self.clock.stopwatch_ms() + lease_ms
             self.ledger.leased(delivery, lease_ms)
         self.look()
-        return self.life, got
+        return got
 
     @rule(lease_ms=st.sampled_from((7, 2 * HOUR_MS)))
     def extend(self, lease_ms: int) -> None:
@@ -318,10 +319,9 @@ class Model(RuleBasedStateMachine):
             self.ledger.leased(delivery, lease_ms)
 
     @rule(pulled=consumes(leases), acks=st.booleans())
-    def settle(self, pulled: tuple[int, list[tuple[DueDelivery, str]]], acks: bool) -> None:
-        life, got = pulled
-        for delivery, token in got:
-            if life != self.life or token not in self.leased:
+    def settle(self, pulled: list[tuple[DueDelivery, str]], acks: bool) -> None:
+        for delivery, token in pulled:
+            if token not in self.leased:
                 assert self.nack(token) == [token]
                 continue
             del self.leased[token]
@@ -363,7 +363,7 @@ class Model(RuleBasedStateMachine):
             self.server.stop()
         self.disk = self.disk.kill() if how == "kill" else self.disk.crash()
         self.catalog = self.catalog.crash()
-        self.start()
+        self.start(is_planned=how == "stop")
 
     @invariant()
     def states_agree(self) -> None:
