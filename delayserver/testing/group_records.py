@@ -141,8 +141,9 @@ class GroupRecords:
         if out != message_seq and is_under_way:
             raise Violation(f"message {message_seq} was sent to {place}, and {out} is under way")
         self._out[place] = message_seq, row
-        left, fired = self._left.setdefault(place, {}), self._fired[row]
-        if held or turn in left:
+        left, fired = self._left.setdefault(place, {}), self._fired.get(row)
+        # One that has not fired in this life was leased over a planned stop, and comes back.
+        if fired is None or held or turn in left:
             self._counts["sent of a group again"] += 1
             return
         is_known = since_seq is not None and since_seq <= fired.durable_seq
