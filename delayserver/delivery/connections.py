@@ -69,8 +69,9 @@ class Connections:
 
     @property
     def waiting(self) -> int:
-        """How many owners wait for a connection."""
-        return len(self._line) + len(self._over)
+        """How many owners wait since no connection is free. One that has its share is not among
+        them: others find connections."""
+        return len(self._line)
 
     def taken(self, owner: int) -> int:
         """How many an owner has."""
