@@ -118,12 +118,15 @@ class Backlog:
     def _count_late(self, fired: FiredRows) -> int:
         return int((fired.due_ms() < self._behind_ms).sum())
 
-    def change(self, before: Subscription, after: Subscription, now_ms: int) -> None:
-        """Follow another definition of the subscription."""
-        if _limits(before) != _limits(after):
+    def change(self, before: Subscription, after: Subscription, now_ms: int) -> bool:
+        """Follow another definition of the subscription. Returns whether its limits are others, so
+        that nothing is reserved of the rate for rows that have left."""
+        is_limited_anew = _limits(before) != _limits(after)
+        if is_limited_anew:
             self._define(after)
         if before.paused and not after.paused:
             self._fall_behind(now_ms)
+        return is_limited_anew and self._permit is None
 
     def _fall_behind(self, now_ms: int) -> None:
         """All that waits, and what fell due until now and is still to come, is late."""

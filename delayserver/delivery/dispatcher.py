@@ -474,7 +474,8 @@ class Dispatcher:
                 self._drop_queue(queue)
             return
         if queue is not None:
-            queue.rows.change(queue.subscription, subscription, now_ms)
+            if queue.rows.change(queue.subscription, subscription, now_ms):
+                queue.unreserved |= queue.reserved - queue.begun - queue.dropping
             if host_of(queue.subscription) != host_of(subscription):
                 queue.held_until_ms = 0  # It was another receiver that wanted to wait.
             queue.subscription = subscription

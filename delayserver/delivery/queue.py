@@ -99,6 +99,8 @@ class Queue:
     """Rows that left the queue."""
     begun: set[int] = field(default_factory=set)
     """Of these, if they are pushed, those whose first byte left, or was about to."""
+    unreserved: set[int] = field(default_factory=set)
+    """Rows that left under earlier limits, and did not begin: nothing of the rate is theirs."""
     held_until_ms: int = 0
     """The receiver wants nothing before, on the stopwatch."""
     is_reading: bool = False
@@ -191,6 +193,8 @@ class Queue:
         self.in_flight -= 1
         if seq in self.begun:
             self.begun.remove(seq)
+        elif seq in self.unreserved:
+            self.unreserved.remove(seq)
         elif self.subscription.is_pushed:
             self.rows.withhold(1, present_ms)
         return True

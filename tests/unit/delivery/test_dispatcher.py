@@ -1168,6 +1168,24 @@ def test_what_could_not_begin_gives_back_its_part_of_the_rate() -> None:
     assert parts.handouts() == [[1]]
 
 
+@pytest.mark.parametrize("rate_per_s", [0.0, 1.0])
+def test_another_rate_while_rows_wait_for_a_connection_holds_for_those_that_leave_then(
+    rate_per_s: float,
+) -> None:
+    hook = webhook(rate_per_s=rate_per_s, rate_burst=int(rate_per_s))
+    parts, waits = connecting(hook, 1, 2, 3)
+    parts.change(msgspec.structs.replace(hook, rate_per_s=2.0, rate_burst=2))
+    for one in waits:
+        assert not parts.dispatcher.may_begin(hook, [one], NOW_MS)
+        parts.dispatcher.end_request([one])
+        parts.dispatcher.return_delivery(one, one.attempt)
+    queue = parts.dispatcher.queue(hook)
+    parts.dispatcher.pump(queue, NOW_MS)
+    parts.turn()
+    assert sum(map(len, parts.handouts())) == 2
+    assert not queue.unreserved
+
+
 def test_a_queue_that_is_held_leaves_when_the_receiver_said() -> None:
     hook = webhook(max_in_flight=1)
     parts, (one,) = connecting(hook, 1, 2)
