@@ -118,7 +118,7 @@ def test_no_call_is_answered_by_a_process_without_a_lease(impatient: None) -> No
         asked = asyncio.ensure_future(ask_app(app, call_of(method, path)))
         while not asked.done():
             server.rest()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # Some are answered by a thread, which no clock moves.
         return await asked
 
     async def run() -> dict[tuple[str, str], tuple[int, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from delayserver.http.connecting import Deadline, connect_to_any, until
 from tests.waiting import turns
@@ -137,7 +138,6 @@ def test_a_deadline_that_is_not_over_ends_nothing() -> None:
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 def test_sockets_are_read_before_a_deadline_is_over(kind: str) -> None:
     """The loop is held up until long after the deadline; the answer came in time."""
-    uvloop = pytest.importorskip("uvloop")
 
     async def main() -> list[str]:
         seen: list[str] = []
