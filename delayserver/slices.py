@@ -91,7 +91,7 @@ class Slices:
         self._ring.append(_Begun(_calling(function, items), _raised))
 
     async def run(self, work: Work[T]) -> T:
-        """What the work returns; it is done as by `begin`."""
+        """Do a work as `begin` does. Returns what it returns."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.begin(work, partial(_answer, future))
         return await future
@@ -149,7 +149,7 @@ def _answer(future: "asyncio.Future[T]", value: T | None, error: Exception | Non
 
 
 def at_once(work: Work[T]) -> T:
-    """What a work returns, done without a pause: where no event loop waits."""
+    """Do a work without a pause, where no event loop waits. Returns what it returns."""
     while True:
         try:
             next(work)

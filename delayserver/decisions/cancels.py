@@ -34,7 +34,7 @@ from storage.errors import DamageError
 from storage.rows import HOUR_MS
 
 HELD_MIN = 8
-"""Of more messages the queues are asked at once which they hold."""
+"""If more messages than this remain, the queues are asked once which of them they hold."""
 Refusal = ConflictError | DamageError | NotFoundError
 """Why one of many messages was not cancelled."""
 

@@ -193,7 +193,7 @@ class Defining(ABC, Generic[W, D, S]):
             self.not_understood.pop(name, None)
 
     def get(self, name: str) -> Known[D, S]:
-        """What is under a name. Raises NotFoundError."""
+        """The definition that has this name, with its state. Raises NotFoundError."""
         found = self.find(name)
         if found is None:
             raise NotFoundError(f"there is no {self._kind.word} {name!r}")

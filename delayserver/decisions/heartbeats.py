@@ -48,9 +48,9 @@ from storage.frame import seal
 from storage.rows import RecordKind
 
 RETRY_MS = 1000
-"""What could not be recorded (the disk is full) is tried again after this."""
+"""A record that could not be written (the disk is full) is tried again after this."""
 FIRE_ITEMS = 5
-"""What one takes that fires: its message and its end are recorded."""
+"""A heartbeat that fires counts for so many items: its message and its end are recorded."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _STANDS_STILL = b""
@@ -121,7 +121,7 @@ class Heartbeats:
             self._set(key, self._beat(digest, heartbeat.timeout_ms, seq=0))
 
     def _read(self, key: str, value: bytes) -> tuple[Heartbeat, str]:
-        """What is stored under a key, and why it is not understood; empty: it is."""
+        """The heartbeat that is stored under a key, and why it is not understood; empty: it is."""
         heartbeat, problem = HEARTBEATS.read(value, key=key)
         if not problem and (heartbeat.key != key or heartbeat.timeout_ms <= 0):
             problem = "it is a heartbeat of another key, or one that has ended"
@@ -186,8 +186,9 @@ class Heartbeats:
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
     def on_stand_still(self, stood_ms: int) -> None:
-        """The event loop has stood still for so long until now. Nobody could renew a heartbeat with
-        a shorter timeout meanwhile: those begin it anew, as at a start."""
+        """The event loop has stood still for so long until now. Meanwhile a client could not renew
+        a heartbeat with a shorter timeout, so such a heartbeat begins its timeout anew, as at a
+        start."""
         self._stood_until_ms = self._timeouts.stopwatch()
         self._stood_ms = stood_ms
 

@@ -97,7 +97,7 @@ from storage.frame import seal
 from storage.rows import RecordKind
 
 RECORD_ITEMS = 2
-"""What a delivery takes that is recorded, as `slices` counts."""
+"""A delivery that is recorded counts for so many items of `slices`."""
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 

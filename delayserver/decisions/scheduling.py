@@ -165,7 +165,7 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         self._held_until_ms = stopwatch()
         """Nothing is run before the stopwatch shows this."""
         self._next_row = 0
-        """Of the schedules that are due, whose turn is next."""
+        """The row of `_table` with which the next turn begins, among the schedules that are due."""
         self._is_started = False
         self.runs_total = 0
         self.skipped_total = 0

@@ -15,9 +15,9 @@ the same message under way. A channel is closed when its subscription is deleted
 or when another one needs its place. A connection has as many places as the broker allows
 (`channel_max`); where all are busy, another connection is opened, up to CONNECTIONS_MAX.
 
-A broker that lacks memory or disk stops reading and says so (`connection.blocked`). What was sent
-before then lies in its socket and will be stored, so its time stands still, and nothing else is
-sent until the broker goes on. A repetition would be stored as well.
+A broker that lacks memory or disk stops reading and says so (`connection.blocked`). Messages
+that were sent before then lie in its socket and will be stored. So their time stands still, and
+nothing else is sent until the broker goes on. A repetition would be stored as well.
 
 Heartbeats find a broker that has gone.
 
@@ -81,14 +81,14 @@ WATCH_S: Final = 0.2
 """How long it may take until a blocked connection, or one that goes on, is seen."""
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 CONNECTIONS_MAX: Final = 16
-"""Of one outlet."""
+"""The most connections of one outlet."""
 CHANNELS_MAX: Final = 2047
-"""Of a connection whose broker names no limit."""
+"""The most channels of a connection whose broker names no limit."""
 CHANNEL_IDLE_S: Final = 1.0
-"""After which a channel makes room for another subscription's."""
+"""A channel that was idle for so long makes room for another subscription's."""
 ROUTING_KEY_BYTES_MAX: Final = 255
 HEADER_NAME_BYTES_MAX: Final = 128
-"""Of a field of a table; the client cuts longer ones off."""
+"""The longest name of a field in a table of AMQP; the client cuts longer ones off."""
 _ROUTING: Final = ("cc", "bcc")
 _PERSISTENT: Final = 2
 
@@ -100,10 +100,10 @@ ANSWERS: Final = AnswerTable(
         PublishError: Meaning(
             Certainty.NOT_STORED, text="no queue gets it (it was returned by the exchange)"
         ),
-        # Of several queues some may have it.
+        # If the exchange feeds several queues, some of them may have the message.
         DeliveryError: Meaning(Certainty.UNKNOWN, text="the broker has refused it (nack)"),
-        # The broker closes a channel for the sake of one message. What else was under way there is
-        # not confirmed.
+        # The broker closes a channel because of one message. The others that were under way there
+        # are not confirmed.
         ChannelPreconditionFailed: Meaning(Certainty.NOT_STORED, is_shared=True),
         ChannelAccessRefused: Meaning(Certainty.NOT_STORED, is_shared=True),
         ChannelClosed: Meaning(Certainty.UNKNOWN, is_shared=True),
@@ -141,7 +141,8 @@ def split_amqp_url(url: str) -> tuple[BrokerUrl, str]:
 
 
 def properties(delivery: DueDelivery) -> Basic.Properties:
-    """What a message says of itself. Raises InputError where AMQP cannot carry a header."""
+    """The properties and headers of a message. Raises InputError where AMQP cannot carry a
+    header."""
     carried: dict[str, Any] = {
         name: text for name, text in headers(delivery) if name.lower() not in _ROUTING
     }
@@ -414,8 +415,8 @@ class _AmqpOutlet:
     # ---- time --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """What is under way while the broker is blocked lies in its socket: its time stands
-        still."""
+        """While the broker is blocked, the messages under way lie in its socket, and their time
+        stands still."""
         self._watching = None
         loop = asyncio.get_running_loop()
         if self.is_blocked:

@@ -49,7 +49,7 @@ class Meaning(NamedTuple):
 
 
 class BrokerAnswer(msgspec.Struct, frozen=True):
-    """What a broker says of one message."""
+    """The answer of a broker about one message."""
 
     kept: Certainty
     reason: str = ""
@@ -62,7 +62,7 @@ class BrokerAnswer(msgspec.Struct, frozen=True):
         return BrokerAnswer(self.kept, self.reason) if self.is_shared else self
 
     def result(self) -> Confirmed | Failed:
-        """What the sink tells of it."""
+        """The result that the sink reports for it."""
         if self.kept is Certainty.STORED:
             return CONFIRMED
         return Failed(self.reason, is_unknown=self.kept is Certainty.UNKNOWN)
@@ -87,7 +87,7 @@ def unknown(reason: str, *, is_shared: bool = False) -> BrokerAnswer:
 
 
 class AnswerTable:
-    """What the words of one client library mean.
+    """The meanings of the words of one client library.
 
     Keys are classes of exceptions, of which the most special counts, or codes and first words of
     errors, whatever the client gives."""

@@ -3,12 +3,12 @@
     wrong, wrong, wrong, … ──▶ said at 0 s, after 1 min, 3 min, 7 min, … then once an hour
     right                  ──▶ said once, with how often and how long it was wrong
 
-A broker that is away for a night is some lines of the log and not hundreds of megabytes. What a
-client library logs by itself passes through `QuietLogger`, which does the same for each facility of
-librdkafka, and `QuietFilter`, for the loggers of the others.
+A broker that is away for a night is some lines of the log and not hundreds of megabytes. The
+client libraries log by themselves: `QuietLogger` does the same for each facility of librdkafka, and
+`QuietFilter` for the loggers of the others.
 
-Cost: 1 µs for what is not said. Threads: `Complaints` belongs to one thread; the others take a
-lock, for libraries log from threads of their own.
+Cost: 1 µs for a line that is not said. Threads: `Complaints` belongs to one thread; the others take
+a lock, for libraries log from threads of their own.
 """
 
 import logging
@@ -22,7 +22,7 @@ from typing import Any, Final
 FIRST_PAUSE_S: Final = 60.0
 PAUSE_MAX_S: Final = 3600.0
 FORGOTTEN_S: Final = 600.0
-"""What has not happened for so long is said at once when it happens again."""
+"""A thing that has not happened for so long is said at once when it happens again."""
 _BROKER: Final = re.compile(r"\[thrd:([^]]*)\]")
 REMEMBERED_MAX: Final = 1000
 """Things that are wrong at once; of more the oldest is forgotten, and said anew."""
@@ -43,7 +43,7 @@ class Complaint:
 
 
 class Complaints:
-    """What is wrong now, by key."""
+    """The things that are wrong now, by key."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -92,7 +92,7 @@ class QuietLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger for librdkafka: each kind of line once, then ever more rarely.
 
     The client writes `FACILITY [client] [thrd:BROKER]: text`, and says that again at each attempt.
-    What it says of another broker is another line."""
+    The same text about another broker is another line."""
 
     def __init__(
         self, logger: logging.Logger, monotonic: Callable[[], float] = time.monotonic

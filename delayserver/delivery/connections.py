@@ -3,9 +3,9 @@
     queue ── take ──▶ connections, at most its share ──▶ rows leave, are read, sent ── give_back ──▶
                  └──▶ none: the queue waits in line, its rows stay in it ◀── on_free ──┘
 
-What is counted here is the right to use one of `--webhook-connections-max` connections. It is taken
-before a row leaves its queue. Until then the row waits there, where it can expire and where a pause
-or another URL is heeded.
+A queue takes the right to use one of `--webhook-connections-max` connections before a row leaves
+it; these rights are counted here. Until then the row waits in the queue, where it can expire and
+where a pause or another URL is heeded.
 
 No queue gets all of them, even while no other wants one: a queue, and all queues of one host
 together, may hold at most SHARE times as many as are left free (the dynamic threshold of Choudhury

@@ -70,15 +70,16 @@ WEBHOOKS_MAX = 1024
 """Requests to receivers that are out at once."""
 HOSTS_REMEMBERED = 4096
 ROUTE_ITEMS = 2
-"""What a route takes that fires, and its push into each queue one more, as `slices` counts."""
+"""A route that fires counts for so many items of `slices`, and each queue that gets it for one
+more."""
 PUMP_ITEMS = 10
-"""What a queue takes that is pumped, and something leaves it."""
+"""A queue that is pumped counts for so many items if something leaves it."""
 SERVE_ITEMS = 10
-"""What it takes to let queues that wait have connections, which are pumped then."""
+"""Giving connections to queues that wait, which are pumped then, counts for so many items."""
 LOOK_ITEMS = 200
-"""What a read of up to READ_ROWS_MAX rows takes, whatever it is for."""
+"""A read of up to READ_ROWS_MAX rows counts for so many items, whatever it is for."""
 HELD_LOOK_MS = 50
-"""After which a queue is looked at again that nothing may leave now."""
+"""A queue that nothing may leave now is looked at again after this."""
 
 
 class DispatcherPorts(Protocol):
@@ -168,7 +169,7 @@ class Dispatcher:
         self.connections = Connections(
             webhooks_max, lambda serve: slices.soon(serve, SERVE_ITEMS), self._pump_again
         )
-        """Of webhooks."""
+        """The connections of webhooks."""
         self._slices = slices
         self._to_pump: set[int] = set()
         """Subscriptions whose queues are pumped in a turn to come."""
@@ -864,7 +865,7 @@ class Dispatcher:
 
     def _send_batches(self, queue: Queue, handout: Handout, deliveries: Deliveries) -> int:
         """Send what was read for one request: in one, unless some of it has failed together before.
-        What finds no connection waits again. Returns how many requests are sent."""
+        Deliveries that find no connection wait again. Returns how many requests are sent."""
         subscription, requests = queue.subscription, 0
         for which in _apart(queue, deliveries.settled["attempt"]):
             if requests:

@@ -21,7 +21,7 @@ from delayserver.records.sources import KnownSource, SourceRecord
 BATCHES_MAX: Final = 2
 BATCH_RECORDS_MAX: Final = 500
 BATCH_MAX_BYTES: Final = 512 * 1024
-"""Of keys, values and headers, unless one record alone has more."""
+"""Keys, values and headers of a batch together, unless one record alone has more."""
 
 Batch = Sequence[SourceRecord]
 Health = Callable[[str | None], None]
@@ -59,8 +59,8 @@ class FeedOpener(Protocol):
     """Makes feeds of one kind of broker."""
 
     async def open(self, known: KnownSource, health: Health) -> Feed:
-        """A feed that begins where the state says. What is wrong at its beginning is said by its
-        first `read`, and later by `health`."""
+        """A feed that begins where the state says. Its first `read` says if something is wrong at
+        the beginning; `health` says it later."""
         ...
 
 

@@ -8,10 +8,10 @@ A record's value is the body as it was published; its headers are `delay-id`, `d
 partition by its key as the Java clients choose it.
 
 An outlet (`delayserver.delivery.outlets`) is an idempotent producer, for all subscriptions with the
-same brokers and the same time-out: what librdkafka sends again by itself is there once. Whether a
-record that was not confirmed within the time-out is there, nobody knows: its message is tried
-again, with the same id. What the client has not sent yet is bounded by the window of the outlet,
-with a share for each subscription; the rest waits in front of it.
+same brokers and the same time-out: a record that librdkafka sends again by itself is there once. A
+record that was not confirmed within the time-out may be there or not, so its message is tried
+again, with the same id. The window of the outlet bounds the records that the client has not sent
+yet, with a share for each subscription; the others wait in front of it.
 
 Records that go to a partition together share a batch, and a broker refuses a batch as a whole: as
 too large, or since one of its records is bad. Such an answer is shared, so the messages go again in
@@ -231,7 +231,7 @@ def asked(ask: Callable[[float], T], is_refused: Callable[[], bool]) -> T:
 
 
 def answer_of(error: KafkaError) -> BrokerAnswer:
-    """What an error of the client says of a record."""
+    """The answer about a record that an error of the client stands for."""
     return ANSWERS.of((error.code(),), f"{error.str()} ({error.name()})", error.name())
 
 
@@ -305,7 +305,7 @@ class ProducerOutlet:
             else:
                 reported(answer_of(cause).alone())
         except Exception as error:
-            # What the client makes of a message that it cannot write is about that message alone.
+            # A client that cannot write a message down raises about that message alone.
             reported(ANSWERS.of_error(error).alone())
 
     def let_go(self, subscription_id: int) -> None:
@@ -356,7 +356,7 @@ class ProducerOutlet:
         self._purge(self._producer)
 
     def _purge(self, producer: Producer) -> None:
-        """What is not confirmed is reported as unknown."""
+        """Records that are not confirmed are reported as unknown."""
         producer.purge()
         for _ in range(CLOSE_TRIES):
             with suppress(KafkaException, SystemError):
@@ -396,7 +396,7 @@ class ProducerOutlet:
                 await asyncio.shield(self._ended)
         self._take_reports()
         if self._producer is not None and self._ended.done():
-            # What was produced while the thread was about to end by itself.
+            # Records may have been produced while the thread was about to end by itself.
             self._producer.purge()
             self._producer.poll(0)
             self._take_reports()

@@ -4,16 +4,16 @@
 
 Partitions are assigned by hand, each at the position that the source's state has. There is no group
 that could move them, and no offset of the broker counts: the group's offsets are committed behind
-what was taken, for those who watch the lag. Somebody else's error there is nobody's concern here.
+what was taken, for those who watch the lag. An error in them does not change what is read here.
 
-A position that the topic does not hold any more is looked at before reading begins. What was
-deleted before it was taken is gone, and is said: the log names how much. A topic that was made
+A position that the topic does not hold any more is looked at before reading begins. Records that
+were deleted before they were taken are gone, and the log names how many. A topic that was made
 again has another identity, its id, which is asked for before a batch is handed over; or it ends
-before the position. That is an error, and stays one until the source is made again. Partitions that
+before the position. Both are errors, and stay so until the source is made again. Partitions that
 come later are found within REFRESH_S, and read from their beginning.
 
-The markers of transactions, and what was aborted, take offsets that no consumer gets. The end of a
-partition is told by the client, with its offset; so the position is moved there, and the lag that a
+The markers of transactions, and aborted records, take offsets that no consumer gets. The client
+tells the end of a partition, with its offset. So the position is moved there, and the lag that a
 tool shows becomes 0.
 
 Brokers that go while a feed reads are told of by its health: after AWAY_S without an answer, or

@@ -5,9 +5,9 @@
 
 `Nats-Msg-Id` is the message id, so a message that comes again within the stream's window of
 duplicates is there once. An acknowledgement may say that the stream has left a message out as a
-duplicate. That is right where the stream has it from an earlier attempt. Where it has the message
-from another subscription, under another subject, this one would be lost: so the stream is asked
-what it has, and unless that has our subject the message goes again, as `ID:SUBJECT`. A replay is
+duplicate. The stream is right where it has the message from an earlier attempt. Where it has it
+from another subscription, under another subject, ours would be lost. So the stream is asked which
+message it has, and unless that has our subject, ours goes again, as `ID:SUBJECT`. A replay is
 wanted once more, and goes as `ID:replay-N`.
 
 The other headers are those of every broker (`delayserver.delivery.carried`), but `delay-key` is
@@ -17,7 +17,7 @@ stream) and do not leave; nor does anything go to a subject that begins with `$`
 NATS itself listens.
 
 One connection for all subscriptions with the same URL and the same time-out; acknowledgements come
-in any order, so one stream that hangs holds up no other. What is acknowledged is forgotten at once.
+in any order, so one stream that hangs holds up no other. Acknowledged ones are forgotten at once.
 The client does not connect again by itself: the servers that it hears of have passed no allow list.
 Pings find a server that has gone.
 
@@ -83,7 +83,7 @@ MESSAGE_ID: Final = "Nats-Msg-Id"
 ANSWERS: Final = AnswerTable(
     "NATS",
     {
-        # Nobody listens to the subject: no stream stores it, or JetStream is not there.
+        # The subject has no listener: no stream stores it, or JetStream is not there.
         NO_STREAM: Meaning(Certainty.NOT_STORED, text="no response from stream"),
         # Errors of JetStream, by its own code, and otherwise by the class of the code.
         10077: Meaning(Certainty.NOT_STORED),  # the stream is full and discards what is new
@@ -234,7 +234,7 @@ class _Error(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """What a stream answers to a publish."""
+    """The answer of a stream to a publish."""
 
     stream: str = ""
     seq: int = 0
@@ -247,7 +247,7 @@ class _Stored(msgspec.Struct):
 
 
 class _StoredReply(msgspec.Struct):
-    """What a stream answers who asks for a message."""
+    """The answer of a stream to a request for a message that it has."""
 
     message: _Stored | None = None
 
@@ -257,8 +257,8 @@ _decode_stored = msgspec.json.Decoder(_StoredReply).decode
 
 
 def answer_of(data: bytes, status: str | None) -> tuple[BrokerAnswer, _Reply | None]:
-    """What a reply to a publish says. With the reply where the stream has left the message out as a
-    duplicate of another."""
+    """The answer that a reply to a publish stands for; and the reply itself where the stream has
+    left the message out as a duplicate of another."""
     if status == NO_RESPONDERS:
         return ANSWERS.of((NO_STREAM,), "", ""), None
     try:

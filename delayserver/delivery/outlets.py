@@ -124,7 +124,7 @@ class Outlet(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of everything. What is not confirmed is reported as unknown."""
+        """Let go of everything. Messages that are not confirmed are reported as unknown."""
         ...
 
 
@@ -190,7 +190,7 @@ class Handed:
             self.done.set_result(None)
 
     def report(self, delivery: DueDelivery, result: Confirmed | Failed) -> None:
-        """What came of one. All that come in one turn of the event loop are told together."""
+        """The result of one. Those that come in one turn of the event loop are told together."""
         if not self._waiting:
             self.done.get_loop().call_soon(self._tell_waiting)
         self._waiting.append((delivery, result))
@@ -299,7 +299,7 @@ class _Opened:
 
 @dataclass(slots=True)
 class OutletCounts:
-    """What a sink counts, for metrics."""
+    """The counts of a sink, for metrics."""
 
     answers: dict[Certainty, int] = field(default_factory=lambda: dict.fromkeys(Certainty, 0))
     duplicates: int = 0
@@ -358,7 +358,7 @@ class OutletSink:
 
     @property
     def under_way_bytes(self) -> int:
-        """Of messages that clients of brokers have and that are not answered."""
+        """Bytes of messages that clients of brokers have and that are not answered."""
         return sum(one.shares.used_bytes for one in self._all() if one.shares is not None)
 
     def _all(self) -> list[_Opened]:
@@ -569,7 +569,8 @@ class OutletSink:
                 opened.outlet.let_go(subscription.id)
 
     def _withdraw(self, subscription_id: int) -> None:
-        """What waits of a subscription was handed over for its former self: give it back."""
+        """Give back the deliveries of a subscription that wait: they were handed over before it
+        changed."""
         for sending in self._sending.get(subscription_id, ()):
             sending.is_withdrawn = True
         for opened in self._all():
@@ -675,7 +676,7 @@ class OutletSink:
         self._in_background(self._close(opened.opening))
 
     async def _close(self, opening: asyncio.Task[Outlet]) -> None:
-        # Nobody waits for it any more. Why it could not be opened was told to those who did.
+        # No delivery waits for it any more. Those that did were told why it could not be opened.
         if not opening.done():
             opening.cancel()
         with suppress(InputError, OutletError, asyncio.CancelledError):
@@ -701,7 +702,8 @@ class OutletSink:
 
 
 async def _close_quietly(outlet: Outlet) -> None:
-    """What a client library makes of a far side that is odd ends no more than this."""
+    """Close it. A client library may raise whatever it likes about an odd far side; that is logged,
+    and ends nothing else."""
     try:
         await outlet.close()
     except Exception as error:
@@ -709,7 +711,7 @@ async def _close_quietly(outlet: Outlet) -> None:
 
 
 def body_bytes(delivery: DueDelivery) -> int:
-    """Of what was published: body, headers and key."""
+    """Bytes of a message as it was published: body, headers and key."""
     payload = delivery.payload
     size = len(payload.body) + len(payload.key or "")
     if payload.headers:

@@ -38,22 +38,22 @@ class Handout:
     """Attempts of rows that were handed out before in this process."""
     request: PullRequest | None = None
     give_up_reason: str = ""
-    """They are not to be delivered, but dead letters for this reason."""
+    """Not empty: they are not delivered, but become dead letters for this reason."""
     as_batch: bool = False
-    """They are to go in one request, which counts among the `posts` of their queue."""
+    """They go in one request, which counts among the `posts` of their queue."""
     is_look: bool = False
-    """They wait still, and are read to find out when they expire, or what follows."""
+    """They go on waiting, and are read only to learn when they expire, or as said below."""
     of_group: bool = False
-    """Of which group they are."""
+    """They are read to learn their groups."""
     are_expected: bool = False
-    """Which groups they hold up, since they are retries; perhaps they wait in the wheel."""
+    """They are retries, read to learn which groups they hold up; perhaps they wait in the wheel."""
     connections: int = 0
-    """Of `Connections`, for the requests that will carry them."""
+    """Connections that are taken for the requests that will carry them (`Connections`)."""
     counted_bytes: int = 0
-    """What counts in `BrokerBodies` while they are read."""
+    """Bytes that they count for in `BrokerBodies` while they are read."""
     left_by: int = 0
-    """Not 0: the subscription that they were for is gone; they are read to find out whose they are
-    now."""
+    """Not 0: the subscription that they were for is gone. They are read to learn to which one they
+    belong now."""
 
     @property
     def first_seq(self) -> int:
@@ -67,7 +67,7 @@ class Handout:
 
     @property
     def broker_bytes(self) -> int:
-        """Of rows that are read for a broker, their payloads; 0 for all others."""
+        """Bytes of the payloads of rows that are read for a broker; 0 for all other rows."""
         if not self.subscription.takes_many or self.is_look or self.give_up_reason or self.left_by:
             return 0
         return sum(int(fired.payload_bytes(len(fired.rows)).sum()) for fired in self.slices)
@@ -98,7 +98,7 @@ class Queue:
     reserved: set[int] = field(default_factory=set)
     """Rows that left the queue."""
     begun: set[int] = field(default_factory=set)
-    """Of these, if they are pushed, those whose first byte left, or was about to."""
+    """Those of `reserved` whose first byte left, or was about to, if they are pushed."""
     unreserved: set[int] = field(default_factory=set)
     """Rows that left under earlier limits, and did not begin: nothing of the rate is theirs."""
     held_until_ms: int = 0

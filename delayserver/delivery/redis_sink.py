@@ -301,7 +301,7 @@ class _RedisOutlet:
         return answers
 
     def _take(self) -> "list[_Waiting]":
-        """What goes in the next pipeline, in the order in which it came."""
+        """The messages of the next pipeline, in the order in which they came."""
         batch, size = [self._waiting.popleft()], 0
         while self._waiting and len(batch) < BATCH_MAX and size <= BATCH_BYTES_MAX:
             batch.append(self._waiting.popleft())
@@ -322,8 +322,8 @@ _Waiting = tuple[Subscription, DueDelivery, Report]
 
 
 def answer_of(error: BaseException) -> BrokerAnswer:
-    """What an error of the client says of a message. Of one that Redis has answered the first word
-    counts, as far as the client has no class for it."""
+    """The answer about a message that an error of the client stands for. Where the client has no
+    class for an error that Redis has answered, the first word of the error counts."""
     first = str(error).split(" ", 1)[0]
     is_plain = type(error) is ResponseError
     return ANSWERS.of_error(error, (first,) if is_plain else ())

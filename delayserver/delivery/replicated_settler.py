@@ -7,10 +7,11 @@
 The log of what is settled takes rows from any process, so it cannot tell whether a new owner has
 read them. The log that decides who owns the shard can: an acknowledgement is answered behind a
 record of this owner there that was sent after the rows were recorded. A new owner reads what is
-settled behind its claim, so it knows all that was answered. What a former owner records later is
-true, and saves a repeat; but nobody is told that it is recorded, and that process ends.
+settled behind its claim, so it knows all that was answered. A former owner may record rows later.
+They are true, and save a repeat; but no client is told that they are recorded, and that process
+ends.
 
-What others know is what the replicated log has, so the files need no sync before somebody is
+The other replicas know what the replicated log has, so the files need no sync before a client is
 answered. They are synced about once a second: a replica that starts again reads the log from there.
 
 The files have nothing that the log has not, and nothing before it. Rejected: writing them at once,

@@ -43,7 +43,7 @@ class Shares(Generic[T]):
         self._under_way: Counter[int] = Counter()
         """Bytes by subscription id; none is 0."""
         self.used_bytes = 0
-        """Of all of them."""
+        """Bytes that are under way, of all subscriptions together."""
 
     @property
     def waiting(self) -> int:

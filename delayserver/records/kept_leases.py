@@ -39,8 +39,8 @@ PULL_DTYPE: Final = np.dtype(
         ("count", "<u4"),
     ]
 )
-"""What consumers got at once: the two numbers of its tokens, when it was handed out, to which
-subscription, and how many of its leases are kept."""
+"""A pull, whose messages a consumer got together: the two numbers of its tokens, when they were
+handed out, for which subscription, and how many of its leases are kept."""
 LEASE_DTYPE: Final = np.dtype(
     [
         ("seq", "<u8"),
@@ -68,7 +68,7 @@ def _rows(dtype: np.dtype[np.void]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class KeptLeases:
-    """What a process leaves to the next one."""
+    """The leases and starts that a process leaves to the next one."""
 
     is_clean: bool = False
     """It was written at a planned stop. Else it was written at a start, and holds no leases."""

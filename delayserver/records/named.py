@@ -43,8 +43,8 @@ class Known(NamedTuple, Generic[D, S]):
     """Why it is not understood here; empty: it is. Both are stand-ins then, as far as they cannot
     be read (`records.understanding`), and it stands still."""
     tail: bytes | None = b""
-    """What a newer server has written behind the fields of the state, which is kept; None: the
-    state is a stand-in, and cannot be changed without losing what is stored."""
+    """Bytes that a newer server has written behind the fields of the state; they are kept. None:
+    the state is a stand-in, and a change would lose what is stored."""
 
     @property
     def version(self) -> str:

@@ -62,7 +62,7 @@ _FIELDS: Final = (
     ("month", 12),
     ("day of week", 7),
 )
-"""Of an expression: what they are called, and how many values each has."""
+"""The fields of an expression: their names, and how many values each has."""
 NO_READING: Final = 0
 """In the place of a reading: the moment says it all."""
 _YEARS_MAX: Final = 9900
@@ -75,7 +75,7 @@ class Planned(NamedTuple):
     time_ms: int
     """The moment."""
     reading_ms: int = NO_READING
-    """What the clock on the wall shows then, counted as if it stood in UTC; NO_READING: the moment
+    """The clock on the wall shows this then, counted as if it stood in UTC. NO_READING: the moment
     does not depend on a zone."""
 
 

@@ -136,10 +136,10 @@ class ScheduleState(NamedState, frozen=True, gc=False):
     runs: int = 0
     skipped: int = 0
     resumed_ms: int = 0
-    """What was planned before this passed while it was paused."""
+    """The times that were planned before this passed while it was paused."""
     is_paused: bool = False
     next_reading_ms: int = NO_READING
-    """What the clock on the wall shows at the next planned time; see Planned."""
+    """The reading of the clock on the wall at the next planned time; see Planned."""
     left_from_ms: int = 0
     """Every planned time from this one to before `since_ms` was left out, and every one before it
     was run or given up; 0: nothing was run yet."""
@@ -309,7 +309,8 @@ def set_back(schedule: Schedule, state: ScheduleState, now_ms: int) -> ScheduleS
     """Where a schedule goes on whose clock was set back to `now_ms`: at the first planned time
     behind that which was left out, though it comes now. None: where it is, since nothing was.
 
-    Of two that were set back one within the other, what was run before the first may come again."""
+    If the clock is set back twice, the second time within the first, the planned times that were
+    run before the first may come again."""
     is_over = schedule.runs_max is not None and state.runs >= schedule.runs_max
     if is_over or state.since_ms <= now_ms:
         return None

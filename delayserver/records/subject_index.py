@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Bucket(Generic[T]):
-    """What stands under one pattern."""
+    """The values that stand under one pattern."""
 
     __slots__ = ("_items", "_values", "by_number")
 

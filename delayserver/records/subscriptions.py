@@ -69,7 +69,7 @@ class RetrySchedule:
 
     @classmethod
     def within_limits(cls, max_attempts: int, backoff_ms: tuple[int, ...]) -> "RetrySchedule":
-        """What was accepted once, as far as the limits of today allow it. Empty `backoff_ms`: the
+        """A schedule that was accepted once, cut to the limits of today. Empty `backoff_ms`: the
         default delays."""
         max_attempts = min(max(1, max_attempts), RETRY_ATTEMPTS_MAX)
         if not backoff_ms:
@@ -282,7 +282,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 class StandIn(Subscription, frozen=True):
-    """What can be read of a subscription that is not understood; it stands still."""
+    """A subscription that is not understood, as far as it can be read; it stands still."""
 
     stored: bytes = b""
     """All of it, as it was written."""
@@ -293,7 +293,7 @@ class StandIn(Subscription, frozen=True):
         """The same with other values of some fields, and all others as they are stored."""
         parts = parts_of(self.stored)
         if not parts:
-            # Nothing of it can be changed. What is deleted needs no more than its name.
+            # It cannot be changed, only deleted: a deletion needs no more than its name.
             plain = {one.name: getattr(self, one.name) for one in _FIELDS} | changes
             return Subscription(**plain) if changes.get("deleted") else self
         for one in _FIELDS:
@@ -328,7 +328,7 @@ class StandIn(Subscription, frozen=True):
 
 _FIELDS: Final = msgspec.structs.fields(Subscription)
 _OF_SHARD: Final = ("history", "horizon", "subject_since_ms")
-"""What had fallen due, and under which subject, differs from shard to shard."""
+"""Kept for each shard: the messages that had fallen due, and under which subject, differ."""
 _REASONS: Final = (GONE, FAILURES)
 
 

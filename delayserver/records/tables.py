@@ -744,7 +744,8 @@ def unpack_archived(value: bytes) -> Archived:
 
 
 def read_archived(catalog: Catalog) -> dict[int, Archived]:
-    """The whole table ARCHIVES. What cannot be read is no archive: its hour is archived again."""
+    """The whole table ARCHIVES. An entry that cannot be read is left out: its hour is archived
+    again."""
     archived: dict[int, Archived] = {}
     for key, value in catalog.scan(Table.ARCHIVES):
         with suppress(msgspec.DecodeError, ValueError):

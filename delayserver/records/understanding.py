@@ -9,8 +9,9 @@ here, a limit was lowered, or a library reads less than it did. Such a definitio
 It stands still and keeps its bytes; lists show it with the reason; it can be paused, replaced and
 deleted; and it goes on when a process understands it again.
 
-The stand-in has each field that can be read by itself, and `fallbacks` for the others. So whoever
-lists definitions needs no second way to show one. Whoever acts on one looks at the reason first.
+The stand-in has each field that can be read by itself, and `fallbacks` for the others. So a
+list of definitions needs no second way to show one. Code that acts on one looks at the reason
+first.
 
 Rejected: exceptions. Each place that reads a definition would have to catch them, and the one that
 forgot would end the start, the event loop, or a whole page of a list.
@@ -50,10 +51,10 @@ class Understanding(Generic[T]):
         self._decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(self, data: bytes, **known: object) -> tuple[T, str]:
-        """What is in such bytes, and why it is not understood; empty: it is. Never raises.
+        """The definition in such bytes, and why it is not understood; empty: it is. Never raises.
 
-        `known`: fields of a stand-in that somebody else knows, such as the name, from the key."""
-        # What a library or the machine raises for a definition is not for us to foresee.
+        `known`: fields of a stand-in that the caller knows, such as the name, from the key."""
+        # A library or the machine may raise anything for a definition; we cannot foresee it.
         try:
             value = self._decode(data)
             if self._is_array and (more := _length(data) - len(self._fields)) > 0:

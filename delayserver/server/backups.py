@@ -91,7 +91,7 @@ class BackupMaker:
         monotonic: Callable[[], float],
     ) -> None:
         """`shards`: how many the server has; `life`: that it is in; `tokens_directory`: where
-        TOKENS is. What an earlier process has left of a snapshot is removed. Raises DiskError."""
+        TOKENS is. The rest of a snapshot of an earlier process is removed. Raises DiskError."""
         self._shard = shard
         self._calls = calls
         self._clock = shard.clock

@@ -34,7 +34,7 @@ TOGETHER_MAX: Final = 10_000
 
 
 def left_behind(engine: Engine, starts_ms: NDArray[np.int64]) -> KeptLeases:
-    """What the next process honours. `starts_ms`: when a process began after a kill."""
+    """The leases that the next process honours. `starts_ms`: when a process began after a kill."""
     pulls, leases = engine.outcomes.leases.kept()
     parts = [np.zeros(0, ATTEMPT_DTYPE)]
     for queue in engine.dispatcher.queues():

@@ -16,7 +16,7 @@ SET_MS: Final = 1_000
 
 
 class ClockWatch:
-    """What a clock and a stopwatch showed when they were looked at last."""
+    """A clock beside a stopwatch, as they were when they were looked at last."""
 
     def __init__(self, clock_ms: int, stopwatch_ms: int) -> None:
         self._offset_ms = clock_ms - stopwatch_ms

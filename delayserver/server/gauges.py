@@ -258,7 +258,7 @@ class Gauges:
         )
 
     def add_brokers(self, bodies: BrokerBodies, sinks: Callable[[], Sequence[OutletSink]]) -> None:
-        """What is shared between subscriptions that write to brokers. `sinks`: of all kinds."""
+        """Metrics of what subscriptions that write to brokers share. `sinks`: of all kinds."""
 
         def of_sinks(value: Callable[[OutletSink], int]) -> Callable[[], int]:
             return lambda: sum(map(value, sinks()))

@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 
 DISK_CHECK_S = 1.0
 REASON_CHARACTERS_MAX = 1000
-"""Of what a client says of an attempt that failed."""
+"""The longest reason that a client may give for an attempt that failed; the rest is cut."""
 CLIENTS = frozenset(("aiormq", "confluent_kafka", "nats", "pamqp", "redis"))
 """Modules of others whose callbacks are on our event loop: the clients of brokers."""
 LOOK_MS = 1000
 LEASES_LOOK_S = 0.02
-"""How often it is asked at a stop whether a consumer still holds anything."""
+"""A stop looks so often whether a consumer still holds anything."""
 
 log = structlog.get_logger()
 

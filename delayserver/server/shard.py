@@ -157,8 +157,8 @@ class Shard(ABC):
         store.leases.begin(begun)
 
     def leave_leases(self) -> Callable[[], None]:
-        """What keeps the leases that are held now for the next process: called in any thread once
-        all that was settled is durable."""
+        """Returns a function that keeps the leases that are held now for the next process. It is
+        called in any thread once all that was settled is durable."""
         kept = left_behind(self.engine, self.starts_ms)
         return partial(self.store.leases.keep, kept)
 

@@ -130,15 +130,15 @@ class SourceRunner:
                 self._on_health(name, version, str(error))
                 await self._sleep(retry_s)
             except Exception as error:
-                # Of the client, or of what one topic holds: it harms this source alone.
+                # The client raised it, or what one topic holds: it harms this source alone.
                 retry_s = RETRY_S if has_read else min(2 * retry_s, RETRY_MAX_S)
                 said = f"an error that was not foreseen: {type(error).__name__}: {error}"
                 self._on_health(name, version, said)
                 await self._sleep(retry_s)
 
     def _on_health(self, name: str, version: int, reason: str | None) -> None:
-        """Why a source cannot be read now, or None: it is read. What does not change is said ever
-        more rarely."""
+        """`reason`: why a source cannot be read now; None: it is read. A reason that does not
+        change is logged ever more rarely."""
         if self._wanted(name, version) is None:
             return
         if reason is None:

@@ -146,7 +146,7 @@ class Observer:
         """A planned stop keeps the leases that are held."""
 
     def taking_over(self) -> None:
-        """What an earlier process has kept is held again."""
+        """A start holds the leases again that an earlier process has kept."""
 
 
 class _ObservedLog(MessageLog):

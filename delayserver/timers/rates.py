@@ -87,7 +87,7 @@ class TokenBucket:
         self.take(count, now_s)
 
     def release(self, count: int, now_s: float) -> None:
-        """That many of the reserved ones are not used."""
+        """Give back that many of the reserved ones, which are not used."""
         self._reserved -= count
         assert self._reserved >= 0, self._reserved
 

@@ -130,9 +130,9 @@ class Node:
         self.standby: Standby | None = None
         self.server: SimulatedServer | None = None
         self.holder: Holder | None = None
-        """Of the owner, or of one that does not know yet that it is none any more."""
+        """Not None: the node is the owner, or does not know yet that it is not any more."""
         self.app: Asgi
-        """Of its server: what clients ask."""
+        """The API of its server, as clients ask it."""
         self.observer = Turncoat(StandbyObserver(cluster.ledger))
         self.lose_disk()
 
