@@ -283,7 +283,7 @@ class ShardsWorld:
             machine.let_pass(10)
             self._make_whole()
         for shard in machine.shards:
-            shard.ledger.schedules.check_none_is_late(machine.clock.now_ms - 10)
+            shard.ledger.schedules.check_none_is_late(machine.clock.now_ms)
             shard.guard(partial(end_schedules, shard.running.engine, shard.ledger.schedules))
         self._make_whole()
 
