@@ -156,7 +156,7 @@ def make_app(
 def add_gauges(
     gauge: Callable[[str, str, Callable[[], float]], None], hot: Hot, protocol: type[Connection]
 ) -> None:
-    """What the connections of a server hold, for its metrics."""
+    """Register gauges of the bytes that the connections of a server hold."""
     held = protocol.receiving.held_bytes
     gauge("receiving_bytes", "Bodies that have come in part", lambda: held[Phase.BODY])
     gauge("gathered_bytes", "Publishes that wait to be decided", lambda: hot.gathered_bytes)

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class _Read(NamedTuple):
-    """What one reading of the files has brought."""
+    """The outcome of one reading of the files."""
 
     served: ssl.SSLContext | None
     for_owners: ssl.SSLContext | None
@@ -39,7 +39,7 @@ class _Read(NamedTuple):
 
 
 class Certificates:
-    """What this process shows to clients, and to owners of shards that it asks."""
+    """The certificates that this process shows to clients, and to owners of shards that it asks."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Certificates:
 
 
 def _look_at(path: Path | None) -> tuple[int, ...] | None:
-    """What changes when a file is written, or another one is put in its place."""
+    """Returns the marks of a file that change when it is written or replaced by another one."""
     if path is None:
         return None
     try:

@@ -715,8 +715,8 @@ def message_document(view: MessageView) -> MessageDocument:
 def heartbeat_document(
     heartbeat: Heartbeat, problem: str, subject: str, expires_ms: int
 ) -> HeartbeatDocument:
-    """What somebody who looks a heartbeat up gets. `problem`: why it is not understood, or empty:
-    it is."""
+    """Returns the document that a caller gets for a heartbeat. `problem`: why the heartbeat is not
+    understood; empty where it is."""
     payload = _stored_payload(heartbeat.payload)
     return HeartbeatDocument(
         heartbeat.key,
@@ -792,7 +792,7 @@ def source_document(
 
 
 def _stored_payload(sealed: bytes) -> Payload:
-    """What a definition publishes; nothing where that cannot be read."""
+    """Returns the payload that a definition publishes; `null` where that cannot be read."""
     try:
         return decode_payload(sealed, "catalog", 0, 0)
     except DamageError:

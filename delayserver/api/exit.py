@@ -4,14 +4,14 @@
     ASGI     ──▶ `holds_back` ──▶ client (`delayserver.api.leaving`)
     links    ──▶ `holds_back` ──▶ the shard that has asked
 
-An owner that is cut off from the log of its shard may have been replaced. What it says then is old,
-reads included, and it cannot know. So nothing leaves unless it holds its lease: before its end
-nobody else can have claimed (R2 in `storage.replicated.lease`). An answer that is held back is
-"unknown" (503), since the call may have had its effect.
+An owner that is cut off from the log of its shard may have been replaced. Its answers are old then,
+reads included, and it cannot know. So nothing leaves unless it holds its lease: before the lease
+ends, no other node can have claimed (R2 in `storage.replicated.lease`). An answer that is held back
+is "unknown" (503), since the call may have had its effect.
 
 An owner whose log answers late holds its lease again when a group is durable
-(`storage.replicated.holder`). What goes through ASGI or over a link waits up to PATIENCE_S for the
-lease: a broker that falls costs a wait then, and no refusal.
+(`storage.replicated.holder`). An answer through ASGI or over a link waits up to PATIENCE_S for the
+lease. A broker that falls costs a wait then, and no refusal.
 
 Answers about the process are no answers about the shard: how it is, its figures, what the API is,
 and who owns which shard, which has an epoch to judge it by. A server alone always holds its lease.
@@ -36,7 +36,7 @@ LOOK_S: Final = 0.02
 _SAYS_NOTHING_FROM: Final = 500
 """Answers with such a status say nothing of the shard."""
 _STATUS: Final = slice(9, 12)
-"""Of an answer as it goes over the wire, behind `HTTP/1.1 `."""
+"""Where the status stands in an answer as it goes over the wire, behind `HTTP/1.1 `."""
 
 
 class Exit:
@@ -48,7 +48,7 @@ class Exit:
         self._number = shard
 
     def refusal(self) -> Answer:
-        """What leaves instead of an answer."""
+        """Returns the refusal that leaves instead of an answer."""
         return problem_answer(FormerOwnerError(self._number))
 
     def wire(self, wire: bytes) -> bytes:

@@ -141,9 +141,10 @@ ENVELOPE_BYTES = 64 * 1024
 COLUMN_ROWS = 1_000
 """Messages of a batch that become columns at a time."""
 BAD_ITEMS = 10
-"""What a bad message takes that is looked at, as `slices` counts."""
+"""The cost of looking at a bad message, as `slices` counts."""
 ATTEMPTS_MAX = 100
-"""Of a message that says where it goes, and delays between them: as of a subscription."""
+"""A message that says where it goes may have so many attempts, and delays between them, as a
+subscription may."""
 
 
 _Items = Sequence[_Publish] | Sequence[_PublishWithOptions]

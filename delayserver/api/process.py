@@ -397,7 +397,7 @@ def _on_hangup(certificates: Certificates) -> None:
 
 
 def _figures(log_writer: LogWriter, certificates: Certificates) -> list[Figure]:
-    """What this process counts beside its server: name, text and value of metrics."""
+    """Returns the metrics that this process counts beside its server: name, text and value."""
     return [
         ("log_lines_lost_total", "Lines of the log that were not written", lambda: log_writer.lost),
         (

@@ -33,7 +33,7 @@ class LeasesPlace(Protocol):
     """Where a shard leaves its leases to the next process that serves it."""
 
     def read(self) -> KeptLeases:
-        """What the last process has left. Raises StorageError."""
+        """Returns the leases that the last process has left. Raises StorageError."""
         ...
 
     def begin(self, kept: KeptLeases) -> None:

@@ -134,8 +134,8 @@ def recover(
 
 
 def leased_by_hour(leases: Rows, registry: Registry, now_ms: int) -> dict[int, Leased]:
-    """What consumers hold of each hour. A lease is over if its subscription is gone, or if its
-    message is not due yet, since the clock was set back: it will fall due again."""
+    """Returns the leases that consumers hold, by hour. A lease is over if its subscription is gone,
+    or if its message is not due yet, since the clock was set back: it will fall due again."""
     is_known = np.isin(leases["subscription_id"], [one.id for one in registry])
     leases = leases[is_known & (leases["due_ms"] <= now_ms)]
     hours = leases["due_ms"] // HOUR_MS

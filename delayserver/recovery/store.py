@@ -158,7 +158,7 @@ class Store:
         )
         self.leases = surroundings.leases(files, identity)
         self.kept = NONE_KEPT
-        """What the last process has left; known behind `recover`."""
+        """The leases that the last process has left; known behind `recover`."""
         dispatch = self.hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN)
         self.settler = surroundings.settler(dispatch, self.catalog, identity)
         self._cleanup.callback(self.settler.close)

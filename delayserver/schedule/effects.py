@@ -233,7 +233,7 @@ class Effects:
                 return
             case RecordKind.HEARTBEAT:
                 assert payload is not None
-                # What is not understood here may be by the next process.
+                # The next process may understand a heartbeat that this one does not.
                 heartbeat, _ = HEARTBEATS.read(payload)
                 value = payload if heartbeat.subject_id else None
                 if heartbeat.key:

@@ -297,7 +297,7 @@ class _Held:
         if wanted is not None and len(wanted.seqs):
             self._find(parts, wanted)
         self.seqs = np.unique(self.rows["seq"])
-        """Of the rows that are held, each once and in order."""
+        """The numbers of the messages that are held, each once and in order."""
 
     def _find(self, parts: list[Rows], wanted: Leased) -> None:
         seqs, subscription_ids = wanted

@@ -50,10 +50,10 @@ TOKEN_PREFIX: Final = "dly_"
 """So that a scanner of source code knows one when it sees it."""
 TOKEN_RANDOM_BYTES: Final = 32
 SETTING_NAME: Final = "--token"
-"""Of the token that the settings name; no name that a file may hold."""
+"""The name of the token in the settings. No token of a file may have it."""
 RATE_MAX: Final = 1_000_000
 NEW_TOKEN_ITEMS: Final = 2
-"""What a token takes that has come into the file, as `slices` counts."""
+"""The cost of a token that is new in the file, as `slices` counts."""
 _VERSION = 1
 _NAME = re.compile(SUBJECT_PATTERN)
 _TEXT = re.compile(rf"{TOKEN_PREFIX}[0-9a-f]{{{2 * TOKEN_RANDOM_BYTES}}}")
@@ -125,8 +125,8 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class StandInToken(Token, frozen=True):
-    """What can be read of a token that is not understood here (a scope of a newer server): nobody
-    is let in with it, it is kept as it is stored, and it can be revoked."""
+    """Stands for a token that is not understood here (a scope of a newer server), with the fields
+    that can be read. It lets nobody in, is kept as it is stored, and can be revoked."""
 
     stored: bytes = b""
     problem: str = ""

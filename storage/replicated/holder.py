@@ -3,12 +3,14 @@
     groups, beats, release ──▶ Holder ──▶ engine ──▶ offsets ──▶ Tenure: do they count? (R1)
 
 An offset may be behind the one that was expected: an owner before this one says late what it had
-under way when it was cut off, or two have claimed and this one was quicker. What stands between is
-read then. Everybody judges it alike (I15), so if none of it is a claim that counts, this record
-counts, as all others will see; to leave the office for it would be a second outage for nothing.
+under way when it was cut off, or two have claimed and this one was quicker. The owner reads the
+records in between then. Every node judges them alike (I15), so if none of them is a claim that
+counts, this record counts, as all others will see. To leave the office for them would be a second
+outage for nothing.
 
-What an owner has said elsewhere, as what is settled, is answered when this log has confirmed that
-the office was still held behind it (`Holder.confirm`): whoever claims later reads it.
+An owner writes to other logs, too, for instance what is settled. Such a record is answered when
+this log has confirmed that the office was still held behind it (`Holder.confirm`): a node that
+claims later reads it.
 
 The owner has to be heard of all the time, also while it recovers what it took over, and while the
 group that it appends is waited for: so it is one object from the claim on, whoever writes. Only the
@@ -29,7 +31,7 @@ from storage.replicated.lease import Tenure
 from storage.replicated.office import Office, OfficeState
 
 READ_MS: Final = 1000
-"""What stands between two records of the owner is read in this time, or the owner leaves."""
+"""The owner reads the records between two of its own in this time, or it leaves."""
 
 
 class Holder:

@@ -22,11 +22,11 @@ logs: an append that fails ends it, and with it the appends of others. Asking a 
 the end: the broker answers the requests of a connection one after the other, so the question waits
 for the fetch before it (50 to 130 ms). The admin client for the end: while it waits for a leader
 that is away it spends 0.5 to 0.7 of a core, whatever its settings say (librdkafka 2.16.1; a
-consumer 0.003). That client for the offsets of groups: when a group has moved to another broker,
-the answer kills the process (librdkafka 2.16.1: `rd_kafka_handle_OffsetFetch` looks for the group
-of a client that has none; and what a coordinator is told while its connection breaks uses what was
-freed, issue 5397). A consumer
-that never joins its group asks and says it instead, one for each node.
+consumer 0.003). The admin client for the offsets of groups: when a group has moved to another
+broker, the answer kills the process (librdkafka 2.16.1: `rd_kafka_handle_OffsetFetch` looks for the
+group of a client that has none; and a request to a coordinator whose connection breaks uses memory
+that was freed, issue 5397). A consumer that never joins its group reads and writes the offsets
+instead, one for each node.
 """
 
 import logging
@@ -305,7 +305,7 @@ class Asker:
 
     @property
     def admin(self) -> AdminClient:
-        """What changes topics. Few processes need it."""
+        """The client that changes topics. Few processes need it."""
         with self._making:
             if self._admin is None:
                 wanted = self._settings.of_admin() | {"error_cb": self._note_trouble}
@@ -331,8 +331,8 @@ class Asker:
         return None if found is None or min(found) < 0 else found
 
     def topics(self) -> dict[str, Any]:
-        """What is known of all topics. Raises KafkaException."""
-        self.trouble = None  # What is over is no reason.
+        """Returns the metadata of all topics, by name. Raises KafkaException."""
+        self.trouble = None  # Trouble that is over is no reason.
         try:
             topics: dict[str, Any] = self._consumer.list_topics(timeout=CALL_TIMEOUT_S).topics
         finally:

@@ -305,13 +305,13 @@ def source_settings(bootstrap: str, group: str) -> dict[str, str | int | bool]:
 
 
 def admin_settings(bootstrap: str) -> dict[str, str | int | bool]:
-    """What a client is made with that asks brokers of somebody else about a topic."""
+    """Returns the settings of a client that asks brokers of somebody else about a topic."""
     return {**_OF_ALL, **_OF_OTHERS, **_OF_ADMINS, "bootstrap.servers": bootstrap}
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What each kind of client is made with. A file's lines go before ours where they may."""
+    """The settings of each kind of client. A file's lines go before ours where they may."""
 
     url: ClusterUrl
     properties: Mapping[str, str]

@@ -1,7 +1,8 @@
 """A door in front of a node: a host of its own that it advertises, and that can be shut.
 
-Who comes to a shut door is refused, as by a firewall that lets nobody through; what is open then is
-cut off. The node itself reaches everybody all the time, and the brokers too.
+A client that comes to a shut door is refused, as by a firewall that lets nobody through.
+Connections that are open when it shuts are cut off. The node itself reaches everybody all the time,
+and the brokers too.
 
 A node has two kinds of ports, that of clients and those of links, and is told about both by the
 host that it advertises. So the door is that host, 127.0.0.N, with the ports of the node, which
@@ -25,7 +26,7 @@ class Door:
     """Open from the beginning."""
 
     def __init__(self, host: str, *ports: int) -> None:
-        """Who comes to a port of this host gets to the same one of 127.0.0.1."""
+        """A client that comes to a port of this host gets to the same port of 127.0.0.1."""
         self._host = host
         self._ports = ports
         self._loop = asyncio.new_event_loop()

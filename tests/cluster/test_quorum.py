@@ -20,8 +20,8 @@ from tests.observe.rules import fires
 
 LOST = (1, 2)
 BUSY_MAX = 0.2
-"""Of a core, for a process that only waits. It was 0.7 when an admin client asked for the ends of
-logs whose leaders are away."""
+"""A process that only waits takes less of a core. It took 0.7 when an admin client asked for the
+ends of logs whose leaders are away."""
 LOOK_S = 3.0
 MESSAGE = {"subject": "order.late", "body": 1, "delay": "1h"}
 
@@ -86,7 +86,7 @@ def test_two_of_three_brokers_are_lost(brokers: Brokers, url: ClusterUrl, tmp_pa
         until(lambda: refusal(node, "GET", "/readyz"), "not ready")
         assert refusal(node, "POST", "/v1/messages", MESSAGE)
         assert not waiting, "nobody was answered"
-        # What waits for brokers leaves the processor to them: they need it to come back.
+        # A node that waits for brokers leaves the processor to them: they need it to come back.
         assert all(share < BUSY_MAX for share in shares_of(node)), shares_of(node)
         until(lambda: "delayserver_office_lease 0" in node.text("/metrics"), "the lease is over")
         assert fires(tmp_path, "DelayserverNoLease", node.text("/metrics")) == ""

@@ -231,7 +231,7 @@ def test_a_load_writes_nothing_on_a_node_without_the_mount(
         wanted = LoadJob("hidden", server.data_dir, str(server.base_url), columns)
         named = f"executor two does not see {server.data_dir}"
         with cluster.frozen("one"):
-            # What a dry run finds is written there, too.
+            # A dry run writes there what it finds, too.
             for one in (wanted, replace(wanted, dry_run=True)):
                 with pytest.raises(DriverError, match=named):
                     driver.run(loaded, one, tmp_path / "progress")

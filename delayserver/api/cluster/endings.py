@@ -7,8 +7,8 @@
 Only the owner of a shard says that a lease is over. A shard that cannot be asked may be well, and
 hold the lease: the way to it is cut, or it is moving; and a lease outlasts a planned restart of its
 shard. So its part is unknown, as is that of one that ends while it is asked, and the client asks
-again. What a shard refuses is the answer to the whole call; what others have done by then stays so,
-and is over when the call is repeated.
+again. If a shard refuses, its refusal is the answer to the whole call. Leases that other shards
+have ended by then stay over, and are found over when the call is repeated.
 
 Cost: 50 ns a token where all are of one shard, else 1 µs; 60 µs for each shard that is asked.
 Threads: belongs to the event loop.

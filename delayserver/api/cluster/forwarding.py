@@ -5,16 +5,15 @@
          ──▶ body, part by part, as the owner takes it             │
     client ◀── part by part, as the client takes it ◀── answer ◀───┘
 
-Nothing here believes a caller. Who wants to be told who the owner is shows a token here. Else the
-token goes along, and the owner checks it, `Host` and `Origin`
-too, so both stay what the client sent. (A `Host` of our own would open an owner without tokens to
-the web pages that it refuses; the addresses in its answers would be those of a machine that the
-client does not know.) So an owner has to answer at its URL whatever the `Host`, which servers of
-ours do.
+Nothing here believes a caller. A caller that wants to be told who the owner is shows a token here.
+Else the token goes along, and the owner checks it. The owner checks `Host` and `Origin` too, so
+both stay what the client sent. (A `Host` of our own would open an owner without tokens to the web
+pages that it refuses; the addresses in its answers would be those of a machine that the client does
+not know.) So an owner must answer at its URL whatever the `Host`, which servers of ours do.
 
-What goes to another node is not read on its way: an owner by HTTPS is verified, and to any other
-leads a tunnel through the port of its links, behind the proof that both know the cluster's secret
-(`delayserver.api.cluster.meeting`).
+A call to another node cannot be read on its way. An owner by HTTPS is verified. Any other owner is
+reached by a tunnel through the port of its links, behind the proof that both nodes know the
+cluster's secret (`delayserver.api.cluster.meeting`).
 
 A call is sent once, and nobody is told more than is known. No connection: 503, nothing was done.
 A connection that broke after the request went out: 503 with `outcome: unknown`; GET and HEAD, which

@@ -16,15 +16,16 @@ one of an owner that was replaced, as the book or a link says, is refused, and w
 ends when the book says that the shard has moved. On one machine all epochs are 0, and the shards
 tell each other at which ports clients reach them; in a cluster the book has their URLs.
 
-While a shard moves from one node to another, which takes about a second, calls to it wait: those
-that come while there is no link to its owner, for WAIT_S, and those that the one who leaves has not
-begun, which it says. What it has begun is answered before its links end, by either side.
+While a shard moves from one node to another, which takes about a second, calls to it wait. A call
+that comes while there is no link to the owner waits for WAIT_S. The owner that leaves says which
+calls it has not begun, and these wait too. Calls that it has begun are answered before its links
+end, by either side.
 
-A shard may hang: its process is stopped, and its sockets stay open. One that is asked something
-and has said nothing for PING_S is asked whether it is there; after HANG_S the link ends. What it
-was asked is unknown then, and what comes next is told that it is away. A call that takes its time
-at a shard that is well ends nothing. A shard of an older version does not know the question, and is
-waited for.
+A shard may hang: its process is stopped, and its sockets stay open. A shard that is asked something
+and has said nothing for PING_S is asked whether it is there; after HANG_S the link ends. Then the
+outcome of the calls that it was asked is unknown, and later calls are told that it is away. A call
+that takes its time at a shard that is well ends nothing. A shard of an older version does not know
+the question, and is waited for.
 
 Cost: 2 µs for a call and its answer at either side, and two system calls a turn.
 Threads: belongs to the event loop.
@@ -70,7 +71,7 @@ WAIT_S: Final = 2.5
 WAITING_MAX: Final = 10_000
 """So many calls wait at most."""
 FINISH_S: Final = 1.0
-"""What one who leaves has begun is answered within that."""
+"""An owner that leaves answers the calls that it has begun within this time."""
 FINISH_LOOK_S: Final = 0.005
 PING_S: Final = 2.0
 HANG_S: Final = 10.0
@@ -184,15 +185,15 @@ class Links:
             self._connecting.append(loop.create_task(self._keep_connected(shard)))
 
     async def close(self) -> None:
-        """Leave the others. What was begun for them is answered before."""
+        """Leave the others. Calls that were begun for them are answered before."""
         self._is_leaving = True
         self._meeting.close()
         for shard in tuple(self._waiting):
             self._give_up(shard)
         for link in self._links.values():
             link.put([LinkItem.TELL.value, LEAVE, b""])
-        # Each other one ends its link when nothing of it is left. What it sent before it heard of
-        # this is refused until then, so that it knows that nothing was done.
+        # Each other shard ends its link when none of its calls is left. Calls that it sent before
+        # it heard of this are refused until then, so it knows that nothing was done.
         for _ in range(round(FINISH_S / FINISH_LOOK_S)):
             if not self._links:
                 break
@@ -266,7 +267,7 @@ class Links:
         return sum(map(len, self._waiting.values())) >= WAITING_MAX
 
     def _give_up(self, shard: int, only_first: bool = False) -> None:
-        """What waits for a shard, the oldest of it or all, has waited for long enough."""
+        """Refuse the calls that have waited for a shard for long enough: all, or the oldest."""
         waiting = self._waiting.pop(shard, [])
         count = 1 if only_first else len(waiting)
         if waiting[count:]:
@@ -491,7 +492,7 @@ class _Link(asyncio.Protocol):
             self._transport.abort()
 
     def retire(self) -> None:
-        """The other does not own its shard any more. What it was asked it may still answer."""
+        """The other does not own its shard any more. It may still answer what it was asked."""
         if not self.is_retired:
             self._loop.call_later(FINISH_S, self.close)
         self.is_retired = True

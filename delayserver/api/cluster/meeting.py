@@ -189,8 +189,8 @@ class TcpMeeting:
         return _Gate(self, make, handshake, expected, patience_s)
 
     def maker(self, other: Party, make: MakeLink) -> MakeLink:
-        """What makes the protocol of one that has come here, and proved who it is. Raises
-        LinkError."""
+        """Returns the maker of the protocol for a party that has come here, and proved who it is.
+        Raises LinkError."""
         if other != Party(self._own.shard, TUNNEL):
             return make
         if self._make_tunnel is None:

@@ -79,7 +79,7 @@ class Reports(threading.Thread):
         self._asked = threading.Event()
         self._is_behind = False
         self._deletable = Deletable(KEPT_MS), Deletable(KEPT_MS)
-        """Of the shard's log, and of that of what is settled."""
+        """The first is for the shard's log, the second for the log of what is settled."""
         self._deleted_ms = stopwatch()
 
     def run(self) -> None:

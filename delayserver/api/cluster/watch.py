@@ -246,8 +246,8 @@ class ClusterWatch:
 def news_of(
     meta: ClusterMeta, replicas: dict[int, list[ReplicaState]], now_ms: int, wall_ms: int
 ) -> News:
-    """What is told to the processes of a node. `replicas`: what was said of each shard; `now_ms`,
-    `wall_ms`: what stopwatch and clock of the machine show."""
+    """Returns the news that the processes of a node are told. `replicas`: the reports on each
+    shard; `now_ms`, `wall_ms`: the readings of the machine's stopwatch and clock."""
     notes: dict[str, ReplicaNote] = {}
     for replica in (one for of_shard in replicas.values() for one in of_shard):
         known = notes.get(replica.node)
@@ -388,8 +388,8 @@ class Parting:
         """What it is to have now: a replica; one that is to be kept for a while, and says that it
         leaves; none.
 
-        `present_ms`: what the stopwatch shows. Whoever has a replica asks again and again, and says
-        what came of it."""
+        `present_ms`: what the stopwatch shows. A process that has a replica asks again and again,
+        and says what came of it."""
         if self.is_placed(placement):
             self._since_ms = None
             return "replica"
@@ -427,8 +427,8 @@ def kept_by_two(
 
 
 class Deletable:
-    """What may be deleted of a log (R6): what two replicas have had behind them for `kept_ms`, and
-    two have behind them now."""
+    """Finds the part of a log that may be deleted (R6). Two replicas have had that part behind them
+    for `kept_ms`, and two have it behind them now."""
 
     def __init__(self, kept_ms: int) -> None:
         self._kept_ms = kept_ms

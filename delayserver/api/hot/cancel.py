@@ -49,11 +49,11 @@ from storage.errors import DamageError, StorageError
 
 CANCELS_MAX = 10_000
 CANCELS_TURN = 500
-"""Of a call that cancels many, those that are decided in one step."""
+"""A call that cancels many messages decides so many in one step."""
 _PUBLISH = (Action.PUBLISH,)
 
 Subjects = Mapping[str, str | Refusal]
-"""Of messages, by id; or why it is not known."""
+"""The subjects of messages, by id; or why a subject is not known."""
 
 
 class CancelKeyBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -106,7 +106,8 @@ class Unread:
 
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
-    """What of an answer the client's machine has not taken yet: in our buffer, and the system's."""
+    """Returns how many bytes of answers the client's machine has not taken yet. They are in our
+    buffer, and in the system's."""
     in_system = 0
     connection = transport.get_extra_info("socket")
     if connection is not None:

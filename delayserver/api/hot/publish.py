@@ -66,7 +66,7 @@ from storage.errors import StorageError
 
 _PUBLISH = (Action.PUBLISH,)
 RECORD_BYTES = 128
-"""What a message takes in a group besides its bytes, at most."""
+"""A message takes at most so many bytes in a group besides its own."""
 _encode = msgspec.json.Encoder().encode
 
 _EndSpan = Callable[[Mapping[str, str | int], str | None], None]
@@ -87,7 +87,7 @@ class Hot:
         self.cancels = HotCancel(calls)
         self._gathered: list[_Gathered] = []
         self.gathered_bytes = 0
-        """Of publishes that wait to be decided together with others."""
+        """The bytes of publishes that wait to be decided together with others."""
         self._gathered_max_bytes = calls.settings.receiving_max_bytes
         self._group_max_bytes = calls.settings.group_max_bytes
         self.routes = False

@@ -129,8 +129,8 @@ class NamedRoutes(Generic[W, D, S, N]):
         return known
 
     def _shown(self, known: Known[D, S]) -> N:
-        """One as a document. What cannot be shown takes neither its page with it nor the answer to
-        a change that is recorded."""
+        """Returns one as a document. A definition that cannot be shown is shown bare, so it takes
+        neither its page with it nor the answer to a change that is recorded."""
         try:
             return self.document(self.parts, known)
         except Exception as error:

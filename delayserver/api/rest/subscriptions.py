@@ -416,8 +416,8 @@ def _failing_since(calls: Calls, subscription: Subscription) -> str | None:
 
 
 def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
-    """One as it is shown. What cannot be shown takes neither its page with it nor the answer to a
-    change that is recorded."""
+    """Returns one as it is shown. A subscription that cannot be shown is shown bare, so it takes
+    neither its page with it nor the answer to a change that is recorded."""
     try:
         return _shown(calls, subscription)
     except Exception as error:

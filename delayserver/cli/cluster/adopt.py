@@ -131,8 +131,8 @@ class Reach:
 
 
 def _reaches(engine: "KafkaEngine", shard: int, nodes: Iterable[str]) -> list[Reach]:
-    """What each node says. One that is there says it anew while this waits, whatever its clock
-    shows."""
+    """Returns what each node says. A node that is there says it anew while this function waits,
+    whatever its clock shows."""
     from delayserver.api.cluster.watch import unpack_note
 
     names = sorted(nodes)

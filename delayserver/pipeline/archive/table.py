@@ -155,7 +155,7 @@ class ArchiveTable:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """Of the data files that this job writes, with the numbers of the fields.
+        """The schema of the data files that this job writes, with the numbers of the fields.
 
         It is the schema that the table was made with. Other programs may have added, renamed or
         dropped columns since: Iceberg finds a column of a file by its number, and one that the file

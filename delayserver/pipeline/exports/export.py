@@ -89,7 +89,7 @@ class ShardExport:
     copied_bytes: int
     """Since the last export."""
     damage: list[str] = field(default_factory=list)
-    """What was damaged in the files that were copied now."""
+    """The damage in the files that were copied now."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Exported:
 
     @property
     def damage(self) -> list[str]:
-        """What was damaged, in all shards."""
+        """The damage in all shards."""
         return [text for one in self.shards for text in one.damage]
 
 

@@ -51,7 +51,7 @@ class TableFile:
     folders: tuple[tuple[str, str | None], ...] = ()
     """Columns and values that the names of its folders say."""
     url: str | None = None
-    """Of its file system; None: that of this machine."""
+    """The URL of its file system; None: the file system of this machine."""
 
     @property
     def name(self) -> str:

@@ -187,7 +187,7 @@ class _Target:
     identity: Identity
     adoption: Adoption
     begun: Begun
-    """What its server said first: its time and its limits."""
+    """The first answer of its server: its time and its limits."""
 
     @property
     def has_manifest(self) -> bool:

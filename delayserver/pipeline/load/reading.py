@@ -11,7 +11,7 @@ gets other characters. Here a task reads its files with pyarrow, or as text, and
 what `publish.values` says. Nothing is guessed from the values of other rows.
 
 A problem of a row (a line that is malformed, a key that is no text) goes with the row, and never
-ends the others. What is wrong with a file ends the load, and names it.
+ends the others. A problem of a file ends the load, and the error names the file.
 
 In JSON a body that is text is taken as JSON text if it is that, as in the other formats. Other text
 is a JSON string, unless it begins like an object or array: that was meant to be JSON.
@@ -58,20 +58,20 @@ NOT_ENCODED: Final = "text is not in the file's encoding (--option encoding=…)
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """What is read in one go: a file, or a part of it."""
+    """A file, or a part of it, that is read in one go."""
 
     file: TableFile
     size_bytes: int
     groups: tuple[int, ...] = ()
-    """Of Parquet: these row groups."""
+    """Parquet: these row groups are read."""
     start: int = 0
     end: int | None = None
-    """Of lines of JSON: those that begin in these bytes; None: up to the end."""
+    """Lines of JSON: the lines that begin in these bytes are read; None: up to the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """What rows are made of."""
+    """Says how rows are made."""
 
     kind: str
     style: TextFormat
@@ -83,7 +83,7 @@ class RowPlan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """The schema of the rows."""
         columns = self.columns
         fields: list[tuple[str, pa.DataType]] = [(DUE, pa.int64()), (GIVEN_DUE, pa.string())]
         fields.append((BODY, pa.binary() if self.is_binary else pa.string()))

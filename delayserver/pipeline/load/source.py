@@ -78,7 +78,7 @@ class LoadTable(Protocol):
         ...
 
     def content(self, columns: MessageColumns) -> Content:
-        """What its bodies are."""
+        """The kind of content that its bodies are."""
         ...
 
     def passed(self, names: Sequence[str]) -> list[T.StructField]:
@@ -90,7 +90,7 @@ class LoadTable(Protocol):
         ...
 
     def due_unit(self, columns: MessageColumns) -> str:
-        """Of whole numbers in the due times of the rows."""
+        """The unit of whole numbers in the due times of the rows."""
         ...
 
     def has_numbers(self, columns: MessageColumns) -> bool:
@@ -167,7 +167,7 @@ def quoted(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What is known of a file before it is read."""
+    """The facts that are known of a file before it is read."""
 
     file: TableFile
     pieces: tuple[FilePiece, ...]
@@ -356,7 +356,7 @@ class FileTable:
     def subjects(self, job: Job, columns: MessageColumns, most: int) -> list[str | None]:
         """See `LoadTable`."""
         assert columns.subject_column is not None
-        # Of no other column a value is needed, and Parquet reads no others.
+        # Only this column is needed, and Parquet reads no others.
         alone = MessageColumns(
             due=columns.due, subject_column=columns.subject_column, body=columns.due
         )

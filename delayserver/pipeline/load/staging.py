@@ -53,8 +53,8 @@ SUBJECT, DUE, KEY, BODY, HEADERS = "__subject", "__due", "__key", "__body", "__h
 """Columns of the table as this module wants it, their values as they stand in the table; others are
 passed on to the ids."""
 GIVEN_DUE, PROBLEM = "__given_due", "__problem"
-"""Of a table that was read from files (`reading`): the due time as it stands there, while DUE is
-whole milliseconds; and why a row can be no message, where there is a reason."""
+"""Two more columns of a table that was read from files (`reading`): the due time as it stands
+there, while DUE is whole milliseconds; and why a row can be no message, where there is a reason."""
 ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
 """What a row of the outcome is about: a message, a row that is none, a file; or a number of the
 partition (column `row`): its messages, those that are past, those from before 1973, and the

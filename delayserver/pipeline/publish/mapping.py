@@ -107,7 +107,7 @@ class MessageColumns:
 
 
 def _without_json(kind: T.DataType, name: str) -> tuple[str, T.DataType] | None:
-    """What of a type has no form in JSON, and where it is; None: all has one."""
+    """Returns where a type has a part without a form in JSON, and that part; None: it has none."""
     inner: list[tuple[str, T.DataType]] = []
     if isinstance(kind, T.StructType):
         inner = [(f"{name}.{field.name}", field.dataType) for field in kind.fields]

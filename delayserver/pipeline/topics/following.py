@@ -60,8 +60,8 @@ class FollowedTopics:
     _query: StreamingQuery
 
     def news(self) -> "Iterator[HourVerdict | DamagedRecord]":
-        """What has come since the last call: of each micro-batch the verdicts, and then the records
-        in it that are not what they claim to be."""
+        """Yields the news since the last call: for each micro-batch its verdicts, and then the
+        records in it that are not what they claim to be."""
         while not self._news.empty():
             yield self._news.get()
 

@@ -288,7 +288,7 @@ def test_rot_is_named_left_out_of_nothing_and_not_kept(
 
 
 def _exported_bytes(to: Path, path: str) -> bytes:
-    """What the newest moment of an export has of a file."""
+    """Returns the bytes of a file at the newest moment of an export."""
     open_export.cache_clear()
     (directory,) = open_directories(str(to))
     file = directory.files.open(path)

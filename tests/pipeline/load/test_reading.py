@@ -46,7 +46,7 @@ def rows_of(
     passed: Sequence[str] = (),
     **options: str,
 ) -> list[dict[str, Any]]:
-    """What staging gets of a table."""
+    """Returns the rows of a table that staging gets."""
     table = open_files(str(path), source.format_of(str(path), kind), options)
     table.check(columns, passed)
     fields = table.passed(passed)

@@ -258,7 +258,7 @@ def test_verdicts_are_what_the_ledger_says_and_what_is_tampered_with_is_named(
     stranger["seq"], stranger["message_seq"] = 1, 1
     cluster.append(0, cluster.settle(0, stranger))
     broken = cluster.append(0, data[:70] + bytes([data[70] ^ 1]) + data[71:])
-    # Whoever looks all the time is told of both in one order, too: together, when both are known.
+    # A watch that looks all the time tells of both in one order, too: together, when it knows both.
     monkeypatch.setattr(pipeline_watch, "LOOK_S", 0.005)
     status, found = cluster.watch()
     assert status == 1

@@ -1,4 +1,4 @@
-"""What goes through ASGI asks the exit, piece by piece."""
+"""An answer through ASGI asks the exit, piece by piece."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ WRITERS = ("api/logs.py", "api/reporting.py", "log_writer.py", "__main__.py")
 
 
 class Capture:
-    """What stands on standard error."""
+    """Reads the lines on standard error."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd

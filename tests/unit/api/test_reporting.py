@@ -1,4 +1,4 @@
-"""What a shard says to its supervisor arrives whole and in order, and waits for nobody."""
+"""The reports of a shard to its supervisor arrive whole and in order, and wait for nobody."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Order:
 
 
 def received(body: Any) -> Any:
-    """What a consumer gets of a body that was sent."""
+    """Returns what a consumer gets when this body was sent."""
     sent = msgspec.json.decode(encode(new_message("s", body)), type=dict[str, msgspec.Raw])
     document: dict[str, Any] = {
         "id": "i",

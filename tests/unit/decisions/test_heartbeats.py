@@ -183,7 +183,7 @@ def test_many_at_once_fire_in_slices() -> None:
 
 
 def test_after_a_stand_still_that_was_longer_the_timeout_begins_anew() -> None:
-    """Nobody could renew it meanwhile; a longer one could have been renewed before."""
+    """A client could not renew `short` meanwhile. It could have renewed `long` before."""
     parts = Parts()
     parts.put("short", 0, timeout_ms=100)
     parts.put("long", 0, timeout_ms=500)

@@ -97,7 +97,7 @@ class Parts(MessageParts):
             pass
 
     def stored_as(self, name: str, definition: bytes | None, state: bytes | None = None) -> None:
-        """What is in the catalog when another process starts."""
+        """Start another process, which finds this in the catalog."""
         self.store()
         if definition is not None:
             self.catalog.commit({Table.SCHEDULES: [(name.encode(), definition)]})
@@ -131,12 +131,12 @@ class Parts(MessageParts):
         return self.schedules.get(name).state
 
     def payloads(self) -> list[Payload]:
-        """Of the messages in the open group."""
+        """Returns the payloads of the messages in the open group."""
         runs = (data for kind, _, data in self.records() if kind == RecordKind.RUN)
         return [msgspec.msgpack.decode(data, type=Payload) for data in runs]
 
     def changes(self, name: str) -> list[ScheduleChange]:
-        """What the open group says of a schedule since the last definition of it was put."""
+        """Returns the changes of a schedule in the open group since it was put last."""
         found: list[ScheduleChange] = []
         for kind, _, data in self.records():
             if kind != RecordKind.SCHEDULE or (change := unpack_schedule_change(data)).name != name:
@@ -572,7 +572,7 @@ def test_one_that_is_not_understood_stands_still_and_harms_nobody(kind: str) -> 
     parts.schedules.resume("daily", START_MS + 5 * MINUTE_MS)
     assert parts.catalog.get(Table.SCHEDULES, b"daily") == foreign
     assert not any(change.schedule for change in parts.changes("daily"))
-    # Who puts it replaces it, and who deletes it is rid of it.
+    # A client that puts it replaces it, and a client that deletes it is rid of it.
     parts.put(5 * MINUTE_MS, cron="0 * * * *")
     assert not parts.schedules.get("daily").problem and not parts.schedules.not_understood
     parts.stored_as("daily", foreign)

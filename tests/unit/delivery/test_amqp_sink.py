@@ -170,7 +170,7 @@ class FakeChannel(Channel):
         return await confirmed
 
     def _answer(self) -> None:
-        """What came in one turn is answered together; one that is bad ends the channel."""
+        """Answer all messages of one turn together. A bad one ends the channel."""
         waiting, self.waiting = self.waiting, []
         is_bad = any(body in self.its_connection.server.bad for body, _ in waiting)
         if is_bad:
@@ -346,7 +346,7 @@ def test_while_it_is_blocked_nothing_more_is_sent_and_the_time_stands_still(
     async def main(m: Sending) -> None:
         await m.deliver(1, 1)
         server.is_blocked = True
-        # What had left before the broker said so lies in its socket.
+        # A message that had left before the broker said so lies in its socket.
         outlet = next(iter(m.sink._opened.values())).outlet
         assert outlet is not None and outlet.is_blocked
         under_way = asyncio.create_task(send_past(outlet, m))

@@ -1,4 +1,4 @@
-"""What is wrong for a night is some lines of the log."""
+"""A fault that lasts all night is some lines of the log."""
 
 import logging
 

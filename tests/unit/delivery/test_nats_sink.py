@@ -300,7 +300,7 @@ class Stream:
 def told_by(
     stream: Stream, *sent: tuple[str, DueDelivery], timeout_ms: int = 5000
 ) -> dict[tuple[str, int], Result]:
-    """What comes of messages to subjects, by subject and seq."""
+    """Returns the results of messages to subjects, by subject and seq."""
     told: dict[tuple[str, int], Result] = {}
 
     async def main() -> None:

@@ -181,7 +181,7 @@ class Answering:
 
 
 def told_by(redis: Answering, count: int, **more: Any) -> dict[int, Result]:
-    """What comes of so many messages."""
+    """Returns the results of so many messages, by seq."""
     told: dict[int, Result] = {}
 
     def tell(some: list[DueDelivery], result: Result) -> None:

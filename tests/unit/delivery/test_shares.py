@@ -89,6 +89,6 @@ def test_any_course_of_events(seed: int) -> None:
         assert used <= 64 * 1024 + sum(
             max(sizes, default=0) + OVERHEAD_BYTES for sizes in under_way.values()
         )
-        # Whoever waits has something under way.
+        # A subscription that waits has something under way.
         assert all(under_way[one] for one in range(8) if added[one] > left[one])
     assert shares.waiting == sum(added.values()) - sum(left.values())

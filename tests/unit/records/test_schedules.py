@@ -76,7 +76,7 @@ def test_the_moment_follows_the_reading_when_the_rules_change() -> None:
     moved = msgspec.structs.replace(state, next_ms=state.next_ms + 6 * 3_600_000)
     moved = msgspec.structs.replace(moved, since_ms=moved.next_ms)
     assert as_zones_are(NINE, moved) == state
-    # What was run since then stays so.
+    # Runs that were made since then stay so.
     run = msgspec.structs.replace(moved, since_ms=state.next_ms - DAY_MS)
     assert as_zones_are(NINE, run).since_ms == state.next_ms - DAY_MS
 

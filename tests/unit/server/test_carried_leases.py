@@ -75,7 +75,7 @@ class Machine:
         self.server.rest()
 
     def pull(self, most: int = 100, lease_ms: int = 1000, name: str = "s0") -> dict[str, Any]:
-        """What a consumer gets at once: deliveries by their tokens."""
+        """Returns the deliveries that a consumer gets at once, by their tokens."""
         got: list[Pulled] = []
         subscription = self.server.calls.subscription(name)
         self.server.calls.pull(subscription, PullRequest(most, lease_ms, 0, got.append))

@@ -38,8 +38,8 @@ def fail(*arguments: object) -> None:
 def outcome(
     directory: Path, break_it: Callable[[Server, pytest.MonkeyPatch], object], wait_s: float = 5
 ) -> Any:
-    """What a server that runs ends with, after something of it was broken; None if with nothing
-    within `wait_s`."""
+    """Returns the error that ends a running server after something of it was broken; None if it
+    does not end within `wait_s`."""
 
     async def main() -> Any:
         loop = asyncio.get_running_loop()

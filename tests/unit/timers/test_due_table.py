@@ -44,7 +44,7 @@ def test_it_is_a_dictionary_that_knows_who_is_due(steps, most, others):
 
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(0, 50))
 def test_each_row_has_its_turn_however_early_others_are_due(count, most, first):
-    """Nobody moves on: all are due again and again."""
+    """No row moves on: all are due again and again."""
     table = DueTable()
     for number in range(count):
         table.put(f"n{number}", number)

@@ -292,7 +292,7 @@ def test_who_connects_does_not_wait_for_one_that_says_nothing(
 
 
 def test_calls_wait_while_a_shard_moves() -> None:
-    """The one who leaves answers what it has begun. What comes then is asked of the next owner."""
+    """The owner that leaves answers what it has begun. Later calls go to the next owner."""
 
     async def main() -> None:
         asker, owner, following = Machine(1, "n1"), Machine(0, "n0"), Machine(0, "n2")

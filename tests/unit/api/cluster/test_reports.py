@@ -110,11 +110,11 @@ def test_an_owner_deletes_what_two_have_had_for_an_hour(is_owner: bool) -> None:
     look(1900, 1800)
     assert parts.brokers.deleted == ([("log", 800), ("settled", 80)] if is_owner else [])
     parts.brokers.deleted.clear()
-    # Two are left: what the one lacks is kept.
+    # Two replicas are left. The part of the log that one of them lacks is kept.
     parts.now_ms = 3 * KEPT_MS
     look(2000)
     assert all(offset <= 10 for _, offset in parts.brokers.deleted)
-    # Nobody has heard of any for a while.
+    # No replica has been heard of for a while.
     parts.brokers.deleted.clear()
     parts.now_ms = 5 * KEPT_MS
     parts.reports._delete()

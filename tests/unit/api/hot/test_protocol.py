@@ -289,7 +289,7 @@ def test_a_bad_batch_takes_its_turns_and_holds_up_nobody_else(is_gone: bool) -> 
         return
     assert transport.written.count(b"HTTP/1.1 422 ") == 1
     assert b'"40 of 40 messages are invalid"' in transport.written
-    # What came behind it is looked at now.
+    # The server looks at the request behind it now.
     listener.machine.commit()
     assert transport.written.count(b"HTTP/1.1 201 ") == 2
 
