@@ -53,19 +53,20 @@ def test_each_expires_in_its_time(
     pairs: list[tuple[int, int]], looks: list[tuple[int, int]]
 ) -> None:
     deadlines, now_ms = Deadlines(), 0
+    known: set[tuple[int, int]] = set()
+    """Moments and seqs that were added: a row that came back may be popped once more."""
     waiting: set[tuple[int, int]] = set()
-    """Moment and seq."""
     for index, (by_ms, most) in enumerate(looks):
         now_ms += by_ms
         here = pairs[index * 3 : index * 3 + 3]
         add(deadlines, *here)
-        waiting |= {(-(-moment // STEP_MS) * STEP_MS, seq) for seq, moment in here}
+        new = {(-(-moment // STEP_MS) * STEP_MS, seq) for seq, moment in here}
+        known |= new
+        waiting |= new
         popped = deadlines.pop(now_ms, most).tolist()
-        over = sorted(one for one in waiting if one[0] <= now_ms)
+        over = {one for one in known if one[0] <= now_ms}
         assert len(popped) <= most and {seq for _, seq in over} >= set(popped)
-        for seq in popped:
-            # The same may be here twice, since it came back: the earlier one goes first.
-            waiting -= {next((one for one in over if one[1] == seq and one in waiting), (0, 0))}
+        waiting -= {one for one in over if one[1] in popped}  # Its row leaves, and only once.
         assert len(popped) == most or not [one for one in waiting if one[0] <= now_ms]
         if len(popped) < most:
             assert deadlines.next_ms(now_ms) == min((at for at, _ in waiting), default=None)
