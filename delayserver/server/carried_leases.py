@@ -8,12 +8,12 @@ and for as long as each had left. A row that cannot be read loses its lease, and
 other that cannot be read.
 
 Cost: at a stop, columns; at a start what reading the messages costs, some microseconds for each.
-Threads: before the threads start, and on the event loop at the end.
+Threads: the event loop.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,13 +46,28 @@ def left_behind(engine: Engine, starts_ms: NDArray[np.int64]) -> KeptLeases:
     return KeptLeases(True, starts_ms, pulls, leases, np.concatenate(parts))
 
 
-def take_over(
-    kept: KeptLeases, loaded: Sequence[LoadedHour], engine: Engine, reader: Reader
-) -> None:
-    """Hold the leases that the last process has left. `loaded`: what recovery has loaded."""
-    rows = concatenate([hour.leased for hour in loaded], WHEEL_DTYPE)
-    leased_by = np.concatenate([np.zeros(0, np.uint32), *(hour.leased_by for hour in loaded)])
-    hours = np.repeat([hour.hour for hour in loaded], [len(hour.leased) for hour in loaded])
+class LeasedRows(NamedTuple):
+    """The rows that consumers hold, of all hours that a recovery has loaded. It shares no memory
+    with them."""
+
+    rows: Rows
+    leased_by: NDArray[np.uint32]
+    """The subscription of each."""
+    hours: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, loaded: Sequence[LoadedHour]) -> "LeasedRows":
+        """Those of these hours."""
+        return cls(
+            concatenate([hour.leased for hour in loaded], WHEEL_DTYPE),
+            np.concatenate([np.zeros(0, np.uint32), *(hour.leased_by for hour in loaded)]),
+            np.repeat([hour.hour for hour in loaded], [len(hour.leased) for hour in loaded]),
+        )
+
+
+def take_over(kept: KeptLeases, leased: LeasedRows, engine: Engine, reader: Reader) -> None:
+    """Hold the leases that the last process has left."""
+    rows, leased_by, hours = leased
     of_lease = kept.leased()["subscription_id"]
     for subscription in list(engine.registry):
         _take_attempts(kept.attempts, subscription, engine)

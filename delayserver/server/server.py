@@ -212,7 +212,8 @@ class Server(Shard):
     # ── start and stop ─────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Start the threads and the clock: from now on messages fire."""
+        """Start the threads and the clock: from now on messages fire. Raises StorageError."""
+        self.take_over_leases()
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._alarm = Alarm(self._loop, partial(self._call, self._tick))

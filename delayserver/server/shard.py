@@ -34,7 +34,7 @@ from delayserver.recovery.store import Store, Surroundings
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
-from delayserver.server.carried_leases import left_behind, take_over
+from delayserver.server.carried_leases import LeasedRows, left_behind, take_over
 from delayserver.server.engine import Engine
 from delayserver.server.threads import (
     CallRequest,
@@ -143,17 +143,24 @@ class Shard(ABC):
             recovered.fired,
         )
         self.on_recovered(recovered)
-        self._take_over_leases(recovered, now_ms)
+        self._leased = LeasedRows.of(recovered.loaded)
+        self._is_first = recovered.next_seq == 1
         importer = Importer(self.files, catalog, identity.stamp)
         self._make_workers(store.loader, importer, surroundings)
 
-    def _take_over_leases(self, recovered: Recovered, now_ms: int) -> None:
-        store, is_first = self.store, recovered.next_seq == 1
-        begun = store.kept.begun(now_ms, is_first=is_first)
+    def take_over_leases(self) -> None:
+        """Hold the leases that the process before has left. The last step before anything runs: as
+        long as nobody is answered, a stop leaves them to the next process, and limits that are
+        shared are known by now.
+
+        Raises StorageError."""
+        store, leased = self.store, self._leased
+        del self._leased
+        begun = store.kept.begun(self.clock(), is_first=self._is_first)
         self.starts_ms = self.reader.starts_ms = self.reader_now.starts_ms = begun.starts_ms
         """When a process began after a kill."""
-        take_over(store.kept, recovered.loaded, self.engine, self.reader)
-        # Behind this the leases are those of this process alone. Nothing was answered yet.
+        take_over(store.kept, leased, self.engine, self.reader)
+        # Behind this the leases are those of this process alone.
         store.leases.begin(begun)
 
     def leave_leases(self) -> Callable[[], None]:

@@ -323,6 +323,7 @@ class SimulatedServer(Shard):
         gauges = Gauges(self.engine, settings, clock)
         tokens = TokenTable(TokenFile(files), None, clock.monotonic_s)
         self.calls = Calls(self, gauges, tokens)
+        self.take_over_leases()
         self._watch()
 
     def _watch(self) -> None:

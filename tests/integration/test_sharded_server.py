@@ -15,6 +15,7 @@ import pytest
 
 from delayserver.cli.demo.process import ServerFailed, damage_in, free_port
 from delayserver.cli.demo.sharded import ShardedServer
+from delayserver.records.message_id import read_id
 from storage.shards import shard_directory
 from tests.every_option import EveryOption
 from tests.integration.api_support import Receiver
@@ -56,6 +57,29 @@ def test_no_option_of_a_message_is_lost_with_a_shard(
         server.wait_started()
         server.wait_ready()
         life.check(ask, kills=COUNT)
+
+
+def test_leases_of_all_shards_are_good_behind_a_planned_restart(server: ShardedServer) -> None:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+
+        def ask(method: str, path: str, document: Any) -> Any:
+            return client.request(method, path, json=document).raise_for_status().json()
+
+        queue = "/v1/subscriptions/consumer"
+        ask("PUT", queue, {"type": "pull", "subject": "order", "lease": "5m"})
+        ids: set[str] = set()
+        while len({read_id(one).shard for one in ids}) < COUNT:
+            # The kernel chooses a shard for each connection.
+            answer = httpx.post(f"{server.url}/v1/messages", json={"subject": "order"})
+            ids.add(answer.raise_for_status().json()["id"])
+        held: dict[str, str] = {}
+        while held.keys() != ids:
+            pulled = ask("POST", f"{queue}/pull", {"wait": "20s", "max": 100})["messages"]
+            held |= {message["id"]: message["lease"] for message in pulled}
+        assert server.stop() == 0
+        server.start()
+        server.wait_ready()
+        assert ask("POST", f"{queue}/ack", {"leases": [*held.values()]})["expired"] == []
 
 
 def test_only_children_are_killed(server: ShardedServer) -> None:
