@@ -103,9 +103,13 @@ class Model(RuleBasedStateMachine):
         self.server.rest()
 
     def start(self, *, is_planned: bool = False) -> None:
-        """`is_planned`: the server was stopped, so leases stay good."""
-        if not is_planned:
-            self.leased.clear()
+        """`is_planned`: the server was stopped, so leases stay good, for 1 ms at least."""
+        soonest_ms = self.clock.stopwatch_ms() + 1
+        self.leased = {
+            token: (delivery, max(until_ms, soonest_ms))
+            for token, (delivery, until_ms) in self.leased.items()
+            if is_planned
+        }
         self.ledger.new_life()
         self.ledger.present = self.clock.stopwatch_ms
         self.ledger.clock = self.clock
@@ -133,9 +137,11 @@ class Model(RuleBasedStateMachine):
         for token, (_, until_ms) in list(self.leased.items()):
             if until_ms <= present_ms:
                 del self.leased[token]
+        ahead_ms = self.clock.now_ms - self.latest_ms
         self.latest_ms = max(self.latest_ms, self.clock.now_ms)
-        if self.clock.now_ms < self.latest_ms:
-            # A message of an hour that was settled before the clock was set back is filed first.
+        if not 0 <= ahead_ms < SETTINGS.express_ms:
+            # A message is filed first that came before the server has seen the clock set ahead,
+            # or that is of an hour which was settled before it was set back.
             self.checkpoint()
         self.server.tick()
         self.server.rest()
