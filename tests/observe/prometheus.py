@@ -118,6 +118,7 @@ class Node:
             *(random.Random(0), Observer()),
         )
         self._sources = server.engine.sources
+        self._sources.not_understood["orders"] = "it has 1 fields that are not known here"
         metrics = Gauges(server.engine, settings, self._clock).metrics
         self._epoch = 0
         metrics.gauge("office_epoch", "Which owner", lambda: self._epoch)

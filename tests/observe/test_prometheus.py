@@ -28,7 +28,7 @@ AT_ONCE_S = 2.0
 IN_CLUSTER = {
     *("DelayserverShardAway", "DelayserverNoLease", "DelayserverOwnersChange"),
     *("DelayserverStandbyBehind", "DelayserverStandbyClockDiffers", "DelayserverNodesUnseen"),
-    "DelayserverSourceRecordsSkipped",
+    *("DelayserverSourceRecordsSkipped", "DelayserverNotUnderstood"),
 }
 
 
