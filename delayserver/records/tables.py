@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,9 +43,9 @@ from numpy.typing import NDArray
 
 from delayserver.records.direct import DIRECT_FIRST_ID, is_direct
 from delayserver.records.message import Payload, decode_payload
-from delayserver.records.schedules import unpack_schedule, unpack_state
-from delayserver.records.sources import unpack_source, unpack_source_state
-from delayserver.records.subscriptions import DIRECT, Subscription, decode_subscription
+from delayserver.records.schedules import SCHEDULES, read_state
+from delayserver.records.sources import SOURCES, read_source_state
+from delayserver.records.subscriptions import DIRECT, StandIn, Subscription, decode_subscription
 from delayserver.records.understanding import Understanding, parts_of
 from storage.buckets import DAY_HOURS, is_day, places_of, start_ms
 from storage.catalog import Catalog, Table
@@ -65,10 +65,29 @@ from storage.replicated.log import (
 from storage.replicated.office import OfficeState
 from storage.rows import HOUR_MS, NO_KEY
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 
 def _must(condition: bool, otherwise: str) -> None:
     if not condition:
         raise ValueError(otherwise)
+
+
+class NotUnderstoodError(ValueError):
+    """An entry is whole, and stands still on this server; see `records.understanding`."""
+
+
+def _whole(kind: Understanding[T], value: bytes) -> tuple[T, str]:
+    """A definition or its stand-in, and why it is not understood. Raises ValueError if it is
+    damaged."""
+    definition, problem = kind.read(value)
+    _must(not problem or kind.is_whole(value), problem)
+    return definition, problem
+
+
+def _must_be_understood(problem: str) -> None:
+    if problem:
+        raise NotUnderstoodError(problem)
 
 
 def _must_be_long(key: bytes, length: int) -> None:
@@ -451,7 +470,9 @@ def read_subscriptions(catalog: Catalog) -> Iterator[Subscription]:
 
 def _check_subscription(key: bytes, value: bytes) -> None:
     _must(bool(parts_of(value)), "no fields of a subscription")
-    _must(parse_number_key(key) == decode_subscription(value).id, "a key of another number")
+    subscription = decode_subscription(value)
+    _must(parse_number_key(key) == subscription.id, "a key of another number")
+    _must_be_understood(subscription.problem if isinstance(subscription, StandIn) else "")
 
 
 # ── DEAD_LETTERS ─────────────────────────────────────────────────────────────────────────────────
@@ -633,10 +654,11 @@ def unpack_heartbeat(value: bytes) -> Heartbeat:
 
 
 def _check_heartbeat(key: bytes, value: bytes) -> None:
-    heartbeat = unpack_heartbeat(value)
+    heartbeat, problem = _whole(HEARTBEATS, value)
     _must(heartbeat_key(heartbeat.key) == key, "a heartbeat of another key")
     _must(heartbeat.timeout_ms > 0 and heartbeat.subject_id > 0, "a heartbeat that has ended")
     decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
+    _must_be_understood(problem)
 
 
 # ── IMPORTS ──────────────────────────────────────────────────────────────────────────────────────
@@ -767,25 +789,32 @@ def named_key(name: str) -> bytes:
 
 
 def _check_schedule(key: bytes, value: bytes) -> None:
-    schedule = unpack_schedule(value)
+    schedule, problem = _whole(SCHEDULES, value)
     _must(named_key(schedule.name) == key, "a schedule of another name")
-    _must(bool(schedule.cron) != bool(schedule.every_ms), "a schedule with two ways to run")
     decode_payload(schedule.payload, CATALOG_DIRECTORY, 0, 0)
+    _must_be_understood(problem)
 
 
 def _check_schedule_state(key: bytes, value: bytes) -> None:
     key.decode()
-    unpack_state(value)
+    _, tail, problem = read_state(value)
+    _must(tail is not None, problem)
+    _must_be_understood(problem)
 
 
 def _check_source(key: bytes, value: bytes) -> None:
-    _must(named_key(unpack_source(value).name) == key, "a source of another name")
+    source, problem = _whole(SOURCES, value)
+    _must(named_key(source.name) == key, "a source of another name")
+    _must_be_understood(problem)
 
 
 def _check_source_state(key: bytes, value: bytes) -> None:
     key.decode()
-    positions = unpack_source_state(value).positions
-    _must(all(one >= 0 for pair in positions.items() for one in pair), "a place before the first")
+    state, tail, problem = read_source_state(value)
+    _must(tail is not None, problem)
+    positions = state.positions.items()
+    _must(all(one >= 0 for pair in positions for one in pair), "a place before the first")
+    _must_be_understood(problem)
 
 
 # ── DAMAGE ───────────────────────────────────────────────────────────────────────────────────────
@@ -865,14 +894,17 @@ CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
 
 
 def check_entry(table: Table, key: bytes, value: bytes) -> None:
-    """Hold an entry of the catalog against what its table holds. Raises one of UNREADABLE."""
+    """Hold an entry of the catalog against what its table holds. Raises one of UNREADABLE;
+    NotUnderstoodError where it is intact as far as can be told."""
     CHECKS[table](key, value)
 
 
 def can_be_read(table: Table, key: bytes, value: bytes) -> bool:
-    """Whether an entry of the catalog is one of its table."""
+    """Whether an entry of the catalog is one of its table, of this version or a newer one."""
     try:
         check_entry(table, key, value)
+    except NotUnderstoodError:
+        return True
     except UNREADABLE:
         return False
     return True

@@ -64,6 +64,10 @@ class Understanding(Generic[T]):
             return self.stand_in(data, **known), reason_of(error)
         return value, ""
 
+    def is_whole(self, data: bytes) -> bool:
+        """Whether such bytes are intact as far as can be told: they have fields."""
+        return bool(self._parts(data))
+
     def stand_in(self, data: bytes, **known: object) -> T:
         """The fields that can be read by themselves, and the fallbacks of the others."""
         parts = self._parts(data)

@@ -34,6 +34,7 @@ from delayserver.records.tables import (
     UNREADABLE,
     HourState,
     ImportRecord,
+    NotUnderstoodError,
     change_prefix,
     check_entry,
     hour_key,
@@ -397,6 +398,9 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
             for key, value in catalog.scan(table):
                 try:
                     check_entry(table, key, value)
+                except NotUnderstoodError as error:
+                    reason = f"{table}: {key.decode()!r} is not understood here ({error})"
+                    report.add(CATALOG_DIRECTORY, reason, severity=Severity.NOTE)
                 except UNREADABLE as error:
                     report.add(
                         CATALOG_DIRECTORY, f"{table}: entry {key.hex()} cannot be read ({error})"

@@ -21,7 +21,7 @@ import msgspec
 from delayserver.records.content import content_digest
 from delayserver.records.direct import is_direct
 from delayserver.records.message import decode_payload, encode_payload
-from delayserver.records.schedules import ScheduleState, unpack_state
+from delayserver.records.schedules import read_state
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -65,7 +65,7 @@ class Rebuilt:
     _replayed: dict[int, Change] = field(default_factory=dict)
     """By message: where it was published, if it was delivered again."""
     _watches: Values = field(default_factory=dict)
-    _runs: dict[bytes, ScheduleState] = field(default_factory=dict)
+    _runs: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
     """Of each schedule the state behind the newest run."""
 
     def hour(self) -> Callable[[Rows, bytes], None]:
@@ -134,10 +134,11 @@ class Rebuilt:
     def _put_run(self, sealed: bytes) -> None:
         run = decode_payload(sealed, "schedule", 0, 0).run
         if run is not None:
-            key, state = named_key(run.schedule), unpack_state(run.state)
+            # A state of a newer version is kept as it is.
+            key, (state, _, _) = named_key(run.schedule), read_state(run.state)
             known = self._runs.get(key)
-            if known is None or known.seq < state.seq:
-                self._runs[key] = state
+            if known is None or known[0] < state.seq:
+                self._runs[key] = state.seq, run.state
 
     def _put_replayed(self, message_seq: int, subject_id: int, sealed: bytes) -> None:
         origin = decode_payload(sealed, "schedule", 0, 0).origin
@@ -177,8 +178,8 @@ class Rebuilt:
         schedules, states = defined[Table.SCHEDULES], defined[Table.SCHEDULE_STATES]
         for key in schedules:
             run, known = self._runs.get(key), states.get(key)
-            if run is not None and (known is None or unpack_state(known).seq < run.seq):
-                states[key] = run.pack()
+            if run is not None and (known is None or read_state(known)[0].seq < run[0]):
+                states[key] = run[1]
         return _without_halves("schedule", schedules, states)
 
 

@@ -49,6 +49,19 @@ def test_a_schedule_is_where_its_newest_run_has_brought_it_and_half_of_one_is_lo
     ]
 
 
+def test_a_run_of_a_newer_server_is_kept_as_it_is() -> None:
+    state = ScheduleState(5, 1, 0, 100).pack().ljust(130, b"x")
+    sealed = encode_payload(Payload(b"1", run=ScheduledRun("s", state)))
+    rows = np.zeros(1, SCHEDULE_DTYPE)
+    rows["kind"], rows["payload_length"] = RecordKind.RUN, len(sealed)
+    rebuilt = Rebuilt()
+    rebuilt.hour()(rows, sealed)
+    defined: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
+    defined[Table.SCHEDULES][b"s"] = b"1"
+    assert rebuilt.mend_schedules(defined) == []
+    assert defined[Table.SCHEDULE_STATES] == {b"s": state}
+
+
 def test_the_dead_letters_of_a_lost_subscription_can_be_asked_for() -> None:
     defined: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
     defined[Table.DEAD_LETTERS] = {dead_letter_key(3, 9): b"a letter"}
