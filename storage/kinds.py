@@ -203,10 +203,19 @@ def require_servable(root: str) -> None:
     for above in Path(root).resolve().parents:
         files = OsFiles(str(above), readonly=True)
         known = (RESTORING_FILE, PARTIAL_FILE, KIND_FILE, MANIFEST_FILE)
-        found = _kind(files, "", [name for name in known if files.exists(name)])
+        found = _kind(files, "", [name for name in known if _is_mark(files, name)])
         if found not in (None, Kind.DATA, Kind.SHARDS, Kind.REPLICA):
             told, advice = _TOLD[found]
             raise DirectoryKindError(root, f"in {above}, which is {told}", advice)
+
+
+def _is_mark(files: Files, name: str) -> bool:
+    """Whether a file of ours has that name: others may have a directory or a text called so."""
+    try:
+        with contextlib.closing(files.open(name)) as file:
+            return file.pread(1, 0) == b"{"
+    except (FileNotFoundError, DiskError):
+        return False
 
 
 def require_fresh(files: Files) -> None:

@@ -149,7 +149,7 @@ def test_no_server_starts_in_a_directory_of_backups(tmp_path: Path) -> None:
         ("marked", None),
         ("backup", {"BACKUP": b"{}"}),
         ("half", {"PARTIAL": b"{}"}),
-        ("restored", {"RESTORING": b""}),
+        ("restored", {"RESTORING": b"{}"}),
     ):
         files = OsFiles(str(tmp_path / above))
         if content is None:
@@ -162,6 +162,12 @@ def test_no_server_starts_in_a_directory_of_backups(tmp_path: Path) -> None:
     write_mark(OsFiles(str(tmp_path / "data")), DirectoryMark(Kind.SHARDS, "a life"))
     require_servable(str(tmp_path / "data/shard-0000"))
     require_servable(str(tmp_path / "not there/data"))
+    for name in ("BACKUP", "PARTIAL", "KIND", "RESTORING"):  # Others have such names, too.
+        (tmp_path / "ours" / name / "data").mkdir(parents=True)
+        require_servable(str(tmp_path / "ours" / name / "data"))
+        (tmp_path / "text" / name).mkdir(parents=True)
+        (tmp_path / "text" / name / name).write_text("where the backups are")
+        require_servable(str(tmp_path / "text" / name / "data"))
 
 
 OPENERS: dict[str, Callable[[Path], object]] = {
