@@ -59,6 +59,8 @@ class Connections:
         """Owners that found none free."""
         self._over: OrderedDict[int, str] = OrderedDict()
         """Owners that have their share, and want more; each with its host."""
+        self._looks = 0
+        """How many of these may find a larger share than when they were looked at."""
         self._serving: int | None = None
         self._is_asked = False
 
@@ -127,15 +129,16 @@ class Connections:
         self._taken[owner] -= count
         if not self._taken[owner]:
             del self._taken[owner], self._hosts[owner]
-        self._serve_soon()
 
     def _lessen(self, host: str, count: int) -> None:
         self._taken_at[host] -= count
         if not self._taken_at[host]:
             del self._taken_at[host]
+        self._looks = len(self._over)
+        self._serve_soon()
 
     def _serve_soon(self) -> None:
-        if not self._is_asked and self._free and (self._line or self._over):
+        if not self._is_asked and self._free and (self._line or self._looks):
             self._is_asked = True
             self._call_soon(self._serve)
 
@@ -150,12 +153,14 @@ class Connections:
         if self._line:
             self._serve_soon()
             return
-        for _ in range(min(LOOKS_MAX, len(self._over))):
+        for _ in range(min(LOOKS_MAX, self._looks)):
+            self._looks -= 1
             owner, host = self._over.popitem(last=False)
             if self._share(owner, host):
                 self._pump(owner)
             else:
                 self._over[owner] = host
+        self._serve_soon()
 
     def _pump(self, owner: int) -> None:
         self._serving = owner

@@ -257,7 +257,9 @@ class Dispatcher:
     def _fire(self, slices: list[FiredRows], now_ms: int, budget: TurnBudget) -> list[FiredRows]:
         touched: dict[int, Queue] = {}
         left: list[FiredRows] = []
-        for fired in slices:
+        # What was deferred fell due before.
+        deferred, self._deferred = self._deferred, []
+        for fired in (*deferred, *slices):
             for route, rows in _by_route(fired.rows):
                 mine = FiredRows(fired.hour, rows)
                 if self._undecided and self._is_undecided(route):
@@ -309,8 +311,7 @@ class Dispatcher:
         return any(pattern in self._undecided for pattern in patterns_of(subject))
 
     def _fire_deferred(self) -> None:
-        deferred, self._deferred = self._deferred, []
-        self._deferred += self._fire(deferred, self.now_ms, TurnBudget())
+        self._deferred += self._fire([], self.now_ms, TurnBudget())
         if self._deferred and not self._undecided:
             self._slices.soon(self._fire_deferred, PUMP_ITEMS)
 
@@ -475,7 +476,8 @@ class Dispatcher:
                 self._drop_queue(queue)
             return
         if queue is not None:
-            if queue.rows.change(queue.subscription, subscription, now_ms):
+            is_limited_anew = queue.rows.change(queue.subscription, subscription, now_ms)
+            if is_limited_anew and subscription.is_pushed:
                 queue.unreserved |= queue.reserved - queue.begun - queue.dropping
             if host_of(queue.subscription) != host_of(subscription):
                 queue.held_until_ms = 0  # It was another receiver that wanted to wait.

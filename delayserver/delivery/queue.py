@@ -212,6 +212,7 @@ class Queue:
         before = len(self.reserved)
         self.reserved.difference_update(seqs)
         self.in_flight -= before - len(self.reserved)
+        self.unreserved.difference_update(seqs if self.unreserved else ())
         if self.attempts:
             for seq in seqs:
                 self.attempts.pop(seq, None)

@@ -190,3 +190,19 @@ def test_places_are_neither_lost_nor_made(
     for one in range(6):
         room.connections.give_back(one, room.connections.taken(one))
     assert room.connections.free == count
+
+
+def test_a_free_connection_finds_the_owner_that_wants_it_behind_many_that_want_none() -> None:
+    """Each has had its share at one host; then all but the last are paused."""
+    room = Room(1024)
+    room.want(1, 2000, "slow.test")
+    room.settle()
+    owners = range(2, 3 * LOOKS_MAX)
+    for owner in owners:
+        assert room.want(owner, 1, "slow.test") == 0
+    room.settle()
+    last = owners[-1]
+    room.wants = {last: 1}
+    room.connections.give_back(1, room.connections.taken(1))
+    room.settle()
+    assert room.connections.taken(last) == 1

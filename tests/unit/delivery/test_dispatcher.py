@@ -1402,3 +1402,32 @@ def test_what_nobody_might_read_is_left_behind_with_its_subscription() -> None:
     parts.read()
     parts.change(msgspec.structs.replace(mine, deleted=True))
     assert parts.dispatcher.orphans.holds(ScheduleEntry(5, START_MS))
+
+
+@pytest.mark.parametrize("one", [subscription(1), webhook(1)])
+def test_what_waited_for_a_definition_is_not_overtaken_by_what_falls_due_then(
+    one: Subscription,
+) -> None:
+    parts = Parts(one)
+    release = parts.dispatcher.defer({"order.unpaid"})
+    parts.fire((5, START_MS + 1))
+    release()
+    parts.fire((6, START_MS + 900))
+    for _ in range(4):
+        parts.turn()
+    order = [seq for seqs_ in parts.handouts() for seq in seqs_] + parts.waiting(one)
+    assert order == [5, 6]
+
+
+def test_limits_of_a_pulled_subscription_note_nothing_about_what_is_leased() -> None:
+    one = subscription(1)
+    parts = Parts(one)
+    parts.fire((5, START_MS))
+    queue = parts.dispatcher.queue(one)
+    queue.hold([5])
+    parts.change(msgspec.structs.replace(one, drop_older_than_ms=1_000_000))
+    assert not queue.unreserved
+    parts.change(webhook(1, rate_per_s=1.0, rate_burst=1))
+    assert queue.unreserved == {5}
+    queue.release_leased([5])
+    assert not queue.unreserved
