@@ -101,6 +101,9 @@ RECORD_ITEMS = 2
 RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 
+_OF_NO_SUBSCRIPTION = RetrySchedule()
+"""Of a delivery whose subscription was deleted meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replayable:
@@ -426,7 +429,7 @@ class Outcomes:
         """Returns the subscription, if it exists still."""
         self._dispatcher.end_request(deliveries)
         subscription = self._registry.by_id(deliveries[0].subscription_id)
-        policy = RetrySchedule()
+        policy = _OF_NO_SUBSCRIPTION
         if subscription is not None:
             policy = for_message(subscription, deliveries[0].payload).retry_schedule
             if is_direct(subscription.id) and isinstance(result, Gone):

@@ -68,7 +68,7 @@ from delayserver.delivery.complaints import quiet
 from delayserver.delivery.outlets import Outlet, OutletError, Report, target_of
 from delayserver.delivery.webhook import CONTENT_TYPES
 from delayserver.errors import InputError
-from delayserver.records.message import Content, DueDelivery
+from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import AmqpTarget, Subscription
 from delayserver.security.broker_urls import BrokerUrl, split_broker_url
 from delayserver.security.targets import TargetPolicy
@@ -153,7 +153,7 @@ def properties(delivery: DueDelivery) -> Basic.Properties:
                 "the most that AMQP carries"
             )
     return Basic.Properties(
-        content_type=CONTENT_TYPES[Content(delivery.payload.content)],
+        content_type=CONTENT_TYPES[delivery.payload.content],
         delivery_mode=_PERSISTENT,
         message_id=delivery.message_id,
         headers=carried,

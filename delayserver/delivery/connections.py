@@ -135,10 +135,11 @@ class Connections:
         if not self._taken_at[host]:
             del self._taken_at[host]
         self._looks = len(self._over)
-        self._serve_soon()
+        if self._line or self._looks:
+            self._serve_soon()
 
     def _serve_soon(self) -> None:
-        if not self._is_asked and self._free and (self._line or self._looks):
+        if self._free and (self._line or self._looks) and not self._is_asked:
             self._is_asked = True
             self._call_soon(self._serve)
 

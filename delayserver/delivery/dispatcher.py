@@ -887,9 +887,10 @@ class Dispatcher:
         """Whether anything may be delivered now, as far as the subscription decides: what was read
         or waits for a connection was taken for `subscription`, which may have changed since."""
         is_changed = queue.subscription is not subscription and subscription.is_pushed
-        is_held = queue.held_until_ms > self._stopwatch()
-        is_still = self.draining or queue.subscription.paused or is_held or is_changed
-        return not is_still and self.may_deliver()
+        is_still = self.draining or queue.subscription.paused or is_changed
+        # Few queues were ever held: those need no look at the stopwatch.
+        is_held = queue.held_until_ms and queue.held_until_ms > self._stopwatch()
+        return not (is_still or is_held) and self.may_deliver()
 
     def may_begin(
         self, subscription: Subscription, deliveries: Sequence[DueDelivery], now_ms: int

@@ -113,20 +113,21 @@ class HttpWebhookSender:
         request is sent once more, over a new one."""
         assert not self._closed
         try:
-            target, path = self._target(request.url)
-            head = _request_head(request, target, path)
+            target, first_lines = self._target(request.url)
+            head = _request_head(request, first_lines)
         except InputError as error:
             return WebhookResponse(None, error=error.detail)
         route = self._route(target)
         failure, is_withheld = None, False
-        deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+        now_s = asyncio.get_running_loop().time()
+        deadline_s = now_s + request.timeout_ms / 1000
         route.users += 1
         self._in_flight += 1
         connection: HttpConnection | None = None
         try:
             if route.is_doubted:
                 await self._look_up_doubted(target, route, deadline_s)
-            connection = self._idle(target, route)
+            connection = self._idle(target, route, now_s)
             while True:
                 is_new = connection is None
                 if connection is None:
@@ -190,7 +191,7 @@ class HttpWebhookSender:
     def _check_url(self, url: str) -> tuple[Target, str]:
         target, path = split_url(url)
         self._policy.check_target(target)
-        return target, path
+        return target, f"{path} HTTP/1.1\r\nhost: {target.authority}"
 
     def _route(self, target: Target) -> "_Route":
         route = self._routes.get(target)
@@ -273,9 +274,8 @@ class HttpWebhookSender:
 
     # Connections
 
-    def _idle(self, target: Target, route: "_Route") -> HttpConnection | None:
+    def _idle(self, target: Target, route: "_Route", now_s: float) -> HttpConnection | None:
         """An open connection to a checked address that no request uses."""
-        now_s = asyncio.get_running_loop().time()
         self._look_up_in_time(target, route, now_s)
         while route.idle and route.addresses:
             connection = route.idle.pop()
@@ -385,17 +385,18 @@ class _Route:
     """The one used last is last."""
 
 
-def _request_head(request: WebhookRequest, target: Target, path: str) -> bytes:
+def _request_head(request: WebhookRequest, first_lines: str) -> bytes:
+    """`first_lines`: the request line and that of the host, without the method."""
     # Headers were checked when they were published, yet a bulk load may have written them.
-    check_headers(request.headers, MADE_HEADERS)
+    if request.headers:
+        check_headers(request.headers, MADE_HEADERS)
     lines = [
-        f"{request.method} {path} HTTP/1.1",
-        f"host: {target.authority}",
+        f"{request.method} {first_lines}",
         f"content-length: {len(request.body)}",
-        *(f"{name}: {value}" for name, value in request_headers(request).items()),
+        *map(": ".join, request_headers(request).items()),
     ]
     text = "\r\n".join(lines) + "\r\n\r\n"
-    breaks = len(lines) + 1
+    breaks = len(lines) + 2
     if text.count("\r") != breaks or text.count("\n") != breaks:
         raise InputError("a header holds a line break")
     try:

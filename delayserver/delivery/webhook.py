@@ -11,7 +11,7 @@ carries them is in `delayserver.delivery.sender`.
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -158,7 +158,10 @@ class WebhookSender(Protocol):
         ...
 
 
-CONTENT_TYPES = {Content.JSON: "application/json", Content.BINARY: "application/octet-stream"}
+CONTENT_TYPES: Final[dict[int, str]] = {
+    Content.JSON: "application/json",
+    Content.BINARY: "application/octet-stream",
+}
 
 
 def webhook_request(
@@ -167,7 +170,6 @@ def webhook_request(
     """What is sent for one message, or for a batch of them."""
     first, as_batch = deliveries[0], bool(subscription.batch_max)
     subscription = for_message(subscription, first.payload)
-    content = Content.JSON if as_batch else Content(first.payload.content)
     return WebhookRequest(
         url=subscription.url,
         message_id=batch_id(deliveries) if as_batch else first.message_id,
@@ -177,7 +179,7 @@ def webhook_request(
         attempt=first.told_attempt,
         headers={} if as_batch else first.payload.headers or {},
         body=batch_body(deliveries) if as_batch else first.payload.body,
-        content_type=CONTENT_TYPES[content],
+        content_type=CONTENT_TYPES[Content.JSON if as_batch else first.payload.content],
         secrets=tuple(WebhookSecret.parse(secret) for secret in subscription.secrets),
         timeout_ms=subscription.timeout_ms,
         timestamp_s=timestamp_s,

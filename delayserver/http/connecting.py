@@ -27,25 +27,15 @@ LOOK_AGAIN_S: Final = 0.001
 T = TypeVar("T")
 
 
-class Deadline:
-    """Calls a function once it is over; `cancel` ends it."""
-
-    __slots__ = ("_handle", "_loop", "_on_over")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, deadline_s: float, on_over: Callable[[], None]
-    ) -> None:
-        """`deadline_s`: of the loop's time."""
-        self._loop = loop
-        self._on_over = on_over
-        self._handle = loop.call_at(deadline_s, self._look_again)
-
-    def _look_again(self) -> None:
-        self._handle = self._loop.call_later(LOOK_AGAIN_S, self._on_over)
-
-    def cancel(self) -> None:
-        """Never call it."""
-        self._handle.cancel()
+def call_when_over(
+    loop: asyncio.AbstractEventLoop,
+    deadline_s: float,
+    on_over: Callable[..., object],
+    *args: object,
+) -> asyncio.TimerHandle:
+    """Call a function once a deadline of the loop's time is over, unless the handle is cancelled
+    before. A cancel between the two looks comes too late: the function must not mind."""
+    return loop.call_at(deadline_s, loop.call_later, LOOK_AGAIN_S, on_over, *args)
 
 
 @asynccontextmanager
@@ -53,11 +43,18 @@ async def until(deadline_s: float) -> AsyncIterator[None]:
     """Cancels what is inside when `deadline_s` of the loop's time is over. Raises TimeoutError."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as scope:
-        deadline = Deadline(loop, deadline_s, lambda: scope.reschedule(loop.time()))
+        is_inside = True
+
+        def on_over() -> None:
+            if is_inside:
+                scope.reschedule(loop.time())
+
+        timer = call_when_over(loop, deadline_s, on_over)
         try:
             yield
         finally:
-            deadline.cancel()
+            timer.cancel()
+            is_inside = False
 
 
 async def connect_to_any(

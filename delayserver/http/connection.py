@@ -21,7 +21,7 @@ from typing import cast
 
 import httptools
 
-from delayserver.http.connecting import Deadline
+from delayserver.http.connecting import call_when_over
 
 
 class HttpConnection(asyncio.Protocol):
@@ -84,7 +84,7 @@ class HttpConnection(asyncio.Protocol):
         if not self.is_open:
             raise ConnectionError("the connection was closed before the request was sent")
         self._transport.write(request)
-        timer = Deadline(self._loop, deadline_s, self._give_up)
+        timer = call_when_over(self._loop, deadline_s, _give_up, self._answered)
         try:
             await self._answered
         finally:
@@ -94,10 +94,6 @@ class HttpConnection(asyncio.Protocol):
         """Close at once, whatever is still to be sent or received."""
         if self._transport is not None:
             self._transport.abort()
-
-    def _give_up(self) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(TimeoutError())
 
     def _fail(self, failure: str) -> None:
         if self._answered is not None and not self._answered.done():
@@ -153,3 +149,8 @@ class HttpConnection(asyncio.Protocol):
         if self.status is not None and self._answered is not None and not self._answered.done():
             self.is_reusable = self._parser.should_keep_alive()
             self._answered.set_result(None)
+
+
+def _give_up(answered: asyncio.Future[None]) -> None:
+    if not answered.done():
+        answered.set_exception(TimeoutError())

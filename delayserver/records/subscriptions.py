@@ -16,6 +16,7 @@ is immutable and may be read anywhere.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -45,6 +46,8 @@ FAILURES: Final = "failures"
 """Likewise: nothing but failures for as long as it said (`disable_after`)."""
 NOT_UNDERSTOOD: Final = "not_understood"
 """Likewise: this server does not understand it."""
+SCHEDULES_REMEMBERED: Final = 1_000
+"""Retry schedules: each answer of a receiver asks for one."""
 _SET_BY_SERVER = frozenset(("user-agent", *TRACE_NAMES))
 
 
@@ -67,15 +70,16 @@ class RetrySchedule:
             if not 1 <= delay_ms <= RETRY_DELAY_MS_MAX:
                 raise InputError("a backoff delay is 1ms to 1d", f"/backoff/{index}")
 
-    @classmethod
-    def within_limits(cls, max_attempts: int, backoff_ms: tuple[int, ...]) -> "RetrySchedule":
+    @staticmethod
+    @lru_cache(maxsize=SCHEDULES_REMEMBERED)
+    def within_limits(max_attempts: int, backoff_ms: tuple[int, ...]) -> "RetrySchedule":
         """A schedule that was accepted once, cut to the limits of today. Empty `backoff_ms`: the
         default delays."""
         max_attempts = min(max(1, max_attempts), RETRY_ATTEMPTS_MAX)
         if not backoff_ms:
-            return cls(max_attempts)
+            return RetrySchedule(max_attempts)
         delays_ms = (min(max(1, one), RETRY_DELAY_MS_MAX) for one in backoff_ms)
-        return cls(max_attempts, tuple(delays_ms)[:RETRY_ATTEMPTS_MAX])
+        return RetrySchedule(max_attempts, tuple(delays_ms)[:RETRY_ATTEMPTS_MAX])
 
     def delay_ms(self, attempt: int) -> int:
         """What lies between this attempt and the next, before jitter."""

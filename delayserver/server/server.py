@@ -395,7 +395,8 @@ class Server(Shard):
     def _observe_lateness(self, subscription: Subscription, late_ms: list[int]) -> None:
         of_all = self.metrics.lateness_seconds
         of_subscription = self.metrics.lateness_by_subscription[subscription.id]
-        for one_ms, count in Counter(late_ms).items():
+        counts = {late_ms[0]: 1} if len(late_ms) == 1 else Counter(late_ms)
+        for one_ms, count in counts.items():
             of_all.observe(one_ms / 1000, count)
             of_subscription.observe(one_ms / 1000, count)
 
@@ -443,8 +444,7 @@ class Server(Shard):
         now_ms = self.clock()
         if not self.engine.dispatcher.may_begin(subscription, deliveries, now_ms):
             return False
-        late_ms = [now_ms - delivery.entry.due_ms for delivery in deliveries]
-        self._observe_lateness(subscription, late_ms)
+        self._observe_lateness(subscription, [now_ms - one.entry.due_ms for one in deliveries])
         return True
 
     def _sink(self, kind: str) -> Sink:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from delayserver.http.connecting import Deadline, connect_to_any, until
+from delayserver.http.connecting import call_when_over, connect_to_any, until
 from tests.waiting import turns
 
 HOUR_S = 3600.0
@@ -162,7 +162,7 @@ def test_sockets_are_read_before_a_deadline_is_over(kind: str) -> None:
             seen.append("over")
             over.set_result(None)
 
-        Deadline(loop, loop.time() + 0.01, on_over)
+        call_when_over(loop, loop.time() + 0.01, on_over)
         writers[0].write(b"x")
         time.sleep(0.05)  # noqa: ASYNC251  # as a long turn holds up the loop
         await over
