@@ -32,7 +32,7 @@ def letters(api, message):
     return [one for one in found if one["id"] == message["id"]]
 
 
-def test_it_goes_where_it_says_signed_and_to_nobody_else(api, receiver, subject):
+def test_a_message_with_a_target_goes_there_and_to_nobody_else(api, receiver, subject):
     everything = receiver.hook()
     name = api.subscribe(unique("hook"), subject, url=everything)
     url = receiver.hook()

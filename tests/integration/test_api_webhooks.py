@@ -82,7 +82,7 @@ def test_without_a_secret_nothing_is_signed(api, receiver, subscribe, subject):
     assert received.body == b"\x00\xff"
 
 
-def test_what_fails_is_tried_again_with_the_same_id(api, receiver, subscribe, subject):
+def test_a_failed_webhook_is_tried_again_with_the_same_id(api, receiver, subscribe, subject):
     url = receiver.hook(500, (302, {"location": "http://127.0.0.1:9/"}), 204)
     subscribe(url, secret=SECRET, retry=QUICK)
     published = api.publish(subject, body=1)
@@ -334,7 +334,9 @@ def test_retries_dead_letters_and_pauses_outlive_the_process(lasting_api, receiv
     assert state(api, retry) == "delivered"
 
 
-def test_what_fell_due_while_the_server_was_down_comes_in_due_order(lasting_api, receiver, subject):
+def test_messages_that_fell_due_while_the_server_was_down_come_in_due_order(
+    lasting_api, receiver, subject
+):
     api = lasting_api
     url = receiver.hook()
     api.subscribe(unique("hook"), subject, url=url, max_in_flight=1)

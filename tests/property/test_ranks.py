@@ -23,7 +23,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_rows_leave_by_priority_and_in_their_order(steps: list[tuple[str, list[int]]]) -> None:
+def test_a_backlog_has_one_order(steps: list[tuple[str, list[int]]]) -> None:
     ranks, seq = Ranks(), count(1)
     waiting: list[tuple[int, int]] = []
     """Seq and priority, as they leave: Python's sort keeps the order of equals."""

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.unchecked("hundreds of machines, each of which is check
 
 
 @pytest.mark.parametrize(("shards", "with_log"), [(1, False), (1, True), (2, False)])
-def test_a_restore(shards: int, with_log: bool) -> None:
+def test_a_restore_that_is_interrupted_is_refused_or_whole(shards: int, with_log: bool) -> None:
     found = restores(every(3, range(RUNS)), kept(shards, with_log=with_log))
     assert min(found["refused"], found["whole"] + found["empty"]) > 3, found
 

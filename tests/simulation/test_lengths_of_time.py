@@ -84,7 +84,7 @@ class Machine:
 
 
 @STEPS
-def test_a_lease(set_by_ms: int) -> None:
+def test_a_lease_lasts_however_the_clock_is_set(set_by_ms: int) -> None:
     machine = Machine()
     machine.publish("job", 1)
     machine.pull(0)
@@ -112,7 +112,7 @@ def test_a_lease_that_is_extended_after_the_step(set_by_ms: int) -> None:
 
 
 @STEPS
-def test_a_long_poll(set_by_ms: int) -> None:
+def test_a_long_poll_lasts_however_the_clock_is_set(set_by_ms: int) -> None:
     machine = Machine()
     fetch = machine.pull(2_000)
     machine.set_clock(set_by_ms)
@@ -125,7 +125,7 @@ def test_a_long_poll(set_by_ms: int) -> None:
 
 
 @STEPS
-def test_a_heartbeat(set_by_ms: int) -> None:
+def test_a_heartbeat_lasts_however_the_clock_is_set(set_by_ms: int) -> None:
     machine = Machine()
     put = machine.server.engine.heartbeats.put
     put("machine", TEN_MINUTES_MS, "alarm", Payload(b"1"), machine.clock.now_ms)
@@ -143,7 +143,7 @@ def test_a_heartbeat(set_by_ms: int) -> None:
 
 
 @STEPS
-def test_a_rate(set_by_ms: int) -> None:
+def test_a_rate_holds_however_the_clock_is_set(set_by_ms: int) -> None:
     machine = Machine()
     machine.publish("push", 5)
     machine.clock.set(set_by_ms)

@@ -18,6 +18,7 @@ import delayserver
 from delayserver.cli import make_app
 from delayserver.config import Settings
 from scripts.documents import DOCUMENT, with_settings
+from tests.tiers import tier_of
 
 ROOT = Path(__file__).parents[2]
 README_BYTES_MAX = 10 * 1024
@@ -127,6 +128,53 @@ def test_every_invariant_names_bugs_that_are_planted() -> None:
     for invariant, section in sections.items():
         assert any(f"`{bug}`" in section for bug in bugs), invariant
     assert [bug for bug in sorted(bugs) if f"`{bug}`" not in text] == []
+
+
+PROMISE = re.compile(r"\| \*\*(?P<promise>.+)\*\* \| (?P<moment>.+) \| (?P<tests>.+) \|")
+NODE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+ONLY_WHOLE = {"An export names rot and does not keep it"}
+"""Promises whose tests run only with the whole of their tier."""
+
+
+def promises() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """What docs/guarantees.md promises to users: the promise, its moment, and its tests."""
+    text = text_of("docs/guarantees.md").partition("\n## For users\n")[2].partition("\n## ")[0]
+    for line in text.splitlines():
+        if line.startswith("|") and line not in ("| Promise | Holds | Test |", "|---|---|---|"):
+            row = PROMISE.fullmatch(line)
+            assert row is not None, f"no promise with its moment and its tests: {line}"
+            tests = NODE.findall(row["tests"])
+            assert ", ".join(f"`{file}::{name}`" for file, name in tests) == row["tests"], line
+            yield row["promise"], row["moment"], tests
+
+
+def test_every_promise_has_a_test_of_its_name() -> None:
+    """The first one; and each test that is named beside it exists."""
+    lost, names = [], []
+    for promise, moment, tests in promises():
+        assert moment.endswith("."), f"at which moment does it hold: {promise}"
+        words = re.findall(r"[a-z0-9]+", promise.lower())
+        assert tests[0][1] == "_".join(["test", *words]), promise
+        names.append(tests[0][1])
+        for file, name in tests:
+            path = ROOT / file
+            if not path.exists() or name not in defined_in(path):
+                lost.append(f"{file}::{name}")
+    assert lost == []
+    assert len(names) == len(set(names)) > 80
+
+
+def test_every_promise_is_tested_whatever_has_changed() -> None:
+    """By the default tier: one of its tests at least."""
+    only_whole = set()
+    for promise, _, tests in promises():
+        for file, name in tests:
+            always, path = tier_of(file).always, file.removeprefix("tests/")
+            if always is None or path in always or f"{path}::{name}" in always:
+                break
+        else:
+            only_whole.add(promise)
+    assert only_whole == ONLY_WHOLE
 
 
 # ── what documents name ────────────────────────────────────────────────────────────────────────

@@ -167,7 +167,7 @@ def test_what_is_no_time_is_refused(value):
 
 
 @pytest.mark.parametrize("seconds", [10**8, 1_795_192_200, 10**11])
-def test_seconds_are_no_milliseconds(seconds):
+def test_a_point_in_time_in_seconds_is_refused(seconds):
     for read, value in ((parse_time_ms, seconds), (read_time_ms, str(seconds))):
         with pytest.raises(InputError, match="milliseconds, not seconds") as caught:
             read(value, "/deliver_at")

@@ -259,7 +259,7 @@ def test_what_is_damaged_is_named(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [LogKind.MESSAGE, LogKind.SCHEDULE, LogKind.DISPATCH])
 @pytest.mark.parametrize("where", [0.3, 0.7])
-def test_rot_is_named_left_out_of_nothing_and_not_kept(
+def test_an_export_names_rot_and_does_not_keep_it(
     store: Store, tmp_path: Path, kind: LogKind, where: float
 ) -> None:
     """The next export takes a repaired file of the same length, ends and time."""

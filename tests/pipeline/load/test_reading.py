@@ -155,7 +155,7 @@ WRITERS: dict[str, tuple[str, Callable[[list[Row], Path], None]]] = {
 @pytest.mark.parametrize("writer", WRITERS)
 @settings(max_examples=15, deadline=None)
 @given(rows=st.lists(row, min_size=1, max_size=4))
-def test_what_a_program_writes_is_what_is_loaded(writer: str, rows: list[Row]) -> None:
+def test_a_load_keeps_every_byte(writer: str, rows: list[Row]) -> None:
     ending, write = WRITERS[writer]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, f"table.{ending}")

@@ -71,7 +71,7 @@ def test_older_ones_are_deleted_behind_it(cli):
         ("x", 1, ""),
     ],
 )
-def test_verified_ones_are_counted_by_themselves(listed, keep, deleted):
+def test_the_newest_verified_backup_is_kept(listed, keep, deleted):
     backups = [COMPLETE | {"name": name, "verified": name.isupper()} for name in listed]
     backups.insert(1, RUNNING | {"name": "failed", "state": "failed"})
     found = outdated(backups, keep, listed[-1])

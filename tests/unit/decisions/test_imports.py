@@ -410,7 +410,7 @@ def test_a_crash_after_any_slice(machine: Machine) -> None:
     assert sorted(machine.deliver_all()) == sorted(["0", "1", "2", "3"] * 5)
 
 
-def test_the_same_import_again(machine: Machine) -> None:
+def test_the_same_import_is_adopted_once(machine: Machine) -> None:
     machine.stage("a", *LATER)
     answers: list[Import | None] = []
     for _ in range(2):

@@ -548,7 +548,7 @@ FOREIGN: dict[str, Callable[[Parts], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_one_that_is_not_understood_stands_still_and_harms_nobody(kind: str) -> None:
+def test_a_schedule_that_is_not_understood_stands_still_and_harms_nobody(kind: str) -> None:
     parts = Parts()
     parts.put(cron="* * * * *")
     parts.put(name="other")
@@ -582,7 +582,9 @@ def test_one_that_is_not_understood_stands_still_and_harms_nobody(kind: str) -> 
 
 
 @pytest.mark.parametrize(("catch_up", "made"), [("all", 5), ("last", 1), ("none", 0)])
-def test_it_goes_on_by_its_catch_up_when_it_is_understood_again(catch_up: str, made: int) -> None:
+def test_a_schedule_goes_on_by_its_catch_up_when_it_is_understood_again(
+    catch_up: str, made: int
+) -> None:
     parts = Parts()
     parts.put(cron="* * * * *", catch_up=CatchUp[catch_up.upper()])
     understood = stored(parts)

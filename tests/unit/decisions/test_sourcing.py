@@ -100,7 +100,7 @@ def test_an_offset_that_was_taken_is_not_taken_again() -> None:
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=20))
-def test_whatever_is_read_again_each_offset_is_there_once(
+def test_each_offset_of_a_source_is_a_message_once(
     steps: list[tuple[int, int, bool]],
 ) -> None:
     parts = Parts()

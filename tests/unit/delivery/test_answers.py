@@ -29,7 +29,7 @@ def test_the_most_special_row_counts() -> None:
     assert TABLE.of((8, 7), "", "eight").kept is Certainty.STORED
 
 
-def test_what_no_row_names_is_unknown_and_named() -> None:
+def test_an_answer_that_no_row_names_is_unknown_and_named() -> None:
     for error in (ValueError("odd"), KeyError()):
         found = TABLE.of_error(error)
         assert found.kept is Certainty.UNKNOWN and not found.is_shared

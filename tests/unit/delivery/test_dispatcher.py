@@ -1097,9 +1097,6 @@ def asked_to_wait(parts: Parts, hook: Subscription) -> None:
     parts.dispatcher.hold(hook.id, 1_000)
 
 
-CHANGES = [paused, with_another_url, deleted, without_lease, stopping, asked_to_wait]
-
-
 def connecting(hook: Subscription, *seqs_: int) -> tuple[Parts, list[DueDelivery]]:
     """Deliveries that have left their queue, and wait for a connection."""
     parts = Parts(hook)
@@ -1108,11 +1105,8 @@ def connecting(hook: Subscription, *seqs_: int) -> tuple[Parts, list[DueDelivery
     return parts, parts.read()
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("batch_max", [0, 2])
-def test_what_waits_for_a_connection_does_not_begin_after(
-    change: Callable[[Parts, Subscription], None], batch_max: int
-) -> None:
+def assert_may_not_begin(change: Callable[[Parts, Subscription], None], batch_max: int) -> None:
+    """Neither may a request that has waited for a connection while something changed."""
     hook = webhook(batch_max=batch_max)
     parts, (one, other) = connecting(hook, 1, 2)
     request = [one, other] if batch_max else [one]
@@ -1127,7 +1121,38 @@ def test_what_waits_for_a_connection_does_not_begin_after(
         assert parts.waiting(hook)[: len(request)] == [one.entry.seq for one in request]
 
 
-def test_what_has_outlived_its_time_while_it_waited_for_a_connection_does_not_begin() -> None:
+SINGLE_AND_BATCH = pytest.mark.parametrize("batch_max", [0, 2])
+
+
+@SINGLE_AND_BATCH
+def test_a_pause_holds_from_its_answer_on(batch_max: int) -> None:
+    assert_may_not_begin(paused, batch_max)
+
+
+@SINGLE_AND_BATCH
+def test_a_deletion_holds_from_its_answer_on(batch_max: int) -> None:
+    assert_may_not_begin(deleted, batch_max)
+
+
+@SINGLE_AND_BATCH
+def test_a_new_url_holds_from_its_answer_on(batch_max: int) -> None:
+    assert_may_not_begin(with_another_url, batch_max)
+
+
+@SINGLE_AND_BATCH
+def test_no_request_begins_without_the_lease_of_the_shard(batch_max: int) -> None:
+    assert_may_not_begin(without_lease, batch_max)
+
+
+@SINGLE_AND_BATCH
+@pytest.mark.parametrize("change", [stopping, asked_to_wait])
+def test_no_request_begins_after(
+    change: Callable[[Parts, Subscription], None], batch_max: int
+) -> None:
+    assert_may_not_begin(change, batch_max)
+
+
+def test_no_delivery_begins_after_the_time_to_live() -> None:
     hook = webhook()
     parts = Parts(hook)
     parts.ports.begin = None
@@ -1169,7 +1194,7 @@ def test_what_could_not_begin_gives_back_its_part_of_the_rate() -> None:
 
 
 @pytest.mark.parametrize("rate_per_s", [0.0, 1.0])
-def test_another_rate_while_rows_wait_for_a_connection_holds_for_those_that_leave_then(
+def test_a_new_rate_holds_from_its_answer_on(
     rate_per_s: float,
 ) -> None:
     hook = webhook(rate_per_s=rate_per_s, rate_burst=int(rate_per_s))

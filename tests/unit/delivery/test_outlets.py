@@ -380,6 +380,23 @@ def test_a_broker_that_is_away_is_said_once_and_so_is_its_return() -> None:
     ]
 
 
+def test_a_message_counts_as_delivered_once_its_broker_has_confirmed_it() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.answers_at_once = False
+        task = m.start(to("a"), 1, 2)
+        await turns(10)
+        (outlet,) = m.opener.made
+        assert outlet.sent == [[1, 2]] and m.told == []
+        outlet.answer()
+        await task
+        refused = m.start(to("a"), 3)
+        await turns(10)
+        outlet.answer(not_stored("no room"))
+        await refused
+
+    assert run(main).told == [([1, 2], Confirmed()), ([3], Failed("no room"))]
+
+
 def test_an_unknown_answer_is_told_as_such() -> None:
     async def main(m: Machine) -> None:
         m.opener.answers_at_once = False

@@ -36,7 +36,7 @@ def test_higher_ones_leave_first_and_those_of_one_priority_as_they_came() -> Non
     assert (ranks.count, ranks.priorities) == (0, [0])
 
 
-def test_what_came_back_is_first_of_its_priority() -> None:
+def test_a_message_that_came_back_is_first_of_its_priority() -> None:
     ranks = Ranks()
     ranks.push(fired((4, 5), (5, 5), (6, 0), due_ms=START_MS + 9))
     ranks.insert(fired((1, 0), (2, 5), (3, 9)))

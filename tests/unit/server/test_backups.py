@@ -113,7 +113,7 @@ def names_in(directory: Path) -> list[str]:
     return sorted({path.name for path in directory.iterdir()} - OF_THE_DIRECTORY)
 
 
-def test_what_was_answered_before_is_in_it_and_nothing_else(tmp_path: Path) -> None:
+def test_a_backup_has_all_that_was_answered_before_it_and_nothing_else(tmp_path: Path) -> None:
     async def body(server: Server) -> None:
         await publish(server, "a", "b")
         first = await made(server, "first")

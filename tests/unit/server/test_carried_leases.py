@@ -198,7 +198,7 @@ def test_the_attempts_of_what_came_back_are_known() -> None:
         machine.restart()
 
 
-def test_after_a_kill_it_is_over_and_the_message_says_so_without_using_up_attempts() -> None:
+def test_a_kill_ends_leases_and_counts_one_attempt_more_that_uses_up_none() -> None:
     machine = Machine({"max_attempts": 2})
     machine.publish(b"1")
     [token] = machine.pull()
@@ -246,7 +246,7 @@ def test_a_retry_keeps_the_attempts_that_a_kill_has_hidden() -> None:
     assert (delivery.attempt, delivery.told_attempt) == (2, 3)
 
 
-def test_while_it_stops_pulls_are_refused_and_leases_can_be_ended() -> None:
+def test_a_stop_refuses_pulls_and_takes_acknowledgements() -> None:
     machine = Machine()
     machine.publish(b"1")
     [token] = machine.pull()

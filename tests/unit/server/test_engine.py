@@ -44,7 +44,7 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_after_a_stand_still_no_length_of_time_ends_before_the_sockets_are_read(
+def test_a_renewal_that_has_arrived_counts_after_a_stand_still(
     machine: Machine,
 ) -> None:
     """A renewal, an acknowledgement or an extension may have come in time."""

@@ -179,7 +179,9 @@ class BrokenSink:
 @pytest.mark.parametrize(
     ("does", "failed"), [("raises", 2), ("tells of one", 1), ("says nothing", 2)]
 )
-def test_whatever_a_client_does_ends_one_attempt(does: str, failed: int, tmp_path: Path) -> None:
+def test_an_error_in_the_client_of_a_receiver_ends_one_attempt(
+    does: str, failed: int, tmp_path: Path
+) -> None:
     told: list[tuple[int, object]] = []
 
     def break_it(server: Server, patch: pytest.MonkeyPatch) -> None:

@@ -751,7 +751,7 @@ def row(seq: int) -> SettleRequest:
     return SettleRequest({HOUR: [dispatch_row(seq)]})
 
 
-def test_rows_are_written_at_once_and_synced_in_intervals() -> None:
+def test_the_result_of_a_webhook_is_written_at_once_and_synced_within_the_interval() -> None:
     parts = Settling()
     assert parts.thread.timeout_s() is None
     parts.handle(row(1), row(2))

@@ -194,7 +194,9 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("content", FOREIGN)
-def test_every_opener_refuses_it_and_changes_nothing(content: str, tmp_path: Path) -> None:
+def test_every_opener_refuses_a_directory_of_another_kind_and_changes_nothing(
+    content: str, tmp_path: Path
+) -> None:
     fill(OsFiles(str(tmp_path)), FOREIGN[content])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
     openers = OPENERS if content == "backup" else OPENERS | READERS

@@ -420,7 +420,7 @@ def test_who_wants_no_forwarding_is_told_the_owner() -> None:
     run(test)
 
 
-def test_nobody_without_a_token_is_told_the_owner() -> None:
+def test_a_caller_without_a_token_is_not_told_the_owner() -> None:
     async def test(world: World) -> None:
         client = await world.connect()
         assert world.owner_url is not None
