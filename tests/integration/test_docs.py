@@ -103,6 +103,18 @@ def renamed(shown: Any, answer: Any) -> Iterator[tuple[str, str]]:
             yield from renamed(one, other)
 
 
+def assert_same_form(shown: Any, answer: Any, command: str) -> None:
+    """The fields that a document shows are those of the answer, in their order."""
+    if isinstance(shown, dict):
+        assert isinstance(answer, dict) and list(answer) == list(shown), (command, shown, answer)
+        for name, value in shown.items():
+            assert_same_form(value, answer[name], command)
+    elif isinstance(shown, list):
+        assert isinstance(answer, list), (command, shown, answer)
+        for one, other in zip(shown, answer, strict=False):
+            assert_same_form(one, other, command)
+
+
 def settled(url: str) -> None:
     """A reader of the document has seen what a message is asked about: wait until it is there."""
     message = url[: url.rindex("/")]
@@ -126,7 +138,7 @@ def follow(text: str, here: Callable[[str], str]) -> dict[str, Any]:
         assert "title" not in answer, (example.command, answer)
         if example.shown:
             document = json.loads(example.shown)
-            assert list(answer) == list(document), (example, answer)
+            assert_same_form(document, answer, example.command)
             names |= dict(renamed(document, answer))
         answers[example.command] = answer
     return answers
