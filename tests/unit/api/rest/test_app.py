@@ -17,6 +17,7 @@ HOOK = {"subject": "hooked", "type": "pull"}
 NIGHTLY = {"subject": "nightly", "cron": "0 3 * * *"}
 BEAT = {"timeout": "1h", "subject": "lost"}
 MESSAGE = {"subject": "orders", "delay": "1h"}
+TOPIC = {"type": "kafka", "bootstrap": "127.0.0.1:9", "topic": "t", "subject": "orders"}
 CALLS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/messages", MESSAGE),
     ("POST", "/v1/messages/batch", [MESSAGE, MESSAGE]),
@@ -35,6 +36,9 @@ CALLS: list[tuple[str, str, Any]] = [
     ("PUT", "/v1/subscriptions/h", HOOK | {"lease": "1m"}),
     ("POST", "/v1/subscriptions/h/pause", None),
     ("DELETE", "/v1/subscriptions/h", None),
+    ("PUT", "/v1/sources/t", TOPIC | {"subject": "refunds"}),
+    ("POST", "/v1/sources/t/pause", None),
+    ("DELETE", "/v1/sources/t", None),
 ]
 
 
@@ -71,6 +75,7 @@ def shards(server: RealShards) -> RealShards:
         ("PUT", "/v1/heartbeats/b", BEAT),
         ("PUT", "/v1/schedules/s", NIGHTLY),
         ("PUT", "/v1/subscriptions/h", HOOK),
+        ("PUT", "/v1/sources/t", TOPIC),
     ):
         assert server.ask(method, path, document, direct=True).status < 300
     return server
