@@ -215,7 +215,7 @@ def feed(brokers: Brokers, topic: str, count: int, first: int) -> list[str]:
 
 
 @SLOW
-def test_exactly_once_over_kills_of_owners_and_brokers(
+def test_exactly_once_holds_over_kills_of_owners_and_brokers(
     brokers: Brokers, topic: str, url: ClusterUrl, tmp_path: Path
 ) -> None:
     """Into a topic, and out of another one: whoever owns the shard runs its source."""

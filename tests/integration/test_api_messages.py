@@ -88,7 +88,7 @@ def test_what_is_being_delivered_or_was_cannot_be_cancelled_or_moved(api, subjec
     assert path.endswith(delivery["subscription"])
 
 
-def test_deliveries_that_end_differently_are_told_once_each_and_alike_everywhere(api, subject):
+def test_every_call_tells_the_same_state_of_a_message(api, subject):
     retry = {"max_attempts": 3, "backoff": ["1h"]}
     arrives, fails = unique("arrives"), unique("fails")
     path = api.subscribe(arrives, subject)

@@ -148,7 +148,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line() -> None:
     assert disk.data == b"whole\ntor\n2 lines of the log were lost\nagain\n"
 
 
-def test_a_reader_that_stands_still_holds_nobody_and_is_told_what_it_has_missed() -> None:
+def test_a_log_that_is_not_read_holds_up_no_caller() -> None:
     with pipe() as (reader, descriptor):
         log = LogWriter(descriptor)
         line = "x" * 999 + "\n"

@@ -64,7 +64,7 @@ def test_no_turn_does_more_than_its_items(began: list[list[list[int]]], items: i
     assert len(told) == count and not len(slices)
 
 
-def test_a_long_work_does_not_hold_up_a_short_one() -> None:
+def test_a_long_call_does_not_hold_up_a_short_one() -> None:
     loop = Loop()
     slices = Slices(loop.call_soon)
     ended: list[tuple[str, int]] = []

@@ -555,7 +555,7 @@ def test_a_rolled_back_move_leaves_the_message_where_it_was(parts: MessageParts)
     assert advance(parts, LATER_MS) == [seq]
 
 
-def test_replacing_cancels_and_publishes_in_one_group(parts: MessageParts) -> None:
+def test_a_put_under_a_key_replaces_the_message_at_one_moment(parts: MessageParts) -> None:
     seq = published(parts, key="1001")
     new, replaced = parts.publishing.replace(message(SOON_MS, key="1001", body=b"2"), START_MS)
     assert replaced

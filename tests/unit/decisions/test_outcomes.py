@@ -298,9 +298,7 @@ def test_a_dead_letter_that_was_discarded_is_gone() -> None:
         parts.outcomes.discard(1, parts.seq, parts.seq, 1)
 
 
-def test_a_receiver_that_is_gone_pauses_its_subscription_at_once_and_until_that_is_written() -> (
-    None
-):
+def test_a_receiver_that_is_gone_pauses_its_subscription_at_once() -> None:
     parts = Parts()
     queue = parts.dispatcher.queue(WEBHOOK)
     [handout] = parts.ports.handouts

@@ -171,7 +171,7 @@ def test_schedule_files_are_cut_back_to_their_checkpoint(machine: Machine) -> No
     assert len(frames) == 2
 
 
-def test_recorded_deliveries_are_not_repeated_and_torn_ones_are(machine: Machine) -> None:
+def test_a_delivery_that_was_recorded_is_not_repeated(machine: Machine) -> None:
     for _ in range(3):
         machine.log.publish(START_MS)
     definition = subscription(1, type="pull")
@@ -307,7 +307,7 @@ def test_a_torn_group_at_the_end_was_never_answered(machine: Machine) -> None:
 
 
 @pytest.mark.damaged("a group of the message log")
-def test_a_damaged_group_before_others_is_named_and_the_rest_is_delivered(
+def test_damage_is_named_and_the_rest_is_delivered(
     machine: Machine,
 ) -> None:
     for _ in range(3):

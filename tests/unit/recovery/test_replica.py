@@ -359,7 +359,7 @@ def test_a_directory_of_something_else_is_refused(cluster: Cluster) -> None:
         first.follow()
 
 
-def test_records_that_the_log_lost_are_on_the_owners_own_disk() -> None:
+def test_records_that_the_brokers_lose_are_on_the_disk_of_the_owner() -> None:
     cluster = Cluster(has_own_log=True)
     first, second = cluster.nodes
     first.follow()

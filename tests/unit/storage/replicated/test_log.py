@@ -169,7 +169,7 @@ def test_an_own_disk_that_is_full_refuses_groups_and_the_office_is_kept() -> Non
     owner.append(seq)
 
 
-def test_an_own_disk_that_stalls_holds_up_no_beat() -> None:
+def test_an_owner_whose_disk_stalls_keeps_its_shard() -> None:
     files = SimulatedFiles()
     owner = Owner(MemoryLog(), files)
     owner.read()
