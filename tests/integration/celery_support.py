@@ -1,12 +1,19 @@
 """A broker, workers and forwarders of Celery as processes of their own, that can be killed for
-real."""
+real.
 
+    python -m tests.integration.celery_support --restarts 200
+
+restarts a server in order under a worker of Celery, and says how often each task ran.
+"""
+
+import argparse
 import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -253,3 +260,41 @@ class Shop:
         """Wait until each has run."""
         wanted = set(task_ids)
         wait_until(lambda: wanted <= set(self.counts), timeout_s)
+
+
+def tasks_over(api: ApiServer, shop: Shop, restarts: int, tasks: int = 10) -> list[str]:
+    """Send so many tasks for each of so many planned restarts; their ids. Each has run."""
+    sent: list[str] = []
+    worker = shop.worker()
+    worker.until_told("ready.")
+    for _ in range(restarts):
+        sent += shop.send(tasks)
+        api.restart()
+    shop.until_run(sent, 60)
+    assert worker.stop() == 0
+    return sent
+
+
+def main() -> None:
+    """Restart many times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--restarts", type=int, default=200, help="planned ones (default: 200)")
+    restarts: int = parser.parse_args().restarts
+    with tempfile.TemporaryDirectory() as name:
+        api, store = ApiServer(Path(name)), Redis(Path(name))
+        api.start()
+        shop = Shop(Path(name), api.process.url, store.url(0))
+        try:
+            sent = tasks_over(api, shop, restarts)
+        finally:
+            shop.end()
+            api.shut_down()
+            store.kill()
+    runs = Counter(shop.counts[one] for one in sent)
+    print(f"{restarts} planned restarts; tasks that ran so often: {runs}")
+    if runs.keys() != {1}:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

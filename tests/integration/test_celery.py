@@ -15,7 +15,7 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from tests.integration.api_support import ApiServer, make_token
-from tests.integration.celery_support import DUE_S, Redis, Shop
+from tests.integration.celery_support import DUE_S, Redis, Shop, tasks_over
 from tests.waiting import wait_until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "celery.md"
@@ -184,6 +184,14 @@ def test_each_ran_once(sent):
 
 
 # ── kills ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_task_runs_twice_over_planned_restarts(make_shop, make_api, store):
+    api = make_api()
+    api.start()
+    shop = make_shop(api.process.url, store.url(0))
+    sent = tasks_over(api, shop, restarts=3)
+    assert {shop.counts[one] for one in sent} == {1}
 
 
 def test_kills_of_workers_servers_and_brokers_lose_nothing(make_shop, make_api, tmp_path):

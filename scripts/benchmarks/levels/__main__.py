@@ -30,6 +30,8 @@ turns      2,000 due each second, and a client with one connection that pulls, a
            the next pull carries.
 webhook    the same with webhooks to a receiver that answers 200 at once: 1,000 due each second,
            and 2,000 beside 10,000 published each second; and 40,000 due at once.
+neighbours 500 due each second, of 100 subscriptions: alone, and beside one whose receiver accepts
+           connections and never answers. The level is a ratio of the two.
 hour       1,000,000 (--full: and 10,000,000) due in an hour whose directory was made beforehand:
            publishes while it is loaded, and memory.
 backlog    memory: of an empty server (fresh, and started again), with 1,000,000 due tomorrow, and
@@ -86,6 +88,7 @@ from levels.comparison import compare, show_comparison
 from levels.curves import curves
 from levels.hour import hour
 from levels.lateness import lateness, turns, webhook
+from levels.neighbours import neighbours
 from levels.opening import open_bench, run_case
 from levels.posts import cancel, post
 from levels.pulls import pull
@@ -101,6 +104,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "lateness": lateness,
     "turns": turns,
     "webhook": webhook,
+    "neighbours": neighbours,
     "hour": hour,
     "backlog": backlog,
     "pull": pull,
