@@ -65,7 +65,7 @@ class BrokerAnswer(msgspec.Struct, frozen=True):
         """The result that the sink reports for it."""
         if self.kept is Certainty.STORED:
             return CONFIRMED
-        return Failed(self.reason, is_unknown=self.kept is Certainty.UNKNOWN)
+        return Failed(self.reason)
 
 
 CONFIRMED: Final = Confirmed()

@@ -50,7 +50,6 @@ from delayserver.delivery.answers import (
     UNSENT,
     BrokerAnswer,
     Certainty,
-    unknown,
 )
 from delayserver.delivery.complaints import Complaints
 from delayserver.delivery.shares import Shares
@@ -72,10 +71,12 @@ REOPEN_MAX_S: Final = 2.0
 ROOM_S: Final = 5.0
 ROOM_LOOK_S: Final = 0.1
 APART_MAX: Final = 4
+ENDS_AT_ONCE: Final = "the broker ends connections before it has answered anything"
 
 log = structlog.get_logger()
 
 T = TypeVar("T", bound=Target)
+Item = TypeVar("Item")
 Report = Callable[[DueDelivery, BrokerAnswer], None]
 """On the event loop, once for each message that was sent."""
 
@@ -214,38 +215,24 @@ class _Sending:
         self.may_begin = may_begin
         self.is_withdrawn = False
         """Nothing of it may begin any more."""
-        self._is_apart = False
+        self.is_alone = False
+        """One message goes by an outlet that nothing else uses: no other is the cause."""
         self._open = 0
         self._answered: asyncio.Future[None] | None = None
-        self.suspects: list[DueDelivery] = []
-        """They failed with others, any of which may be the cause."""
         self.unsent: list[DueDelivery] = []
-        """They have not left, since their outlet broke before."""
+        """They have not left yet."""
+        self.suspects: list[_Suspect] = []
+        """They failed with others, any of which may be the cause."""
+        self.groups: deque[list[_Suspect]] = deque()
+        """Suspects that go again, each group apart from the others."""
 
-    async def round(self, deliveries: list[DueDelivery], send: Callable[[], None]) -> None:
-        """Call `send`, and wait until there is an answer for each of them."""
-        self._open = len(deliveries)
+    async def round(self, count: int, send: Callable[[], None]) -> None:
+        """Call `send`, and wait until there is an answer for each of so many messages."""
+        self._open = count
         self._answered = asyncio.get_running_loop().create_future()
         send()
         if self._open:
             await self._answered
-
-    async def apart(self, group: list[DueDelivery], send: Callable[[], None]) -> list[DueDelivery]:
-        """The same of a group that nothing else travels with; returns who failed together."""
-        self._is_apart = len(group) == 1
-        await self.round(group, send)
-        suspects, self.suspects = self.suspects, []
-        return suspects
-
-    def on_answer(self, delivery: DueDelivery, answer: BrokerAnswer) -> bool:
-        """One of them has come to that. False: it goes again, apart."""
-        is_final = not answer.is_shared or self._is_apart
-        if is_final:
-            self.handed.report(delivery, answer.result())
-        else:
-            self.suspects.append(delivery)
-        self._count()
-        return is_final
 
     def on_unsent(self, delivery: DueDelivery) -> None:
         """One of them has not left."""
@@ -253,20 +240,23 @@ class _Sending:
             self.handed.tell([delivery], Untried())
         else:
             self.unsent.append(delivery)
-        self._count()
+        self.count()
 
     def on_untried(self, delivery: DueDelivery) -> None:
         """One of them may not leave."""
         self.handed.tell([delivery], Untried())
-        self._count()
+        self.count()
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """There is an answer for one of them."""
         self._open -= 1
         if not self._open and self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 
 
 _Item = tuple[_Sending, DueDelivery]
+_Suspect = tuple[DueDelivery, BrokerAnswer]
+"""A message, and the answer that it shares with others."""
 
 
 @dataclass(eq=False, slots=True)
@@ -279,6 +269,8 @@ class _Opened:
     """Once it is open."""
     is_sending: bool = False
     looks_again: asyncio.TimerHandle | None = None
+    has_taken: bool = False
+    """Some message has left through it."""
     has_answered: bool = False
     """A broker is not known to be well because it can be connected to."""
 
@@ -318,12 +310,15 @@ class OutletSink:
         """By subscription id."""
         self._sending: dict[int, set[_Sending]] = {}
         """By subscription id, none empty."""
+        self._changed: dict[int, Subscription] = {}
+        """By id those that were changed or deleted in this turn of the event loop."""
         self._leaving: set[_Opened] = set()
         """Nobody is to use them any more; closed when those who do have done."""
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._failed: dict[Hashable, int] = {}
-        """How often an outlet could not be opened, or broke before it had answered."""
+        """How often an outlet could not be opened, or broke before it had answered; of those that
+        some subscription uses."""
         self._away = Complaints()
         self._apart = Turns(APART_MAX)
         self.counts = OutletCounts()
@@ -374,22 +369,26 @@ class OutletSink:
         told: Told,
     ) -> None:
         """See `Sink`."""
+        if self._changed.get(subscription.id, subscription) != subscription:
+            # They were handed over before that, and this task begins behind it.
+            told(deliveries, Untried())
+            return
         handed = Handed(len(deliveries), told)
         sending = _Sending(subscription, handed, may_begin)
+        sending.unsent = deliveries
         self._sending.setdefault(subscription.id, set()).add(sending)
-        left = deliveries
         try:
             try:
-                while left:
-                    await self._send_shared(sending, left)
-                    left, sending.unsent = sending.unsent, []
-                left, sending.suspects = sending.suspects, []
-                if left:
-                    await self._send_apart(sending, left)
+                while sending.unsent:
+                    await self._send_shared(sending)
+                if sending.suspects:
+                    await self._send_apart(sending)
             except (InputError, OutletError) as error:
                 reason = error.detail if isinstance(error, InputError) else str(error)
-                # Also those that had failed together before: they cannot go apart.
-                handed.tell((sending.unsent or left) + sending.suspects, Failed(reason))
+                if sending.unsent:
+                    untried = sending.is_withdrawn
+                    handed.tell(sending.unsent, Untried() if untried else Failed(reason))
+                self._give_up(sending)
             await handed.done
         finally:
             handed.done.cancel()
@@ -398,9 +397,9 @@ class OutletSink:
             if not of_subscription:
                 del self._sending[subscription.id]
 
-    async def _send_shared(self, sending: _Sending, deliveries: list[DueDelivery]) -> None:
-        """Send them with all others. Raises InputError, OutletError where the outlet cannot be
-        opened: nothing has left."""
+    async def _send_shared(self, sending: _Sending) -> None:
+        """Send with all others what has not left. Raises InputError, OutletError where the outlet
+        cannot be opened, or broke before anything had left through it."""
         opened = await self._outlet(sending.subscription)
         opened.users += 1
         try:
@@ -409,6 +408,7 @@ class OutletSink:
             if opened.shares is None:
                 opened.shares = Shares(outlet.window_bytes)
             shares, subscription_id = opened.shares, sending.subscription.id
+            deliveries, sending.unsent = sending.unsent, []
 
             def send() -> None:
                 if sending.is_withdrawn:
@@ -420,7 +420,10 @@ class OutletSink:
                     shares.add(subscription_id, body_bytes(delivery), item)
                 self._send_some(opened, outlet)
 
-            await sending.round(deliveries, send)
+            await sending.round(len(deliveries), send)
+            if sending.unsent and outlet.is_broken and not opened.has_taken:
+                # Else the messages would go from one connection to the next for good.
+                raise OutletError(ENDS_AT_ONCE)
         finally:
             opened.users -= 1
             opened.idle_since_s = asyncio.get_running_loop().time()
@@ -486,6 +489,7 @@ class OutletSink:
         if answer is UNSENT:
             sending.on_unsent(delivery)
         else:
+            opened.has_taken = True
             if not opened.has_answered and answer.kept is not Certainty.UNKNOWN:
                 opened.has_answered = True
                 self._is_well(opened.key)
@@ -495,19 +499,19 @@ class OutletSink:
 
     # ---- apart -------------------------------------------------------------------------------
 
-    async def _send_apart(self, sending: _Sending, suspects: list[DueDelivery]) -> None:
+    async def _send_apart(self, sending: _Sending) -> None:
         """Send messages that failed together in halves, then singly, over an outlet that nothing
-        else uses. Raises InputError, OutletError: `sending.unsent` have not left."""
+        else uses. Raises InputError, OutletError: `sending.groups` are not told of."""
         subscription_id = sending.subscription.id
-        sending.unsent = suspects
+        groups = sending.groups
+        groups += halves(sending.suspects)
+        sending.suspects = []
         await self._apart.take(subscription_id)
         outlet: Outlet | None = None
-        groups = deque(_halves(suspects))
         try:
             while groups:
-                sending.unsent = [one for group in groups for one in group]
                 if sending.is_withdrawn:
-                    sending.handed.tell(sending.unsent, Untried())
+                    self._give_up(sending)
                     break
                 if outlet is not None and outlet.is_broken:
                     await _close_quietly(outlet)
@@ -521,52 +525,93 @@ class OutletSink:
                 if not group:
                     continue
                 self.counts.apart += len(group)
-                report = partial(self._on_answer_apart, sending)
-                send = partial(outlet.send, sending.subscription, group, report)
-                failed = await sending.apart(group, send)
-                groups.extendleft(reversed(_halves(failed)))
-            sending.unsent = []
+                sending.is_alone = len(group) == 1
+                before = {id(delivery): answer for delivery, answer in group}
+                report = partial(self._on_answer_apart, sending, before)
+                deliveries = [delivery for delivery, _ in group]
+                send = partial(outlet.send, sending.subscription, deliveries, report)
+                await sending.round(len(group), send)
+                groups.extendleft(reversed(halves(sending.suspects)))
+                sending.suspects = []
         finally:
             self._apart.give_back(subscription_id)
             if outlet is not None:
                 self._in_background(_close_quietly(outlet))
 
-    def _those_that_may_begin(
-        self, sending: _Sending, group: list[DueDelivery]
-    ) -> list[DueDelivery]:
-        may = [one for one in group if sending.may_begin([one])]
-        if len(may) < len(group):
-            kept = set(map(id, may))
-            sending.handed.tell([one for one in group if id(one) not in kept], Untried())
+    def _those_that_may_begin(self, sending: _Sending, group: list[_Suspect]) -> list[_Suspect]:
+        may: list[_Suspect] = []
+        for delivery, answer in group:
+            if sending.may_begin([delivery]):
+                may.append((delivery, answer))
+            else:
+                self._give_back(sending, delivery, answer)
         return may
 
     def _on_answer_apart(
-        self, sending: _Sending, delivery: DueDelivery, answer: BrokerAnswer
+        self,
+        sending: _Sending,
+        before: dict[int, BrokerAnswer],
+        delivery: DueDelivery,
+        answer: BrokerAnswer,
     ) -> None:
-        if answer is UNSENT:
-            answer = unknown("the connection was lost", is_shared=True)
-        self._on_sent(sending, delivery, answer)
+        # One that has not left this time is where it was.
+        self._on_sent(sending, delivery, before[id(delivery)] if answer is UNSENT else answer)
 
     def _on_sent(self, sending: _Sending, delivery: DueDelivery, answer: BrokerAnswer) -> None:
-        if sending.on_answer(delivery, answer):
-            self.counts.answers[answer.kept] += 1
-            self.counts.duplicates += answer is DUPLICATE
+        if answer.is_shared and not sending.is_alone:
+            sending.suspects.append((delivery, answer))
+        else:
+            self._conclude(sending, delivery, answer)
+        sending.count()
+
+    def _conclude(self, sending: _Sending, delivery: DueDelivery, answer: BrokerAnswer) -> None:
+        sending.handed.report(delivery, answer.result())
+        self.counts.answers[answer.kept] += 1
+        self.counts.duplicates += answer is DUPLICATE
+
+    def _give_up(self, sending: _Sending) -> None:
+        """Those that have failed with others go apart no more."""
+        suspects = [*sending.suspects, *(one for group in sending.groups for one in group)]
+        sending.suspects = []
+        sending.groups.clear()
+        for delivery, answer in suspects:
+            if sending.is_withdrawn:
+                self._give_back(sending, delivery, answer)
+            else:
+                self._conclude(sending, delivery, answer)
+
+    def _give_back(self, sending: _Sending, delivery: DueDelivery, answer: BrokerAnswer) -> None:
+        """A message that may not leave again. It is untried, unless the broker may have it."""
+        if answer.kept is Certainty.UNKNOWN:
+            self._conclude(sending, delivery, answer)
+        else:
+            sending.handed.tell([delivery], Untried())
 
     # ---- subscriptions come and go -----------------------------------------------------------
 
     def on_subscription(self, subscription: Subscription) -> None:
         """See `Sink`."""
+        self._changed[subscription.id] = subscription
+        asyncio.get_running_loop().call_soon(self._forget_change, subscription)
         self._withdraw(subscription.id)
         key = self._used_by.get(subscription.id)
         if key is None or (not subscription.deleted and self._opener.key(subscription) == key):
             return
         del self._used_by[subscription.id]
         opened = self._opened.get(key)
-        if opened is not None:
-            if key not in self._used_by.values():
-                self._leave(key)
-            elif opened.outlet is not None:
+        if key in self._used_by.values():
+            if opened is not None and opened.outlet is not None:
                 opened.outlet.let_go(subscription.id)
+            return
+        self._failed.pop(key, None)
+        self._away.forget(key)
+        if opened is not None:
+            self._leave(key)
+
+    def _forget_change(self, subscription: Subscription) -> None:
+        """The tasks that were ready when it was changed have begun."""
+        if self._changed.get(subscription.id) is subscription:
+            del self._changed[subscription.id]
 
     def _withdraw(self, subscription_id: int) -> None:
         """Give back the deliveries of a subscription that wait: they were handed over before it
@@ -598,8 +643,7 @@ class OutletSink:
         opened = self._opened.get(key)
         if opened is not None and opened.is_broken:
             if opened.outlet is not None and not opened.has_answered:
-                reason = "it ends connections before it has answered anything"
-                self._is_bad(key, subscription, reason)
+                self._is_bad(key, subscription, ENDS_AT_ONCE)
             self._leave(key)
             opened = None
         if opened is None and not self._has_room():
@@ -625,6 +669,9 @@ class OutletSink:
             raise
 
     def _is_bad(self, key: Hashable, subscription: Subscription, reason: str) -> None:
+        subscriptions = sum(one == key for one in self._used_by.values())
+        if not subscriptions:
+            return  # The last one went while the outlet was opened.
         self._failed[key] = self._failed.get(key, 0) + 1
         said = self._away.wrong(key, reason)
         if said is not None:
@@ -633,7 +680,7 @@ class OutletSink:
                 error=reason,
                 times=said.total,
                 subscription=subscription.name,
-                subscriptions=sum(one == key for one in self._used_by.values()),
+                subscriptions=subscriptions,
             )
 
     def _is_well(self, key: Hashable) -> None:
@@ -694,10 +741,6 @@ class OutletSink:
             is_idle = not opened.users and now_s - opened.idle_since_s >= IDLE_S
             if is_idle or opened.is_broken:
                 self._leave(key)
-        used = {*self._opened, *self._used_by.values()}
-        for key in [key for key in self._failed if key not in used]:
-            del self._failed[key]
-            self._away.forget(key)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._opened else None
 
 
@@ -719,6 +762,7 @@ def body_bytes(delivery: DueDelivery) -> int:
     return size
 
 
-def _halves(group: list[DueDelivery]) -> list[list[DueDelivery]]:
+def halves(group: list[Item]) -> list[list[Item]]:
+    """The two halves of a group, without those that are empty."""
     middle = (len(group) + 1) // 2
     return [part for part in (group[:middle], group[middle:]) if part]

@@ -71,8 +71,6 @@ class Failed:
 
     reason: str
     tried: Tried | None = None
-    is_unknown: bool = False
-    """A broker may have stored it, so another attempt may store it twice."""
 
 
 @dataclass(frozen=True, slots=True)

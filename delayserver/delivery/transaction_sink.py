@@ -28,7 +28,7 @@ from typing import Final
 import structlog
 
 from delayserver.delivery.complaints import Complaints
-from delayserver.delivery.outlets import Handed
+from delayserver.delivery.outlets import Handed, halves
 from delayserver.delivery.own_threads import in_own_thread
 from delayserver.delivery.settler import pack_settled
 from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Recorded, Result, Told, Untried
@@ -167,9 +167,8 @@ class TransactionSink:
                         [batch[index] for index in numbers],
                         lambda index: _of_aborted(numbers[index], refused),
                     )
-                    middle = (len(suspects) + 1) // 2
-                    await self._transact(suspects[:middle])
-                    await self._transact(suspects[middle:])
+                    for part in halves(suspects):
+                        await self._transact(part)
                     return
                 if not refused:
                     await asyncio.sleep(ABORTED_PAUSE_S)

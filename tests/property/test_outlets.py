@@ -1,8 +1,8 @@
 """Any broker and any course of events: each message is told of once, and nothing is kept.
 
-An outlet here refuses, hangs, is blocked, breaks with messages under way or before they have left,
-and cannot be opened, as dice say. Some messages are poison: with one of them under way a group is
-refused, or the connection ends.
+An outlet here refuses, hangs, is blocked, breaks with messages under way, before they have left or
+at once, and cannot be opened, as dice say. Some messages are poison: with one of them under way a
+group is refused, or the connection ends.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Hashable
 
+import msgspec
 import pytest
 
 from delayserver.delivery import outlets
@@ -37,10 +38,12 @@ class DicedOutlet:
     window_bytes = 20_000
     connections, channels = 1, 0
 
-    def __init__(self, dice: random.Random, is_kind: bool) -> None:
+    def __init__(self, dice: random.Random, is_kind: bool, last: dict[int, BrokerAnswer]) -> None:
+        """`last`: by seq the last answer of a broker that has got the message."""
         self._dice = dice
         self._is_kind = is_kind
-        self.is_broken = False
+        self._last = last
+        self.is_broken = not is_kind and dice.random() < 0.05
         self.is_blocked = False
         self.is_closed = False
         self._waiting: list[tuple[DueDelivery, Report]] = []
@@ -53,7 +56,7 @@ class DicedOutlet:
             for one in deliveries:
                 report(one, UNSENT)
             return
-        self._waiting += [(one, report) for one in deliveries]
+        self._waiting += [(one, self._noting(report)) for one in deliveries]
         dice = 1.0 if self._is_kind else self._dice.random()
         if dice < 0.1:
             self._break()
@@ -61,6 +64,14 @@ class DicedOutlet:
             self._answer()
         else:
             asyncio.get_running_loop().call_soon(self._answer)
+
+    def _noting(self, report: Report) -> Report:
+        def note(one: DueDelivery, answer: BrokerAnswer) -> None:
+            if answer is not UNSENT:
+                self._last[one.entry.seq] = answer
+            report(one, answer)
+
+        return note
 
     def _answer(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -103,6 +114,7 @@ class DicedOpener:
         self._dice = dice
         self._is_kind = is_kind
         self.made: list[DicedOutlet] = []
+        self.last: dict[int, BrokerAnswer] = {}
 
     def key(self, subscription: Subscription) -> Hashable:
         target = subscription.target
@@ -113,7 +125,7 @@ class DicedOpener:
         await asyncio.sleep(0)
         if not self._is_kind and self._dice.random() < 0.1:
             raise OutletError("away")
-        self.made.append(DicedOutlet(self._dice, self._is_kind))
+        self.made.append(DicedOutlet(self._dice, self._is_kind, self.last))
         return self.made[-1]
 
 
@@ -140,6 +152,14 @@ def test_each_message_is_told_of_once_and_nothing_is_kept(seed: int, is_kind: bo
             told[one.entry.seq] += 1
             results[one.entry.seq] = result
 
+    def check_what_is_told(last: dict[int, BrokerAnswer]) -> None:
+        """Of a message that a broker may have, no result says that it never left."""
+        for seq, result in results.items():
+            kept = last[seq].kept if seq in last else Certainty.NOT_STORED
+            assert (result == Confirmed()) == (kept is Certainty.STORED)
+            if kept is Certainty.UNKNOWN:
+                assert result == last[seq].result()
+
     async def main() -> OutletSink:
         opener = DicedOpener(dice, is_kind)
         sink = OutletSink(opener)
@@ -156,6 +176,11 @@ def test_each_message_is_told_of_once_and_nothing_is_kept(seed: int, is_kind: bo
                 sink.on_subscription(to(number, f"b{number % 2}", paused=dice.random() < 0.5))
         await asyncio.wait_for(asyncio.gather(*work), 30)
         assert sink.waiting == sink.under_way_bytes == 0
+        check_what_is_told(opener.last)
+        for number in range(1, 6):
+            gone = msgspec.structs.replace(to(number, f"b{number % 2}"), deleted=True)
+            sink.on_subscription(gone)
+        assert sink.away == 0 and not sink._used_by and not sink._opened
         await sink.close()
         assert all(one.is_closed for one in opener.made)
         assert not sink._sending and told == Counter(range(1, seq + 1))

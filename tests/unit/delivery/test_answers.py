@@ -44,7 +44,7 @@ def test_reasons_are_bounded() -> None:
 def test_results() -> None:
     assert STORED.result() == Confirmed()
     assert not_stored("no").result() == Failed("no")
-    assert unknown("?").result() == Failed("?", is_unknown=True)
+    assert unknown("?").result() == Failed("?")
 
 
 def test_who_was_alone_is_to_blame() -> None:

@@ -367,14 +367,14 @@ def test_a_subject_that_the_account_may_not_publish_to() -> None:
     told = told_by(Stream(refused={"a"}), ("a", delivery(1)), ("b", delivery(2)))
     assert told[("b", 2)] == Confirmed()
     result = told[("a", 1)]
-    assert isinstance(result, Failed) and not result.is_unknown
+    assert isinstance(result, Failed)
     assert "ermissions" in result.reason and "iolation" in result.reason
 
 
 def test_a_stream_that_hangs_is_unknown_and_what_was_acknowledged_is_forgotten() -> None:
     told = told_by(Stream(hangs=True), ("a", delivery(1)), timeout_ms=50)
     assert told == {
-        ("a", 1): Failed("NATS: no acknowledgement within 50 ms", is_unknown=True),
+        ("a", 1): Failed("NATS: no acknowledgement within 50 ms"),
     }
 
 

