@@ -1,6 +1,6 @@
 """Streams of NATS JetStream: a message for each, confirmed when the stream has stored it.
 
-    send ──▶ publish, with an inbox of its own ──▶ NATS
+    send ──▶ under way, with a time-out ──▶ one task: publish, each with an inbox ──▶ NATS
       report ◀── the acknowledgement of the stream, or the time-out
 
 `Nats-Msg-Id` is the message id, so a message that comes again within the stream's window of
@@ -8,7 +8,8 @@ duplicates is there once. An acknowledgement may say that the stream has left a 
 duplicate. The stream is right where it has the message from an earlier attempt. Where it has it
 from another subscription, under another subject, ours would be lost. So the stream is asked which
 message it has, and unless that has our subject, ours goes again, as `ID:SUBJECT`. A replay is
-wanted once more, and goes as `ID:replay-N`.
+wanted once more, and goes as `ID:replay-N-MS`: how often the message had arrived before, and when
+it did so last.
 
 The other headers are those of every broker (`delayserver.delivery.carried`), but `delay-key` is
 percent-encoded where it is not visible ASCII, as in a webhook: a line break in a header would end
@@ -19,7 +20,8 @@ NATS itself listens.
 One connection for all subscriptions with the same URL and the same time-out; acknowledgements come
 in any order, so one stream that hangs holds up no other. Acknowledged ones are forgotten at once.
 The client does not connect again by itself: the servers that it hears of have passed no allow list.
-Pings find a server that has gone.
+Pings find a server that has gone. Where it reads nothing, the client lets the task that publishes
+wait; the time-outs of all messages go on, and `close` waits for nothing of it.
 
 Rejected: `publish_async` of the client, which raises instead of telling where a stream answers with
 an error of 400, 404, 500 or 503, so that only the time-out comes.
@@ -32,7 +34,7 @@ import asyncio
 import itertools
 import re
 import ssl
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ from delayserver.delivery.addresses import checked_address
 from delayserver.delivery.answers import (
     DUPLICATE,
     STORED,
+    UNSENT,
     AnswerTable,
     BrokerAnswer,
     Certainty,
@@ -152,10 +155,14 @@ def nats_headers(delivery: DueDelivery) -> dict[str, str]:
 
 
 def nats_message_id(delivery: DueDelivery) -> str:
-    """By which a stream knows duplicates. A replay is none of the delivery before."""
-    if delivery.payload.is_replay:
-        return f"{delivery.message_id}:replay-{delivery.entry.seq}"
-    return delivery.message_id
+    """By which a stream knows duplicates. A replay is none of the delivery before, and all its
+    attempts have one id: what arrived before it stays in its history."""
+    history = delivery.payload.history
+    if history is None or not history.is_replay:
+        return delivery.message_id
+    arrived = [one.began_ms for one in history.attempts if not one.error]
+    # The time as well: a long history leaves attempts out.
+    return f"{delivery.message_id}:replay-{len(arrived)}-{max(arrived, default=0)}"
 
 
 def wire_bytes(body: bytes, carried: dict[str, str]) -> int:
@@ -283,7 +290,10 @@ class _Sent:
     delivery: DueDelivery
     report: Report
     subject: str
+    headers: dict[str, str]
     give_up_s: float
+    has_left: bool = False
+    """The client has it, and the server may have it."""
     is_again: bool = False
     """Sent again under an id of its own, since another was in its place."""
 
@@ -302,7 +312,10 @@ class _NatsOutlet:
         self._tokens = itertools.count()
         self._under_way: OrderedDict[str, _Sent] = OrderedDict()
         """By the last word of the inbox; the oldest is first."""
-        self._publishing: set[asyncio.Task[None]] = set()
+        self._unpublished: deque[str] = deque()
+        """Those that the client has yet to get; some may be given up already."""
+        self._publisher: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -318,16 +331,7 @@ class _NatsOutlet:
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
     ) -> None:
         target = target_of(subscription, NatsTarget)
-        self._start(self._publish_all(target, deliveries, report))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
-
-    async def _publish_all(
-        self, target: NatsTarget, deliveries: list[DueDelivery], report: Report
-    ) -> None:
+        give_up_s = asyncio.get_running_loop().time() + self._timeout_ms / 1000
         for delivery in deliveries:
             try:
                 subject = filled(target.subject, delivery) or ""
@@ -340,7 +344,17 @@ class _NatsOutlet:
                 # A message that nobody reports would stay on its way for good.
                 report(delivery, ANSWERS.of_error(error))
             else:
-                await self._publish(delivery, report, subject, carried)
+                token = str(next(self._tokens))
+                self._under_way[token] = _Sent(delivery, report, subject, carried, give_up_s)
+                self._publish_soon(token)
+        if self._under_way and self._watching is None:
+            self._watching = asyncio.get_running_loop().call_later(WATCH_S, self._watch)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _check_length(self, delivery: DueDelivery, carried: dict[str, str]) -> None:
         """The server would end the connection of all. Raises InputError."""
@@ -348,28 +362,27 @@ class _NatsOutlet:
         if size > most:
             raise InputError(f"its {size} bytes are longer than the server takes ({most})")
 
-    async def _publish(
-        self,
-        delivery: DueDelivery,
-        report: Report,
-        subject: str,
-        carried: dict[str, str],
-        *,
-        is_again: bool = False,
-    ) -> None:
-        body = delivery.payload.body
-        token = str(next(self._tokens))
-        now_s = asyncio.get_running_loop().time()
-        give_up_s = now_s + self._timeout_ms / 1000
-        self._under_way[token] = _Sent(delivery, report, subject, give_up_s, is_again)
-        try:
-            await self._client.publish(
-                subject, body, reply=f"{self._inbox}.{token}", headers=carried
-            )
-        except Exception as error:
-            self._answer(token, ANSWERS.of_error(error))
-        if self._watching is None:
-            self._watch()
+    def _publish_soon(self, token: str) -> None:
+        self._unpublished.append(token)
+        if self._publisher is None:
+            self._publisher = self._start(self._publish_all())
+
+    async def _publish_all(self) -> None:
+        """One after the other, since the client makes whoever publishes wait for a server that
+        reads nothing."""
+        # `_watch` and `close` tell of those that are left where the connection is lost.
+        while self._unpublished and not self.is_broken:
+            token = self._unpublished.popleft()
+            sent = self._under_way.get(token)
+            if sent is None:
+                continue
+            sent.has_left = True
+            body, reply = sent.delivery.payload.body, f"{self._inbox}.{token}"
+            try:
+                await self._client.publish(sent.subject, body, reply=reply, headers=sent.headers)
+            except Exception as error:
+                self._answer(token, ANSWERS.of_error(error))
+        self._publisher = None
 
     async def _on_reply(self, message: Msg) -> None:
         token = message.subject.rpartition(".")[2]
@@ -380,11 +393,10 @@ class _NatsOutlet:
         answer, duplicate = answer_of(message.data, status)
         if duplicate is None or sent.is_again:
             self._answer(token, answer if duplicate is None else DUPLICATE)
-            return
-        del self._under_way[token]
-        self._start(self._look_at_duplicate(sent, duplicate))
+        else:
+            self._start(self._look_at_duplicate(token, sent, duplicate))
 
-    async def _look_at_duplicate(self, sent: _Sent, reply: _Reply) -> None:
+    async def _look_at_duplicate(self, token: str, sent: _Sent, reply: _Reply) -> None:
         """The stream has a message with that id: is it this one?"""
         found = ""
         # Whatever keeps it from telling: then nobody knows.
@@ -395,12 +407,12 @@ class _NatsOutlet:
             stored = _decode_stored(answer.data).message
             found = "" if stored is None else stored.subject
         if found == sent.subject:
-            sent.report(sent.delivery, DUPLICATE)
+            self._answer(token, DUPLICATE)
             return
         # Another subscription has put it there under another subject, or nobody may know.
-        carried = nats_headers(sent.delivery)
-        carried[MESSAGE_ID] = f"{sent.delivery.message_id}:{sent.subject}"
-        await self._publish(sent.delivery, sent.report, sent.subject, carried, is_again=True)
+        sent.headers[MESSAGE_ID] += f":{sent.subject}"
+        sent.is_again = True
+        self._publish_soon(token)
 
     def _answer(self, token: str, answer: BrokerAnswer) -> None:
         is_alone = len(self._under_way) == 1
@@ -409,12 +421,17 @@ class _NatsOutlet:
             sent.report(sent.delivery, answer.alone() if is_alone else answer)
 
     def on_error(self, error: Exception) -> None:
-        """The client tells of something that no reply says: where this account may not publish."""
+        """The client tells of something that no reply says: where this account may not publish. It
+        says so in small letters, whatever the subject has."""
         refused = _REFUSED.search(str(error))
-        if refused is not None:
-            subject = refused[1]
-            for token in [one for one, sent in self._under_way.items() if sent.subject == subject]:
-                self._answer(token, not_stored(_text(error)))
+        if refused is None:
+            return
+        subject = refused[1].lower()
+        found = [one for one, sent in self._under_way.items() if sent.subject.lower() == subject]
+        # Another subject that differs in that alone may be one that is allowed.
+        is_sure = len({self._under_way[one].subject for one in found}) == 1
+        for token in found:
+            self._answer(token, not_stored(_text(error)) if is_sure else unknown(_text(error)))
 
     def _watch(self) -> None:
         """Give up what has waited for too long. The client does not always say that it has lost its
@@ -428,35 +445,48 @@ class _NatsOutlet:
             token, sent = next(iter(self._under_way.items()))
             if sent.give_up_s > now_s:
                 break
-            waited = f"NATS: no acknowledgement within {self._timeout_ms} ms"
-            self._answer(token, unknown(waited))
+            if sent.has_left:
+                waited = f"NATS: no acknowledgement within {self._timeout_ms} ms"
+                self._answer(token, unknown(waited))
+            else:
+                waited = f"NATS: the server has read nothing for {self._timeout_ms} ms"
+                self._answer(token, not_stored(waited))
         if self._under_way:
             self._watching = loop.call_later(WATCH_S, self._watch)
 
     def _lose_all(self, reason: str) -> None:
-        is_shared = len(self._under_way) > 1
+        is_shared = sum(sent.has_left for sent in self._under_way.values()) > 1
+        lost = unknown(f"NATS: {reason}", is_shared=is_shared)
         while self._under_way:
             _, sent = self._under_way.popitem(last=False)
-            sent.report(sent.delivery, unknown(f"NATS: {reason}", is_shared=is_shared))
+            sent.report(sent.delivery, lost if sent.has_left else UNSENT)
 
     def let_go(self, subscription_id: int) -> None:
         """Nothing is kept for one subscription."""
 
     async def close(self) -> None:
         await _close(self._client)
-        # They fail at once, now that there is no connection.
-        await asyncio.gather(*self._publishing, return_exceptions=True)
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            # The client keeps a cancellation to itself, and then goes on.
+            await asyncio.wait(tasks, timeout=CLOSE_S)
         self._lose_all("the connection was closed")
         if self._watching is not None:
             self._watching.cancel()
 
 
 async def _close(client: Client) -> None:
-    """With an error where the broker has gone, and for ever where it was refused while TLS began;
-    closed all the same."""
+    """With an error where the broker has gone, and for ever where it was refused while TLS began or
+    reads nothing; closed all the same."""
     with suppress(Error, OSError):
         async with asyncio.timeout(CLOSE_S):
             await client.close()
+    # Else the socket stays open until such a server has read the rest.
+    writer: asyncio.StreamWriter | None = getattr(client._transport, "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()
 
 
 def _refusal(error: Exception, client: Client) -> str:

@@ -29,7 +29,7 @@ from delayserver.delivery.nats_sink import (
 from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
-from delayserver.records.attempts import History
+from delayserver.records.attempts import DeliveryAttempt, History, with_attempt
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import (
     NatsTarget,
@@ -223,11 +223,40 @@ def test_a_length_is_that_of_the_wire() -> None:
 
 
 def test_a_replay_is_no_duplicate() -> None:
-    one = msgspec.structs.replace(
-        delivery(3), payload=Payload(b"1", history=History(is_replay=True))
-    )
-    assert nats_message_id(one) == "m3:replay-3"
+    arrived = DeliveryAttempt(1, 1, 5000, 7)
+    replay = Payload(b"1", history=History((arrived,), is_replay=True))
+    one = msgspec.structs.replace(delivery(3), payload=replay)
+    assert nats_message_id(one) == "m3:replay-1-5000"
     assert nats_message_id(delivery(3)) == "m3"
+    # A replay of the replay is another one.
+    twice = replace_history(one, History((arrived, arrived), is_replay=True))
+    assert nats_message_id(twice) == "m3:replay-2-5000"
+
+
+def replace_history(one: DueDelivery, history: History) -> DueDelivery:
+    payload = msgspec.structs.replace(one.payload, history=history)
+    return msgspec.structs.replace(one, payload=payload)
+
+
+def test_all_attempts_of_a_replay_have_the_same_id() -> None:
+    """A retry is a row of its own. Under another id the stream would store the replay twice."""
+    before = History((DeliveryAttempt(1, 1, 5000, 7),), is_replay=True)
+    first = replace_history(delivery(8, message_seq=3), before)
+    failed = DeliveryAttempt(1, 1, 6000, 7, error="NATS: the connection was lost")
+    retried = replace_history(delivery(9, message_seq=3), with_attempt(before, failed))
+    second = msgspec.structs.replace(retried, message_id=first.message_id, attempt=2)
+    assert nats_message_id(first) == nats_message_id(second)
+
+
+def test_replays_to_two_subscriptions_are_both_there() -> None:
+    """Also where the stream has the message from both of them already."""
+    replay = replace_history(
+        delivery(1), History((DeliveryAttempt(1, 1, 5000, 7),), is_replay=True)
+    )
+    stream = Stream(stored=[("a", "m1"), ("b", "m1:b")])
+    told = told_by(stream, ("a", replay), ("b", replay))
+    assert told == {("a", 1): Confirmed(), ("b", 1): Confirmed()}
+    assert [subject for subject, _ in stream.stored[2:]] in (["a", "b"], ["b", "a"])
 
 
 @dataclass
@@ -363,12 +392,55 @@ def test_a_message_that_comes_again_is_there_once(
     assert stream.stored == [("a", "m1")] + ([] if may_ask else [("a", "m1:a")])
 
 
-def test_a_subject_that_the_account_may_not_publish_to() -> None:
-    told = told_by(Stream(refused={"a"}), ("a", delivery(1)), ("b", delivery(2)))
+@pytest.mark.parametrize("refused", ["a", "ORDERS.a"])
+def test_a_subject_that_the_account_may_not_publish_to(refused: str) -> None:
+    told = told_by(Stream(refused={refused}), (refused, delivery(1)), ("b", delivery(2)))
     assert told[("b", 2)] == Confirmed()
-    result = told[("a", 1)]
+    result = told[(refused, 1)]
     assert isinstance(result, Failed)
     assert "ermissions" in result.reason and "iolation" in result.reason
+
+
+def test_a_server_that_stops_reading_holds_up_no_time_out_and_no_closing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nats_sink, "CLOSE_S", 0.05)
+    told: list[tuple[int, Result]] = []
+    ended: list[asyncio.WriteTransport] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"max_payload": 1000000, "headers": true, "proto": 1}\r\n')
+        while not (line := await reader.readline()).startswith(b"SUB"):
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket
+        ended.append(writer.transport)
+
+    def tell(some: list[DueDelivery], result: Result) -> None:
+        told.extend((one.entry.seq, result) for one in some)
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            sink = OutletSink(NatsOpener(TargetPolicy()))
+            target = NatsTarget(f"nats://{host}:{port}", "a")
+            to = subscription(type="nats", target=target, timeout_ms=300)
+            body = Payload(b"x" * 600_000)
+            ones = [msgspec.structs.replace(delivery(seq), payload=body) for seq in range(24)]
+            async with asyncio.timeout(20):
+                await sink.deliver(to, ones, always, tell)
+                (outlet,) = (one.outlet for one in sink._all())
+                await sink.close()
+            transport = outlet._client._transport._io_writer.transport  # type: ignore[union-attr]
+            assert not transport.get_write_buffer_size(), "its socket stays open"
+            ended[0].abort()
+
+    asyncio.run(main())
+    assert sorted(seq for seq, _ in told) == list(range(24))
+    assert {result for _, result in told} == {
+        Failed("NATS: no acknowledgement within 300 ms"),
+        Failed("NATS: the server has read nothing for 300 ms"),
+    }
 
 
 def test_a_stream_that_hangs_is_unknown_and_what_was_acknowledged_is_forgotten() -> None:
