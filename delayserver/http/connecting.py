@@ -90,16 +90,15 @@ async def connect_to_any(
                 except OSError as error:
                     failure = failure or error
                 else:
-                    for other in done & pending.keys():
-                        _close_late(close, other)
                     return address, connection
         assert failure is not None
         raise failure
     finally:
         for attempt in pending:
-            if not attempt.done():
-                attempt.cancel()
-                attempt.add_done_callback(partial(_close_late, close))
+            # Also of one that is done: it may have ended in the turn in which the caller was
+            # cancelled, or in that of the one that is taken.
+            attempt.cancel()
+            attempt.add_done_callback(partial(_close_late, close))
 
 
 def _close_late(close: Callable[[T], None], attempt: "asyncio.Future[T]") -> None:

@@ -104,6 +104,26 @@ def test_a_connection_that_comes_too_late_is_closed() -> None:
     run(main)
 
 
+def test_a_connection_that_comes_in_the_turn_of_the_deadline_is_closed() -> None:
+    async def main() -> None:
+        hosts = Hosts()
+        race = hosts.race("a", "b", head_start_s=0.001)
+        while hosts.asked != ["a", "b"]:
+            await turns(1)
+        attempts = asyncio.all_tasks() - {race, asyncio.current_task()}
+        hosts.accept("a")
+        hosts.accept("b")
+        while not any(attempt.done() for attempt in attempts):
+            await turns(1)
+        race.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await race
+        await turns(5)
+        assert sorted(hosts.closed) == ["a", "b"]
+
+    run(main)
+
+
 def test_the_first_failure_is_told_if_all_fail() -> None:
     async def main() -> None:
         hosts = Hosts()
