@@ -385,7 +385,8 @@ class _AmqpOutlet:
             if not place.under_way and now_s - place.idle_since_s >= CHANNEL_IDLE_S
         ]
         if idle:
-            await _close_place(self._places.pop(min(idle)[1]))
+            # Beside this task: whoever is cancelled here ends at once.
+            await asyncio.wait({self._give_up(min(idle)[1])})
             if (link := self._free_link()) is not None:
                 return link
         if len(self._links) >= CONNECTIONS_MAX:
@@ -396,12 +397,13 @@ class _AmqpOutlet:
         self._links.append(link)
         return link
 
-    def _give_up(self, subscription_id: int) -> None:
-        """Close the channel of a subscription; what is under way there fails."""
+    def _give_up(self, subscription_id: int) -> asyncio.Task[None]:
+        """Close the channel of a subscription, in a task; what is under way there fails."""
         place = self._places.pop(subscription_id)
         task = asyncio.get_running_loop().create_task(_close_place(place))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        return task
 
     def let_go(self, subscription_id: int) -> None:
         place = self._places.get(subscription_id)

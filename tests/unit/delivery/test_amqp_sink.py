@@ -331,6 +331,31 @@ def test_an_idle_channel_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(server.connections) == 1
 
 
+def test_a_time_out_holds_while_room_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel that makes room is closed by a broker that does not say goodbye."""
+    monkeypatch.setattr(amqp_sink, "CHANNEL_IDLE_S", 0.0)
+    server = FakeServer(channel_max=1, timeout_ms=30)
+    goodbye = asyncio.Event()
+
+    async def hang(channel: FakeChannel, *_: Any, **__: Any) -> None:
+        await goodbye.wait()
+
+    monkeypatch.setattr(FakeChannel, "close", hang)
+
+    async def main(m: Sending) -> None:
+        await m.deliver(1, 1)
+        await turns(3)
+        await asyncio.wait_for(m.deliver(2, 2), 10)
+        goodbye.set()
+
+    told = sending(server, main)
+    assert told == {
+        (1, 1): Confirmed(),
+        (2, 2): Failed("AMQP: no confirmation within 30 ms"),
+    }
+    assert [body for *_, body in server.got] == [b"1"]
+
+
 def test_one_message_that_ends_its_channel_fails_alone() -> None:
     server = FakeServer(bad={b"5"})
     told = sending(server, lambda m: m.deliver(1, *range(1, 17)))
