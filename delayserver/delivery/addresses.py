@@ -4,9 +4,8 @@ The name is resolved here, each address goes through `TargetPolicy.check_address
 given one address. The name stays what a certificate has to be for.
 
 A name may have several addresses, of which some are away. The first that takes a connection is
-chosen: they are tried in the order of the resolver, each HEAD_START_S before the next one (RFC
-8305), and the connection that shows it is closed again. Where there is one address, the client
-finds out by itself.
+chosen (`delayserver.http.connecting`, in the order of the resolver), and the connection that shows
+it is closed again. Where there is one address, the client finds out by itself.
 
 Cost: a thread for each look-up, of its own (`delayserver.delivery.own_threads`), and a connection
 more where a name has several addresses. Threads: belongs to the event loop.
@@ -20,9 +19,9 @@ from typing import Final
 from delayserver.delivery.outlets import OutletError
 from delayserver.delivery.own_threads import in_own_thread
 from delayserver.errors import InputError
+from delayserver.http.connecting import connect_to_any
 from delayserver.security.targets import Target, TargetPolicy
 
-HEAD_START_S: Final = 0.25
 CONNECT_S: Final = 3.0
 ADDRESSES_MAX: Final = 8
 RESOLVE_S: Final = 10.0
@@ -71,33 +70,16 @@ async def checked_address(
 
 
 async def _first_that_answers(target: Target, addresses: list[str]) -> str:
-    trying: set[asyncio.Task[str]] = set()
-    failures: list[str] = []
-    left = list(addresses)
-    loop = asyncio.get_running_loop()
+    async def connect(address: str) -> asyncio.StreamWriter:
+        async with asyncio.timeout(CONNECT_S):
+            return (await asyncio.open_connection(address, target.port))[1]
+
     try:
-        while left or trying:
-            if left:
-                trying.add(loop.create_task(_try(left.pop(0), target.port)))
-            wait_s = HEAD_START_S if left else None
-            done, trying = await asyncio.wait(
-                trying, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            errors = {task: task.exception() for task in done}
-            for task, error in errors.items():
-                if error is None:
-                    return task.result()
-                failures.append(str(error) or type(error).__name__)
-    finally:
-        for task in trying:
-            task.cancel()
-        await asyncio.gather(*trying, return_exceptions=True)
-    raise OutletError(f"none of {len(addresses)} addresses of {target.host}: {failures[-1]}")
-
-
-async def _try(address: str, port: int) -> str:
-    """The address, once a connection to it was made. Raises OSError."""
-    async with asyncio.timeout(CONNECT_S):
-        _, writer = await asyncio.open_connection(address, port)
+        address, writer = await connect_to_any(addresses, connect, asyncio.StreamWriter.close)
+    except OSError as error:
+        reason = str(error) or f"no answer within {CONNECT_S:.0f} s"
+        raise OutletError(
+            f"none of {len(addresses)} addresses of {target.host}: {reason}"
+        ) from error
     writer.close()
     return address

@@ -53,7 +53,7 @@ from delayserver.delivery.answers import (
 from delayserver.delivery.carried import filled, headers
 from delayserver.delivery.complaints import QuietLogger
 from delayserver.delivery.outlets import OutletError, OutletSink, Report, target_of
-from delayserver.delivery.own_threads import post
+from delayserver.delivery.own_threads import post, post_error, post_result
 from delayserver.delivery.sink import Failed, MayBegin, Sink, Told
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.errors import InputError
@@ -317,16 +317,16 @@ class ProducerOutlet:
         try:
             self._open()
         except InputError as error:
-            post(self._loop, _fail, self.opened, error)
+            post_error(self.opened, error)
         except Exception as error:
             # The client's, the network's; whatever it is, those who wait have to be told.
-            post(self._loop, _fail, self.opened, OutletError(self._refusals.reason(error)))
+            post_error(self.opened, OutletError(self._refusals.reason(error)))
         else:
-            post(self._loop, _succeed, self.opened)
+            post_result(self.opened, None)
             self._poll()
         finally:
             self._is_ending = True
-            post(self._loop, _succeed, self._ended)
+            post_result(self._ended, None)
 
     def _open(self) -> None:
         """Raises KafkaException, InputError, OSError."""
@@ -400,16 +400,6 @@ class ProducerOutlet:
             self._producer.purge()
             self._producer.poll(0)
             self._take_reports()
-
-
-def _succeed(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _fail(future: "asyncio.Future[None]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 # ---- the sink --------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ async def in_own_thread(name: str, function: Callable[..., T], *arguments: Any) 
         try:
             result = function(*arguments)
         except Exception as error:
-            post(loop, _fail, told, error)
+            post_error(told, error)
         else:
-            post(loop, _set, told, result)
+            post_result(told, result)
 
     threading.Thread(target=call, name=name, daemon=True).start()
     return await told
@@ -40,6 +40,17 @@ def post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argume
     whose brokers are away. Called by any thread."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
+
+
+def post_result(future: "asyncio.Future[T]", result: T) -> None:
+    """Have the event loop of a future give it that result, unless it has one. Called by any
+    thread."""
+    post(future.get_loop(), _set, future, result)
+
+
+def post_error(future: "asyncio.Future[Any]", error: Exception) -> None:
+    """The same with an error. Called by any thread."""
+    post(future.get_loop(), _fail, future, error)
 
 
 def _set(future: "asyncio.Future[T]", result: T) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from delayserver.delivery import addresses
 from delayserver.delivery.addresses import checked_address
 from delayserver.delivery.outlets import OutletError
 from delayserver.errors import InputError
+from delayserver.http.connecting import connect_to_any
 from delayserver.security.targets import Target, TargetPolicy
 
 POLICY = TargetPolicy(("broker.example", "127.0.0.0/8"))
@@ -42,16 +45,20 @@ def test_the_first_that_takes_a_connection_is_chosen() -> None:
 
 def test_one_that_hangs_costs_a_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
+    connect = asyncio.open_connection
 
-    async def attempt(address: str, port: int) -> str:
+    async def attempt(address: str, port: int) -> Any:
         tried.append(address)
         if address == "127.0.0.1":
             await asyncio.Event().wait()
-        return address
+        return await connect(address, port)
 
-    monkeypatch.setattr(addresses, "_try", attempt)
-    monkeypatch.setattr(addresses, "HEAD_START_S", 0.01)
-    assert found("127.0.0.1", "127.0.0.2", "127.0.0.3") == "127.0.0.2"
+    monkeypatch.setattr(asyncio, "open_connection", attempt)
+    soon = partial(connect_to_any, head_start_s=0.01)
+    monkeypatch.setattr(addresses, "connect_to_any", soon)
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+        assert found("127.0.0.1", "127.0.0.2", "127.0.0.3", port=port) == "127.0.0.2"
     assert tried == ["127.0.0.1", "127.0.0.2"]
 
 
