@@ -30,7 +30,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -62,7 +62,7 @@ from delayserver.delivery.kafka_sink import (
     login_settings,
     reason_of,
 )
-from delayserver.delivery.own_threads import post
+from delayserver.delivery.own_threads import post_result
 from delayserver.records.sources import KnownSource, SourceRecord
 from delayserver.security.targets import TargetPolicy, split_bootstrap, split_broker
 from storage.replicated.kafka_settings import admin_settings, source_settings
@@ -136,9 +136,8 @@ class KafkaFeed:
         self._source = known.definition
         self._topic = self._source.topic.topic
         self._positions = dict(known.state.positions)
-        self._known_identity = known.state.identity
-        self.identity = ""
-        """See `Feed`."""
+        self.identity = known.state.identity
+        """See `Feed`; at first that of the topic to which the positions belong."""
         self._policy = policy
         self._loop = loop
         self._handover = Handover(loop, health)
@@ -151,7 +150,7 @@ class KafkaFeed:
         self._refusals = Refusals()
         self._monotonic = monotonic
         self._next: dict[int, int] = {}
-        """By partition the offset behind what was handed over."""
+        """By partition that is assigned the offset behind what was handed over."""
         self._is_suspect = False
         """The client has said that brokers are away, or they did not answer."""
         self._looked_s = self._answered_s = 0.0
@@ -200,7 +199,7 @@ class KafkaFeed:
         except Exception as error:  # also an address that is not allowed, a setting that is wrong
             self._handover.fail(FeedError(self._refusals.reason(error)))
         finally:
-            post(self._loop, _end, self._ended)
+            post_result(self._ended, None)
 
     def _on_error(self, error: KafkaError) -> None:
         self._refusals(error)
@@ -221,10 +220,10 @@ class KafkaFeed:
                 raise FeedError(reason_of(error.args[0])) from error
 
         partitions = asked(partitions_within, is_in_vain)
-        self.identity = self._ask_identity(self._topic)
-        if self.identity:
-            self._check_identity(self.identity, self._known_identity or self.identity)
-        consumer.assign([self._place(consumer, partition) for partition in partitions])
+        found = self._ask_identity(self._topic)
+        self.identity = self.identity or found
+        self._check_identity(found)
+        self._assign(consumer, partitions, consumer.assign)
         self._handover.tell(None)
         self._looked_s = self._answered_s = self._monotonic()
 
@@ -236,7 +235,7 @@ class KafkaFeed:
                 # Asked behind the read: what was read is of the topic that it is now, or of the one
                 # that it was.
                 if self.identity:
-                    self._check_identity(self._ask_identity(self._topic), self.identity)
+                    self._check_identity(self._ask_identity(self._topic))
                 self._answered_s = self._monotonic()
             self._hand_over(records)
             self._show(consumer)
@@ -245,18 +244,20 @@ class KafkaFeed:
                 self._look(consumer)
         self._show(consumer)
 
-    def _check_identity(self, found: str, expected: str) -> None:
-        """Whether it is the topic still that the positions belong to. Raises FeedError."""
+    def _check_identity(self, found: str) -> None:
+        """Whether it is the topic still that the positions belong to, unless no broker has ever
+        told that. Raises FeedError."""
+        if found == self.identity:
+            return
         if not found:
             raise FeedError(
                 f"the brokers do not say whether {self._topic} is the topic that it was, and are "
                 "asked again"
             )
-        if found != expected:
-            raise FeedError(
-                f"the topic {self._topic} was made again: its id is {found}, and what was taken is "
-                f"of {expected}. Delete the source, and put it again"
-            )
+        raise FeedError(
+            f"the topic {self._topic} was made again: its id is {found}, and what was taken is of "
+            f"{self.identity}. Delete the source, and put it again"
+        )
 
     def _look(self, consumer: Consumer) -> None:
         """Whether brokers answer, and which partitions there are. Raises FeedError."""
@@ -265,7 +266,7 @@ class KafkaFeed:
             partitions, without_leader = self._partitions(consumer, ASK_TRY_S)
             new = [one for one in partitions if one not in self._next]
             if new:
-                consumer.incremental_assign([self._place(consumer, one) for one in new])
+                self._assign(consumer, new, consumer.incremental_assign)
         except KafkaException as error:
             # A broker that does not answer says nothing of partitions.
             self._is_suspect = True
@@ -305,6 +306,18 @@ class KafkaFeed:
         without_leader = [one for one, about in topic.partitions.items() if about.leader not in led]
         return sorted(topic.partitions), sorted(without_leader)
 
+    def _assign(
+        self,
+        consumer: Consumer,
+        partitions: Iterable[int],
+        assign: Callable[[list[TopicPartition]], None],
+    ) -> None:
+        """Read these partitions, too: all of them, or none where it raises. Raises KafkaException,
+        FeedError."""
+        places = [self._place(consumer, partition) for partition in partitions]
+        assign(places)
+        self._next |= {place.partition: place.offset for place in places}
+
     def _place(self, consumer: Consumer, partition: int) -> TopicPartition:
         """Where to begin in a partition. Raises KafkaException, FeedError."""
         place = TopicPartition(self._topic, partition)
@@ -324,7 +337,7 @@ class KafkaFeed:
                 first_lost=wanted,
                 last_lost=first - 1,
             )
-        place.offset = self._next[partition] = max(wanted, first)
+        place.offset = max(wanted, first)
         return place
 
     def _record(self, message: Message) -> SourceRecord | None:
@@ -377,11 +390,6 @@ class KafkaFeed:
             # For show: who may not do that reads all the same.
             with suppress(KafkaException):
                 consumer.commit(offsets=places, asynchronous=True)
-
-
-def _end(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:

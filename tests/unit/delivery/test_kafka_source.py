@@ -74,6 +74,10 @@ class FakeConsumer:
     )
     failures: list[KafkaError] = field(default_factory=list)
     """What is answered first to whoever asks about the topic."""
+    mark_failures: dict[int, KafkaError] = field(default_factory=dict)
+    """By partition what is answered once in place of its marks."""
+    assign_failures: dict[int, KafkaError] = field(default_factory=dict)
+    """Likewise, in place of assigning it."""
     without_leader: set[int] = field(default_factory=set)
     topic_error: KafkaError | None = None
     commit_error: KafkaError | None = None
@@ -98,6 +102,8 @@ class FakeConsumer:
         return SimpleNamespace(brokers=self.brokers, topics={topic: metadata})
 
     def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        if place.partition in self.mark_failures:
+            raise KafkaException(self.mark_failures.pop(place.partition))
         return self.marks[place.partition]
 
     def poll(self, timeout: float) -> None:
@@ -109,6 +115,9 @@ class FakeConsumer:
         self.incremental_assign(places)
 
     def incremental_assign(self, places: list[TopicPartition]) -> None:
+        for one in places:
+            if one.partition in self.assign_failures:
+                raise KafkaException(self.assign_failures.pop(one.partition))
         self.assigned += [(one.partition, one.offset) for one in places]
 
     def consume(self, most: int, timeout: float) -> Sequence[FakeMessage]:
@@ -331,6 +340,25 @@ def test_partitions_that_come_later_are_read_from_their_beginning() -> None:
     run(consumer, test, monotonic=lambda: now_s)
 
 
+@pytest.mark.parametrize("fails_at", ["the marks", "the assignment"])
+def test_partitions_that_could_not_be_assigned_are_assigned_later(fails_at: str) -> None:
+    consumer, now_s = FakeConsumer({0: (0, 9)}, [[FakeMessage(0)]]), 0.0
+
+    async def test(feed: KafkaFeed) -> None:
+        nonlocal now_s
+        await feed.read()
+        consumer.marks |= {1: (2, 9), 2: (3, 9)}
+        failure = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+        failures = consumer.mark_failures if fails_at == "the marks" else consumer.assign_failures
+        failures[2] = failure
+        now_s = REFRESH_S + 1
+        await until(lambda: not failures)
+        now_s += SUSPECT_S + 1
+        await until(lambda: consumer.assigned == [(0, 0), (1, 2), (2, 3)])
+
+    run(consumer, test, monotonic=lambda: now_s)
+
+
 def test_how_far_it_is_can_be_seen_at_the_broker() -> None:
     # Who may not commit there reads all the same.
     refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
@@ -453,7 +481,7 @@ def test_another_topic_of_the_same_name_is_not_read_behind_the_positions_of_the_
     assert not consumer.assigned
 
 
-@pytest.mark.parametrize(("identity", "known"), [("a", ""), ("a", "a"), ("", "a")])
+@pytest.mark.parametrize(("identity", "known"), [("a", ""), ("a", "a"), ("", "")])
 def test_a_topic_whose_identity_is_known_or_not(identity: str, known: str) -> None:
     consumer = FakeConsumer(found=[[FakeMessage(5)]])
 
@@ -462,6 +490,14 @@ def test_a_topic_whose_identity_is_known_or_not(identity: str, known: str) -> No
         assert feed.identity == identity
 
     run(consumer, test, {0: 5}, identity=identity, known_identity=known)
+
+
+def test_a_topic_that_was_known_is_not_read_before_it_is_known_again() -> None:
+    """Brokers may not say for a moment which topic it is; meanwhile it may be another one."""
+    consumer = FakeConsumer(found=[[FakeMessage(5)]])
+    told = reason(consumer, {0: 5}, identity="", known_identity="a")
+    assert "do not say whether t is the topic that it was" in told
+    assert not consumer.assigned
 
 
 def test_a_topic_that_is_made_again_while_it_is_read() -> None:
