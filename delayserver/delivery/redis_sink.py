@@ -302,10 +302,13 @@ class _RedisOutlet:
 
     def _take(self) -> "list[_Waiting]":
         """The messages of the next pipeline, in the order in which they came."""
-        batch, size = [self._waiting.popleft()], 0
-        while self._waiting and len(batch) < BATCH_MAX and size <= BATCH_BYTES_MAX:
+        batch: list[_Waiting] = []
+        size = 0
+        while self._waiting and len(batch) < BATCH_MAX:
+            size += len(self._waiting[0][1].payload.body)
+            if batch and size > BATCH_BYTES_MAX:
+                break
             batch.append(self._waiting.popleft())
-            size += len(batch[-1][1].payload.body)
         return batch
 
     def _take_all(self) -> "list[_Waiting]":

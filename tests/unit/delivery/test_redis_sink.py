@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from redis._parsers.base import BaseParser
+from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import (
     AuthenticationWrongNumberOfArgsError,
     DataError,
@@ -17,6 +18,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from delayserver.delivery import redis_sink
 from delayserver.delivery.answers import Certainty
 from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.redis_sink import (
@@ -216,6 +218,29 @@ def test_an_answer_that_is_no_id_is_unknown(answer: bytes) -> None:
     result = told[1]
     assert isinstance(result, Failed) and "no id" in result.reason
     assert told[2] == Confirmed()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "taken"),
+    [
+        ((9, 1, 5), [2, 1]),
+        ((9, 2), [1, 1]),
+        ((11, 1), [1, 1]),
+        ((0, 10, 0), [3]),
+        ((1,) * 5, [3, 2]),
+    ],
+)
+def test_a_pipeline_has_so_many_bytes_and_no_more_unless_one_body_alone_has(
+    lengths: tuple[int, ...], taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_sink, "BATCH_BYTES_MAX", 10)
+    monkeypatch.setattr(redis_sink, "BATCH_MAX", 3)
+    outlet = redis_sink._RedisOutlet(Redis(), ConnectionPool(), 1000)
+    to = subscription(type="redis", target=RedisTarget("redis://h", "s"))
+    for seq, length in enumerate(lengths):
+        one = msgspec.structs.replace(delivery(seq), payload=Payload(b"x" * length))
+        outlet._waiting.append((to, one, lambda delivery, answer: None))
+    assert [len(outlet._take()) for _ in taken] == taken and not outlet._waiting
 
 
 def test_a_redis_that_became_a_replica_is_left_for_another_connection() -> None:
