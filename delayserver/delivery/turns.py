@@ -1,11 +1,13 @@
-"""Turns: how many webhooks are on their way at once, and whose turn is next.
+"""Turns: a few places that subscriptions share, and whose turn is next.
 
     take(subscription) ──► a place is free ──────────────────────────► sends ──► give_back
                        └─► waits; of those who wait, the subscription with the fewest places is next
 
-So a receiver that takes its time fills the places that nobody else wants, and no others: as soon as
-somebody else has something to send, the next place that is given back is theirs. Of many
-subscriptions that wait, the first CANDIDATES are compared; the others come nearer with each turn.
+A place is an outlet on which messages go apart (`outlets.APART_MAX`), or a producer of transactions
+(`transactions.SLOTS`). A subscription whose broker takes its time fills the places that no other
+one wants: as soon as another subscription has something to send, it gets the next place that is
+given back. Of many subscriptions that wait, the first CANDIDATES are compared; the others come
+nearer with each turn.
 
 Cost: 1 µs for a turn that need not be waited for. Threads: belongs to the event loop.
 """
