@@ -90,7 +90,7 @@ def _find_local(path: str) -> list[TableFile]:
         raise PipelineError(f"there is no {path}")
     return [
         TableFile(str(one), one.stat().st_size, _folders(os.path.relpath(one, base)))
-        for one in sorted(found)
+        for one in sorted(set(found))  # Two patterns may name the same one.
     ]
 
 

@@ -52,6 +52,12 @@ def test_patterns(table: Path, pattern: str, count: int) -> None:
     assert all(file.folders for file in found)
 
 
+@pytest.mark.parametrize("pattern", ["{kind=a,kind=a/*}", "{kind=a,kind=*}/*", "{,kind=a}"])
+def test_a_file_that_two_patterns_name_is_there_once(table: Path, pattern: str) -> None:
+    found = [file.path for file in find_files(f"{table}/{pattern}")]
+    assert f"{table}/kind=a/part-0.csv" in found and len(found) == len(set(found))
+
+
 def test_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
     path = tmp_path / "orders[1].csv"
     path.write_text("a")
