@@ -340,7 +340,8 @@ def _json_rows(plan: RowPlan, piece: FilePiece) -> Iterator[pa.RecordBatch]:
     if piece.start or piece.end is not None:
         with opened(piece.file) as stream:
             lines = _lines_between(stream, piece.start, piece.end)
-            yield from _of_objects(plan, piece.file, texts_of.rows_of_lines(lines, plan.style))
+            rows = texts_of.rows_of_lines(lines, plan.style, is_begin=not piece.start)
+            yield from _of_objects(plan, piece.file, rows)
     else:
         with decompressed(piece.file) as stream:
             yield from _of_objects(plan, piece.file, texts_of.json_rows(stream, plan.style))

@@ -152,14 +152,29 @@ class TextLines(Iterator[str]):
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
+        self._is_begin = True
+        self._is_first_row = True
         self.end = ""
-        """How the first line ends. A `\r` before another end is a part of a cell: some programs
+        """How the first row ends. A `\r` before another end is a part of a cell: some programs
         write it without quotes."""
 
     def __next__(self) -> str:
+        self._is_first_row = not self.end
+        return self._next()
+
+    def more(self) -> str | None:
+        """The next line where the row goes on; None: there is none."""
+        try:
+            return self._next()
+        except StopIteration:
+            return None
+
+    def _next(self) -> str:
         line = next(self._text)
-        if not self.end:
+        if self._is_begin:
+            self._is_begin = False
             line = line.removeprefix("\ufeff")
+        if self._is_first_row:
             ends = (one for one in ("\r\n", "\r") if line.endswith(one))
             self.end = next(ends, "\n")
         return line
@@ -265,7 +280,7 @@ class _Cutter:
                         raise PipelineError(
                             f"a cell in quotes does not end: {read[0][:200].rstrip()!r}"
                         )
-                    following = next(lines, None)
+                    following = lines.more()
                     if following is None:
                         return Malformed("".join(read), len(read))
                     read.append(following)
@@ -317,17 +332,22 @@ def json_rows(stream: BinaryIO, style: TextFormat) -> Iterator[Fields | Malforme
     yield from rows_of_lines(lines, style)
 
 
-def rows_of_lines(lines: Iterator[bytes], style: TextFormat) -> Iterator[Fields | Malformed]:
-    """The objects of these lines of JSON in UTF-8. Raises PipelineError as `json_rows`."""
+def rows_of_lines(
+    lines: Iterator[bytes], style: TextFormat, *, is_begin: bool = True
+) -> Iterator[Fields | Malformed]:
+    """The objects of these lines of JSON in UTF-8. `is_begin`: the file begins with them. Raises
+    PipelineError as `json_rows`."""
     for number, line in enumerate(lines):
         text = line.strip(_BLANKS)
-        if not number:
-            text = text.removeprefix(codecs.BOM_UTF8)
+        if is_begin and not number:
+            text = text.removeprefix(codecs.BOM_UTF8).strip(_BLANKS)
         if not text:
             continue
-        if text[:1] == b"[" or style.is_one_document:
+        # The first row decides: a later one that begins like an array is malformed.
+        if is_begin and (text[:1] == b"[" or style.is_one_document):
             yield from _rows_of_document(text + b"\n" + b"".join(lines))
             return
+        is_begin = False
         yield _object(text)
 
 

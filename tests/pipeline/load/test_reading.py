@@ -231,11 +231,14 @@ def test_fields_of_json_that_cannot_be_what_they_are_to_be(tmp_path: Path) -> No
 def test_pieces_of_a_large_file_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "table.jsonl"
     lines = [json.dumps({"due": DUE_MS + n, "key": "é" * (n % 40 + 1)}) for n in range(300)]
+    lines[1::2] = [f"[{line}]" for line in lines[1::2]]  # None of them is the begin of an array.
     path.write_bytes("\n".join(lines).encode())
     for size in (100, 1_000, path.stat().st_size - 1):
         monkeypatch.setattr(source, "PIECE_BYTES", size)
         assert len(open_files(str(path), "json", {}).files[0].pieces) > 1
-        assert [row[DUE] for row in rows_of(path, REST)] == [DUE_MS + n for n in range(300)]
+        rows = rows_of(path, REST)
+        assert [row[DUE] for row in rows[::2]] == [DUE_MS + n for n in range(0, 300, 2)]
+        assert [row[BODY] for row in rows[1::2]] == lines[1::2]
 
 
 # ── Parquet ────────────────────────────────────────────────────────────────────────────────────

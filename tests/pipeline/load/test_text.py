@@ -24,6 +24,7 @@ from delayserver.pipeline.load.text import (
 
 Rows = list[Cells | Malformed]
 PLAIN = TextFormat()
+A1, A3 = {"a": b"1"}, {"a": b"3"}
 
 
 def cells_of(data: bytes, style: TextFormat = PLAIN) -> Rows:
@@ -81,6 +82,7 @@ def test_what_spark_has_written_is_read_with_its_escape(rows: list[list[str]]) -
         (b'a,""\n,b\n\n\r\n', [["a", ""], [None, "b"]]),
         (b'5" pipe, x \n', [['5" pipe', " x "]]),
         (b'"a\r\nb","c\nd"\r\n', [["a\r\nb", "c\nd"]]),
+        (b'"a\nb",\r\nc,d\r\n', [["a\nb", None], ["c", "d"]]),
         (b'"a""",b', [['a"', "b"]]),
         (b'a,"b"c\nd,e\n', [Malformed('a,"b"c\n'), ["d", "e"]]),
         (b'a,"b\nc"d,\ne,f\n', [Malformed('a,"b\nc"d,\n', 2), ["e", "f"]]),
@@ -161,6 +163,10 @@ def test_fields_are_those_of_their_own_line_as_they_stand() -> None:
         (b"[5]", [Malformed(b"5")]),
         (b'{broken\n{"a":1}', [Malformed(b"{broken"), {"a": b"1"}]),
         (b"5\n", [Malformed(b"5")]),
+        (b'{"a":1}\n[{"a":2}]\n[5\n{"a":3}', [A1, Malformed(b'[{"a":2}]'), Malformed(b"[5"), A3]),
+        (b'5\n[{"a":3}]', [Malformed(b"5"), Malformed(b'[{"a":3}]')]),
+        (b'\n \n[{"a":1},\n{"a":3}]', [A1, A3]),
+        (b'\xef\xbb\xbf [{"a":1}]', [A1]),
     ],
 )
 def test_arrays_and_lines(data: bytes, expected: list[object]) -> None:
