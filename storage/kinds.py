@@ -143,13 +143,6 @@ def write_mark(files: Files, mark: DirectoryMark, place: str = "") -> None:
     replace_file(files, below(place, KIND_FILE), json.dumps(document).encode() + b"\n")
 
 
-def kind_of(files: Files, place: str = "") -> Kind | None:
-    """The kind of the directory `place`; None: it is empty, not there, or of no kind that is known.
-
-    Raises DamageError, DiskError."""
-    return _kind(files, place, files.list(place))
-
-
 def require(files: Files, kinds: Collection[Kind], names: Collection[str] | None = None) -> None:
     """Refuse a directory that is of none of these kinds; one of no kind may be made to one.
 
@@ -161,6 +154,8 @@ def require(files: Files, kinds: Collection[Kind], names: Collection[str] | None
 
 
 def _kind(files: Files, place: str, names: Collection[str]) -> Kind | None:
+    """The kind of the directory `place`, with these names in it; None: it is empty, not there, or
+    of no kind that is known. Raises DamageError, DiskError."""
     if RESTORING_FILE in names:
         return Kind.UNFINISHED
     if PARTIAL_FILE in names:

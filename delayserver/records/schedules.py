@@ -207,7 +207,6 @@ class ScheduleChange(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Schedule).decode
-_decode_change = msgspec.msgpack.Decoder(ScheduleChange).decode
 
 
 def pack_schedule(schedule: Schedule) -> bytes:
@@ -266,11 +265,6 @@ SCHEDULE_CHANGES: Final = Understanding(ScheduleChange, {"name": ""})
 def pack_schedule_change(change: ScheduleChange) -> bytes:
     """The payload of a SCHEDULE, not sealed."""
     return _encode(change)
-
-
-def unpack_schedule_change(data: bytes) -> ScheduleChange:
-    """The change in such a payload. Raises msgspec.DecodeError."""
-    return _decode_change(data)
 
 
 def as_zones_are(schedule: Schedule, state: ScheduleState) -> ScheduleState:

@@ -96,7 +96,6 @@ class SourceChange(msgspec.Struct, array_like=True, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Source).decode
 _decode_state = msgspec.msgpack.Decoder(SourceState).decode
-_decode_change = msgspec.msgpack.Decoder(SourceChange).decode
 
 
 def pack_source(source: Source) -> bytes:
@@ -156,8 +155,3 @@ SOURCE_CHANGES: Final = Understanding(SourceChange, {"name": ""})
 def pack_source_change(change: SourceChange) -> bytes:
     """The payload of a SOURCE, not sealed."""
     return _encode(change)
-
-
-def unpack_source_change(data: bytes) -> SourceChange:
-    """The change in such a payload. Raises msgspec.DecodeError."""
-    return _decode_change(data)

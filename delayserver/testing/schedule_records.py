@@ -13,19 +13,27 @@ from collections import Counter
 from delayserver.records.message import PLANNED_HEADER, SCHEDULE_HEADER, Payload
 from delayserver.records.schedules import (
     ENDED_MS,
+    SCHEDULE_CHANGES,
     CatchUp,
     Overlap,
     Schedule,
+    ScheduleChange,
     ScheduleState,
     behind,
     set_back,
     unpack_schedule,
-    unpack_schedule_change,
     unpack_state,
 )
 from delayserver.testing.violation import Violation
 from delayserver.times import parse_time_ms
 from storage.catalog import Catalog, Table
+
+
+def unpack_schedule_change(data: bytes) -> ScheduleChange:
+    """The change in the payload of a SCHEDULE, as the server reads it."""
+    change, problem = SCHEDULE_CHANGES.read(data)
+    assert not problem, problem
+    return change
 
 
 class ScheduleRecords:

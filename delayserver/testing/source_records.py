@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 from delayserver.records.message import Payload
 from delayserver.records.sources import (
+    SOURCE_CHANGES,
     Source,
+    SourceChange,
     SourceState,
     unpack_source,
-    unpack_source_change,
     unpack_source_state,
 )
 from delayserver.testing.violation import Violation
@@ -49,6 +50,13 @@ def place_of(headers: Mapping[str, str] | None) -> TopicPlace | None:
         return None
     topic, partition, offset = text.split("/")
     return TopicPlace(topic, int(partition), int(offset))
+
+
+def unpack_source_change(data: bytes) -> SourceChange:
+    """The change in the payload of a SOURCE, as the server reads it."""
+    change, problem = SOURCE_CHANGES.read(data)
+    assert not problem, problem
+    return change
 
 
 class SourceRecords:

@@ -39,7 +39,6 @@ from delayserver.records.schedules import (
     pack_schedule,
     pack_schedule_change,
     unpack_schedule,
-    unpack_schedule_change,
     unpack_state,
 )
 from delayserver.records.sources import (
@@ -52,7 +51,6 @@ from delayserver.records.sources import (
     pack_source_change,
     pack_source_state,
     unpack_source,
-    unpack_source_change,
     unpack_source_state,
 )
 from delayserver.records.subscriptions import (
@@ -77,6 +75,8 @@ from delayserver.records.tables import (
     unpack_import,
 )
 from delayserver.schedule.filing import parts_by_bucket, schedule_rows
+from delayserver.testing.schedule_records import unpack_schedule_change
+from delayserver.testing.source_records import unpack_source_change
 from storage.catalog import Table
 from storage.definitions_log import Definition, definitions_in, encode_definitions
 from storage.frame import Frame, Rows, encode, scan, seal

@@ -52,7 +52,6 @@ from delayserver.records.message import (
 )
 from delayserver.records.recurrence import Planned
 from delayserver.records.schedules import ScheduleChange, pack_schedule_change
-from delayserver.records.sources import unpack_source_change
 from delayserver.records.subscriptions import SubjectSpan, Subscription
 from delayserver.records.tables import Archived
 from delayserver.recovery import recover as recovery
@@ -72,6 +71,7 @@ from delayserver.server import calls, shard
 from delayserver.server.calls import Calls
 from delayserver.server.engine import Engine
 from delayserver.testing import Violation, run_world, server
+from delayserver.testing.source_records import unpack_source_change
 from delayserver.testing.world import Theme, has_groups, theme_of
 from delayserver.timers.rates import TokenBucket
 from storage.catalog import Table

@@ -42,10 +42,10 @@ from delayserver.records.schedules import (
     pack_schedule,
     pack_state,
     set_back,
-    unpack_schedule_change,
     unpack_state,
     upcoming,
 )
+from delayserver.testing.schedule_records import unpack_schedule_change
 from delayserver.times import format_time
 from storage.catalog import Table
 from storage.errors import DiskFullError

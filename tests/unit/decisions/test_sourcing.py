@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from delayserver.decisions.sourcing import Sourcing, WantedSource, due_ms_of
 from delayserver.errors import InputError, NotFoundError, OverloadedError, PreconditionError
 from delayserver.records.message import Content, Payload
-from delayserver.records.sources import OnError, SourceRecord, SourceState, unpack_source_change
+from delayserver.records.sources import OnError, SourceRecord, SourceState
 from delayserver.records.subscriptions import KafkaTarget
+from delayserver.testing.source_records import unpack_source_change
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import unseal

@@ -12,6 +12,7 @@ from delayserver.cli.tokens import _tokens
 from delayserver.recovery.check import check_path
 from delayserver.recovery.repair import repair_path
 from delayserver.recovery.shards import count_shards
+from storage import kinds
 from storage.directory import Identity, encode_identity, keep_mark, life_of, open_identity
 from storage.errors import (
     DamageError,
@@ -28,7 +29,6 @@ from storage.kinds import (
     Kind,
     begin_restore,
     end_restore,
-    kind_of,
     read_mark,
     require,
     require_fresh,
@@ -59,6 +59,10 @@ OLD = {
     "backups of shards": ({"one/shard-0000/BACKUP": b"{}"}, Kind.BACKUPS),
     "backups with a log": ({"_log/00000007-0000/00000001/REACH": b"{}"}, Kind.BACKUPS),
 }
+
+
+def kind_of(files: SimulatedFiles) -> Kind | None:
+    return kinds._kind(files, "", files.list(""))
 
 
 def fill(files: SimulatedFiles | OsFiles, content: dict[str, bytes]) -> None:
