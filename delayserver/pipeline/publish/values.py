@@ -377,10 +377,15 @@ def _lists(
 def _maps(
     column: pa.Array, problems: Problems, name: str, rows: NDArray[np.int64]
 ) -> list[dict[str, Any] | None]:
-    kind = column.type
-    pairs = column.cast(pa.list_(pa.struct([("k", kind.key_type), ("v", kind.item_type)])))
-    counts = integers(pc.list_value_length(pairs).fill_null(0)).astype(np.int64)
-    keys, items = pairs.flatten().flatten()
+    # Not by a cast to a list of pairs: pyarrow 26 makes invalid ones where a type is null.
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    counts = np.where(present(column), np.diff(offsets), 0)
+    keys, items = (
+        part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (column.keys, column.items)
+    )
+    if counts.sum() < len(keys):  # Something stands where the map is null.
+        stays = np.repeat(present(column), np.diff(offsets))
+        keys, items = keys.filter(fixed(stays)), items.filter(fixed(stays))
     inner, of_keys = np.repeat(rows, counts), Problems()
     texts = text_or_none(text_array(keys, "a key of a map", of_keys))
     for index, reason in of_keys.items():

@@ -1,7 +1,9 @@
 """What the values of columns become, and that no value ends the others."""
 
+import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -167,6 +169,53 @@ def test_json(column: pa.Array, expected: list[bytes | None]) -> None:
     problems = Problems()
     assert json_pieces(column, problems) == expected
     assert not problems
+
+
+PAIR = pa.struct([("a", pa.null()), ("b", pa.int64())])
+ITEMS: dict[pa.DataType, list[object]] = {
+    pa.int64(): [1, None, 3],
+    pa.null(): [None, None, None],
+    pa.list_(pa.null(), 2): [[None, None], None, [None, None]],
+    pa.list_(pa.null()): [[None], None, []],
+    PAIR: [{"a": None, "b": 1}, None, {"a": None, "b": 2}],
+    pa.map_(pa.string(), pa.null()): [[("y", None)], None, []],
+}
+
+
+@pytest.mark.parametrize("kind", ITEMS, ids=str)
+def test_maps_wherever_they_stand(kind: pa.DataType) -> None:
+    """Of a part of a column, with maps that are null, below which something may stand."""
+    one, two, three = ITEMS[kind]
+    maps = [[("x", one)], None, [("x", two), ("z", three)], []]
+    column = pa.array(maps, pa.map_(pa.string(), kind))
+    items = pa.array([one, one, two, three], kind)
+    filled = pa.MapArray.from_arrays(
+        pa.array([0, 1, 2, 4, 4], pa.int32()),
+        pa.array(["x", "x", "x", "z"]),
+        items,
+        mask=pa.array([False, True, False, False]),
+    )
+    assert filled.to_pylist() == column.to_pylist()
+
+    def written(value: object) -> object:
+        is_map = pa.types.is_map(kind) and isinstance(value, list)
+        return dict(value) if is_map else value  # type: ignore[call-overload]
+
+    def check(column: pa.Array, maps: list[Any]) -> None:
+        expected = [
+            None if some is None else {key: written(one) for key, one in some} for some in maps
+        ]
+        for start, end in combinations(range(len(maps) + 1), 2):
+            problems = Problems()
+            found = json_pieces(column.slice(start, end - start), problems)
+            values = [None if one is None else json.loads(one) for one in found]
+            assert values == expected[start:end]
+            assert not problems
+
+    check(column, maps)
+    check(filled, maps)
+    without_null = [[("x", one)], [("y", three)]]
+    check(pa.array(without_null, column.type), without_null)
 
 
 @given(st.lists(st.datetimes() | st.none(), min_size=1))
