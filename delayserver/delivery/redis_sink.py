@@ -144,7 +144,26 @@ def fields(delivery: DueDelivery) -> list[str | bytes]:
     return found
 
 
-class _NamedConnection(SSLConnection):
+class _Abrupt:
+    """A connection whose socket is closed when it is told so. Else that would wait until a Redis
+    that reads nothing has read the rest."""
+
+    _writer: asyncio.StreamWriter | None
+
+    async def disconnect(self, *given: Any, **more: Any) -> None:
+        writer = self._writer
+        try:
+            await super().disconnect(*given, **more)  # type: ignore[misc]  # the client's
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+
+class _PlainConnection(_Abrupt, Connection):
+    """Connects to an address."""
+
+
+class _NamedConnection(_Abrupt, SSLConnection):
     """Connects to an address, and wants the certificate of a name."""
 
     def __init__(self, *, certificate_name: str, **settings: Any) -> None:
@@ -191,7 +210,7 @@ class RedisOpener:
                 "ssl_ca_data": self._ca_data,
             }
         pool = ConnectionPool(
-            connection_class=_NamedConnection if target.scheme == "rediss" else Connection,
+            connection_class=_NamedConnection if target.scheme == "rediss" else _PlainConnection,
             max_connections=1,
             **settings,
         )

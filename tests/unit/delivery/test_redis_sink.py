@@ -1,6 +1,7 @@
 """Streams of Redis: what an entry says. (With a real Redis: tests/sinks/test_redis.py.)"""
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +40,7 @@ from delayserver.records.subscriptions import (
 from delayserver.security.targets import TargetPolicy
 from tests.unit.delivery.reasons import reason
 from tests.unit.fakes import always, delivery, subscription
+from tests.waiting import turns
 
 
 def by_name(found: list[str | bytes]) -> dict[str | bytes, str | bytes]:
@@ -241,6 +243,44 @@ def test_a_pipeline_has_so_many_bytes_and_no_more_unless_one_body_alone_has(
         one = msgspec.structs.replace(delivery(seq), payload=Payload(b"x" * length))
         outlet._waiting.append((to, one, lambda delivery, answer: None))
     assert [len(outlet._take()) for _ in taken] == taken and not outlet._waiting
+
+
+def test_a_redis_that_stops_reading_costs_no_socket() -> None:
+    writers: list[asyncio.StreamWriter] = []
+    long = Payload(b"x" * 20_000_000)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        while True:
+            for _ in range(int((await reader.readuntil(b"\r\n"))[1:])):
+                size = int((await reader.readuntil(b"\r\n"))[1:])
+                if size == len(long.body):
+                    return  # From here on it reads nothing.
+                await reader.readexactly(size + 2)
+            writer.write(b"+OK\r\n")
+
+    def sockets() -> int:
+        return len(os.listdir("/proc/self/fd")) - len(writers)
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            before = sockets()
+            sink = OutletSink(RedisOpener(TargetPolicy()))
+            target = RedisTarget(f"redis://{host}:{port}", "s")
+            to = subscription(type="redis", target=target, timeout_ms=50)
+            for seq in range(2):
+                one = msgspec.structs.replace(delivery(seq), payload=long)
+                await sink.deliver(to, [one], always, lambda some, result: told.append(result))
+            await sink.close()
+            await turns(3)
+            assert len(writers) == 2 and sockets() == before
+            for writer in writers:
+                writer.transport.abort()
+
+    told: list[Result] = []
+    asyncio.run(main())
+    assert told == [Failed("Redis: no answer within 50 ms")] * 2
 
 
 def test_a_redis_that_became_a_replica_is_left_for_another_connection() -> None:
