@@ -29,16 +29,15 @@ import asyncio
 import ssl
 import struct
 from collections.abc import Awaitable, Callable, Hashable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
 from aiormq import Channel, Connection
+from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
 from aiormq.exceptions import (
     AMQPChannelError,
     AMQPConnectionError,
-    AMQPError,
     ChannelAccessRefused,
     ChannelClosed,
     ChannelInvalidStateError,
@@ -160,6 +159,34 @@ def properties(delivery: DueDelivery) -> Basic.Properties:
     )
 
 
+class _Transport(TransportFactory):
+    """Connects like the client itself, and keeps the stream."""
+
+    def __init__(self, scheme: str) -> None:
+        self._client = TLSTransportFactory() if scheme == "amqps" else TCPTransportFactory()
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def create(
+        self, url: URL, **more: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, self.writer = await self._client.create(url, **more)
+        return reader, self.writer
+
+
+class _Connection(Connection):
+    """A connection that can be dropped. The client lets whoever closes it wait until a broker that
+    reads nothing has read the rest, and takes no cancellation meanwhile."""
+
+    def __init__(self, url: URL, **more: Any) -> None:
+        self._own_transport = _Transport(url.scheme)
+        super().__init__(url, transport_factory=self._own_transport, **more)
+
+    def abort(self) -> None:
+        """Close the socket, whatever is left to be sent."""
+        if self._own_transport.writer is not None:
+            self._own_transport.writer.transport.abort()
+
+
 class AmqpOpener:
     """Makes connections to RabbitMQ."""
 
@@ -193,8 +220,8 @@ class AmqpOpener:
                 "server_hostname": target.host,
             }
 
-        async def connect() -> Connection:
-            connection = Connection(url, **tls)
+        async def connect() -> _Connection:
+            connection = _Connection(url, **tls)
             try:
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
                     await connection.connect()
@@ -215,7 +242,7 @@ class AmqpOpener:
 class _Link:
     """A connection, and the numbers of its channels."""
 
-    connection: Connection
+    connection: _Connection
     used: set[int] = field(default_factory=set)
 
     def free_number(self) -> int | None:
@@ -255,7 +282,7 @@ class _AmqpOutlet:
     window_bytes = WINDOW_BYTES
 
     def __init__(
-        self, connect: Callable[[], Awaitable[Connection]], first: Connection, timeout_ms: int
+        self, connect: Callable[[], Awaitable[_Connection]], first: _Connection, timeout_ms: int
     ) -> None:
         self._connect = connect
         self._timeout_s = timeout_ms / 1000
@@ -478,8 +505,13 @@ def _is_blocked(connection: Connection) -> bool:
     return True
 
 
-async def _close(connection: Connection) -> None:
+async def _close(connection: "_Connection") -> None:
     """A broker that hangs does not say goodbye."""
-    with suppress(AMQPError, OSError, RuntimeError):
-        async with asyncio.timeout(CLOSE_S):
-            await connection.close()
+    closing = asyncio.ensure_future(connection.close())
+    try:
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+    finally:
+        connection.abort()
+    await asyncio.wait({closing}, timeout=CLOSE_S)
+    if closing.done() and not closing.cancelled():
+        closing.exception()  # An error of one that is gone is nobody's business.

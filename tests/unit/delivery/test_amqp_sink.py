@@ -1,6 +1,7 @@
 """What a message says to RabbitMQ. (With a real one: tests/sinks/test_rabbitmq.py.)"""
 
 import asyncio
+import os
 import struct
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
@@ -24,8 +25,10 @@ from aiormq.exceptions import (
     ProtocolSyntaxError,
     PublishError,
 )
+from pamqp import commands
 from pamqp.commands import Basic
 from pamqp.exceptions import UnmarshalingException
+from pamqp.frame import marshal
 
 from delayserver.delivery import amqp_sink
 from delayserver.delivery.amqp_sink import (
@@ -209,6 +212,9 @@ class FakeConnection:
 
     async def close(self) -> None:
         self.is_closed = True
+
+    def abort(self) -> None:
+        assert self.is_closed
 
 
 @dataclass
@@ -397,6 +403,58 @@ def test_a_broker_that_hangs_is_unknown_after_the_time_out() -> None:
     told = sending(server, lambda m: m.deliver(1, 1, 2))
     expected = Failed("AMQP: no confirmation within 30 ms")
     assert told == {(1, 1): expected, (1, 2): expected}
+
+
+CAPABLE: Any = {"capabilities": {"publisher_confirms": True}}
+ANSWERED = (
+    (commands.Connection.Start(server_properties=CAPABLE), 1),
+    (commands.Connection.Tune(channel_max=0, frame_max=131072, heartbeat=0), 2),
+    (commands.Connection.OpenOk(), 1),
+    (commands.Channel.OpenOk(), 1),
+    (commands.Confirm.SelectOk(), 0),
+)
+"""What a broker says until a channel is there, and how many frames it gets behind each."""
+
+
+def test_a_broker_that_stops_reading_costs_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amqp_sink, "CLOSE_S", 0.05)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.readexactly(8)
+        for frame, count in ANSWERED:
+            channel = int(not frame.name.startswith("Connection"))
+            writer.write(marshal(frame, channel))
+            for _ in range(count):
+                head = await reader.readexactly(7)
+                assert head[0] == 1, "no heartbeat"
+                await reader.readexactly(int.from_bytes(head[3:]) + 1)
+
+    def sockets() -> int:
+        return len(os.listdir("/proc/self/fd")) - len(writers)
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            before = sockets()
+            sink = OutletSink(AmqpOpener(TargetPolicy()))
+            target = AmqpTarget(f"amqp://{host}:{port}", "")
+            to = subscription(type="amqp", target=target, timeout_ms=200)
+            one = msgspec.structs.replace(delivery(1), payload=Payload(b"x" * 20_000_000))
+            await sink.deliver(to, [one], always, lambda some, result: told.append(result))
+            closing = asyncio.ensure_future(sink.close())
+            await asyncio.wait({closing}, timeout=10)
+            await turns(5)
+            found = closing.done(), sockets()
+            for writer in writers:
+                writer.transport.abort()
+            await closing
+            assert found == (True, before)
+
+    told: list[Result] = []
+    asyncio.run(main())
+    assert told == [Failed("AMQP: no confirmation within 200 ms")]
 
 
 def test_closing_ends_what_is_under_way() -> None:
