@@ -50,6 +50,7 @@ from delayserver.delivery.answers import (
     UNSENT,
     BrokerAnswer,
     Certainty,
+    unknown,
 )
 from delayserver.delivery.complaints import Complaints
 from delayserver.delivery.shares import Shares
@@ -369,7 +370,8 @@ class OutletSink:
         told: Told,
     ) -> None:
         """See `Sink`."""
-        if self._changed.get(subscription.id, subscription) != subscription:
+        changed = self._changed.get(subscription.id)
+        if changed is not None and changed != subscription:
             # They were handed over before that, and this task begins behind it.
             told(deliveries, Untried())
             return
@@ -554,8 +556,13 @@ class OutletSink:
         delivery: DueDelivery,
         answer: BrokerAnswer,
     ) -> None:
-        # One that has not left this time is where it was.
-        self._on_sent(sending, delivery, before[id(delivery)] if answer is UNSENT else answer)
+        former = before[id(delivery)]
+        if answer is UNSENT:
+            answer = former  # It has not left this time.
+        elif former.kept is Certainty.UNKNOWN and answer.kept is Certainty.NOT_STORED:
+            # This time; the broker may have it from the time before.
+            answer = unknown(answer.reason, is_shared=answer.is_shared)
+        self._on_sent(sending, delivery, answer)
 
     def _on_sent(self, sending: _Sending, delivery: DueDelivery, answer: BrokerAnswer) -> None:
         if answer.is_shared and not sending.is_alone:

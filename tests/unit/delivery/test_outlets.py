@@ -396,6 +396,22 @@ def test_messages_that_may_be_stored_are_not_untried_when_their_subscription_is_
     assert run(main).told == [([1], Failed("lost")), ([2], Failed("lost"))]
 
 
+def test_a_message_that_may_be_stored_stays_so_when_it_is_refused_later() -> None:
+    async def main(m: Machine) -> None:
+        m.opener.answers_at_once = False
+        task = m.start(to("a"), 1, 2)
+        await turns(10)
+        m.opener.made[0].answer(unknown("lost", is_shared=True))
+        m.opener.answers_at_once = True
+        m.opener.bad = {1}
+        await task
+        counts = m.sink.counts.answers
+        assert (counts[Certainty.UNKNOWN], counts[Certainty.STORED]) == (1, 1)
+
+    told = {seq: result for seqs, result in run(main).told for seq in seqs}
+    assert told == {1: Failed("bad"), 2: Confirmed()}
+
+
 def test_one_that_was_given_back_is_not_charged_with_an_opening_that_fails() -> None:
     async def main(m: Machine) -> None:
         m.opener.gate.clear()
