@@ -314,7 +314,9 @@ class Dispatcher:
         return any(pattern in self._undecided for pattern in patterns_of(subject))
 
     def _fire_deferred(self) -> None:
-        self._deferred += self._fire([], self.now_ms, TurnBudget())
+        # Fired first: it takes the list of what was deferred, and begins another one.
+        left = self._fire([], self.now_ms, TurnBudget())
+        self._deferred += left
         if self._deferred and not self._undecided:
             self._slices.soon(self._fire_deferred, PUMP_ITEMS)
 

@@ -1444,6 +1444,18 @@ def test_what_waited_for_a_definition_is_not_overtaken_by_what_falls_due_then(
     assert order == [5, 6]
 
 
+@pytest.mark.parametrize("one", [subscription(1), webhook(1)])
+def test_what_waited_for_a_definition_fires_once(one: Subscription) -> None:
+    parts = Parts(one)
+    release = parts.dispatcher.defer({"order.unpaid"})
+    parts.fire((5, START_MS + 1))
+    release()
+    for _ in range(4):
+        parts.turn()
+    assert [seq for seqs_ in parts.handouts() for seq in seqs_] + parts.waiting(one) == [5]
+    assert not parts.dispatcher._deferred
+
+
 def test_limits_of_a_pulled_subscription_note_nothing_about_what_is_leased() -> None:
     one = subscription(1)
     parts = Parts(one)
