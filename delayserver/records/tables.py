@@ -57,9 +57,11 @@ from storage.key_runs import RUNS_KEY, unpack_runs
 from storage.replicated.log import (
     OFFICE_KEY,
     OWNER_KEY,
+    SEIZED_KEY,
     SETTLED_KEY,
     office_of,
     owner_of,
+    seized_of,
     settled_place_of,
 )
 from storage.replicated.office import OfficeState
@@ -175,6 +177,12 @@ def read_owner_address(catalog: Catalog) -> str:
     return owner_of(catalog.get(Table.META, OWNER_KEY))
 
 
+def read_seized(catalog: Catalog) -> tuple[int, ...]:
+    """When a shard that has replicas was taken from an owner that had not left in order (ascending,
+    in ms since 1970)."""
+    return seized_of(catalog.get(Table.META, SEIZED_KEY))
+
+
 def read_settled_place(catalog: Catalog) -> int:
     """How far the dispatch logs have what the log says that all replicas share."""
     return settled_place_of(catalog.get(Table.META, SETTLED_KEY))
@@ -189,6 +197,7 @@ def _check_meta(key: bytes, value: bytes) -> None:
         RUNS_KEY: unpack_runs,
         OFFICE_KEY: office_of,
         OWNER_KEY: owner_of,
+        SEIZED_KEY: seized_of,
         SETTLED_KEY: settled_place_of,
     }.get(key)
     _must(parse is not None, "a name that is not known")

@@ -46,20 +46,6 @@ class LeasesPlace(Protocol):
         ...
 
 
-class NoLeases:
-    """Nowhere: in a cluster another node serves next, and leases end with their process."""
-
-    def read(self) -> KeptLeases:
-        """See `LeasesPlace`."""
-        return KeptLeases(is_clean=True)
-
-    def begin(self, kept: KeptLeases) -> None:
-        """See `LeasesPlace`."""
-
-    def keep(self, kept: KeptLeases) -> None:
-        """See `LeasesPlace`."""
-
-
 class LeasesFile:
     """A file in the data directory itself: that of a server on its own."""
 

@@ -11,8 +11,14 @@ from dataclasses import dataclass, replace
 
 from delayserver.config import Settings
 from delayserver.delivery.replicated_settler import ReplicatedSettler
-from delayserver.records.tables import read_office, read_owner_address, read_settled_place
-from delayserver.recovery.leases_file import NoLeases
+from delayserver.records.tables import (
+    read_office,
+    read_owner_address,
+    read_seized,
+    read_settled_place,
+)
+from delayserver.recovery.leases_file import LeasesFile, LeasesPlace
+from delayserver.recovery.office_leases import OfficeLeases
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Store, Surroundings
 from storage.catalog import Catalog
@@ -167,6 +173,7 @@ class Replica:
         ) -> FollowedLog:
             log = make_log(files, catalog, identity, settings)
             log.settled_place = read_settled_place(catalog)
+            log.seized_ms = read_seized(catalog)
             log.kept = (log.place.next_offset, log.settled_place)
             log.owner_address = (
                 read_owner_address(catalog) if holder is None else self._place.address
@@ -191,10 +198,15 @@ class Replica:
                 made.prepare_append()
             return made
 
+        def leases(files: Files, identity: Identity) -> LeasesPlace:
+            if holder is None:
+                return LeasesFile(files, identity)  # A standby holds none, and asks for none.
+            return OfficeLeases(holder, made[0].seized_ms, identity)
+
         return replace(
             self._surroundings,
             identity=self._place.identity,
             message_log=message_log,
             settler=settler,
-            leases=lambda files, identity: NoLeases(),
+            leases=leases,
         )

@@ -230,7 +230,7 @@ class Standby:
         """All that stands before it in the log is filed."""
         if self._waiting or self._replay.is_importing:
             return self._followed.place.next_offset
-        return self._reader.office.checkpoint().next_offset
+        return self._reader.office.frame_place().next_offset
 
     def want_snapshot(self, take: Take, told: Taken) -> None:
         """Have the next step call `take` behind a checkpoint, and `told` with what it returns, or
@@ -250,6 +250,8 @@ class Standby:
                 self._pass(found.record, found)
             elif isinstance(found.record, Claim):
                 self._followed.owner_address = found.record.address
+                if found.seized_ms is not None:
+                    self._followed.note_seized(found.seized_ms)
             elif isinstance(found.record, Release):
                 self._followed.owner_address = ""
             elif isinstance(found.record, Beat):
@@ -413,7 +415,7 @@ class Standby:
         knows_all = self._follower.may_claim(self.state, self._end, self._asked_ms, wall_ms)
         if not knows_all or self.lag_ms > LAG_MAX_MS:
             return None
-        state = self.state
+        state, leases = self.state, self._reader.leases
         claim = Claim(self._node, state.epoch + 1, self._clock(), state.last_offset, self._address)
         sent_ms = self._stopwatch()
         (offset,) = self._writer.append([envelope.encode(claim)])
@@ -433,6 +435,8 @@ class Standby:
             # R7: time does not go back for what has fired already.
             clock=lambda: max(self._clock(), floor_ms),
             stopwatch=self._stopwatch,
+            # Of nobody else: the claim counts only directly behind the release.
+            leases=leases or b"",
         )
 
     def _has_transactions(self) -> bool:

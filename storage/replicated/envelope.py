@@ -5,10 +5,12 @@
     BEAT      "I am still here": how far the owner has come
     RELEASE   "I leave the office", and who is wanted there next
     ADOPT     "the log has lost its end here, and goes on behind what I have", as people decided
+    LEASES    "I leave in order, and consumers hold this", or one part of it, before a RELEASE
 
 The envelope's checksum (crc32c) covers both, with itself as zero, so nothing is trusted before it:
 not the type, not the epoch. The log's engine takes records up to a limit (1 MiB by default), and a
-frame may be longer. Therefore it is cut into parts, each of them a record of its own.
+frame may be longer. Therefore it is cut into parts, each of them a record of its own. So are
+leases, whose bytes mean nothing here.
 
 What a number of an older version meant it means for good. A body that needs another shape gets a
 flag or a type, and who does not know it stops there: skipping a record that counts would be a
@@ -58,6 +60,7 @@ class RecordType(IntEnum):
     BEAT = 3
     RELEASE = 4
     ADOPT = 5
+    LEASES = 6
 
 
 class Envelope(NamedTuple):
@@ -146,7 +149,24 @@ class Adopt(_Record):
     settled_end: int
 
 
-LogRecord = Claim | FramePart | Beat | Release | Adopt
+@dataclass(frozen=True, slots=True)
+class LeasesPart(_Record):
+    """Part number `part` (from 0), of `parts`, of the leases that the owner leaves to the next one.
+
+    The whole of it counts if the RELEASE of the same owner follows, and no other record that counts
+    stands between."""
+
+    part: int
+    parts: int
+    data: bytes
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing of the leases comes behind it."""
+        return self.part + 1 == self.parts
+
+
+LogRecord = Claim | FramePart | Beat | Release | Adopt | LeasesPart
 
 
 def encode(record: LogRecord) -> bytes:
@@ -164,6 +184,9 @@ def encode(record: LogRecord) -> bytes:
             body = BEAT_BODY.pack(record.filed_seq, record.settled_offset, record.live_through_hour)
         case Release():
             kind, body = RecordType.RELEASE, RELEASE_BODY.pack(record.successor)
+        case LeasesPart():
+            kind, body = RecordType.LEASES, record.data
+            part, parts = record.part, record.parts
         case Adopt():
             kind = RecordType.ADOPT
             body = ADOPT_BODY.pack(
@@ -211,12 +234,13 @@ def _parse(envelope: Envelope, body: bytes) -> LogRecord:
     said = (envelope.node, envelope.epoch, envelope.clock_ms)
     if envelope.node == NOBODY or envelope.epoch == 0:
         raise ValueError("nobody wrote it, or in no epoch")
-    if envelope.type == RecordType.FRAME:
+    if envelope.type in (RecordType.FRAME, RecordType.LEASES):
         if envelope.part >= envelope.parts:
             raise ValueError(f"part {envelope.part} of {envelope.parts}")
-        return FramePart(*said, envelope.part, envelope.parts, body)
+        of_type = FramePart if envelope.type == RecordType.FRAME else LeasesPart
+        return of_type(*said, envelope.part, envelope.parts, body)
     if (envelope.part, envelope.parts) != (0, 1):
-        raise ValueError("only frames have parts")
+        raise ValueError("only frames and leases have parts")
     match envelope.type:
         case RecordType.CLAIM:
             (after,) = CLAIM_BODY.unpack_from(body)
@@ -244,8 +268,19 @@ def split(
         yield FramePart(node, epoch, clock_ms, part, parts, data)
 
 
-def join(parts: Sequence[FramePart]) -> bytes:
-    """The frame that was split into these: all of it, in order, as `Office.apply` found it."""
+def split_leases(
+    leases: bytes, *, node: int, epoch: int, clock_ms: int, part_bytes: int = PART_MAX_BYTES
+) -> Iterator[LeasesPart]:
+    """The parts of what an owner leaves, each of at most `part_bytes`; one where it is empty."""
+    parts = max(1, -(-len(leases) // part_bytes))
+    assert parts <= PARTS_MAX, parts
+    for part in range(parts):
+        data = leases[part * part_bytes : (part + 1) * part_bytes]
+        yield LeasesPart(node, epoch, clock_ms, part, parts, data)
+
+
+def join(parts: Sequence[FramePart] | Sequence[LeasesPart]) -> bytes:
+    """The frame, or the leases, that were split into these: all of it, in order."""
     assert [part.part for part in parts] == list(range(parts[-1].parts)), parts
     return b"".join([part.data for part in parts])
 

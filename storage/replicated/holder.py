@@ -1,6 +1,6 @@
 """Who holds the office of a shard: every record that an owner appends goes through here.
 
-    groups, beats, release ──▶ Holder ──▶ engine ──▶ offsets ──▶ Tenure: do they count? (R1)
+    groups, beats, leases, release ──▶ Holder ──▶ engine ──▶ offsets ──▶ Tenure: do they count? (R1)
 
 An offset may be behind the one that was expected: an owner before this one says late what it had
 under way when it was cut off, or two have claimed and this one was quicker. The owner reads the
@@ -19,6 +19,7 @@ engine is waited for with its lock: a disk that stalls holds up no beat.
 Cost: as the engine. Threads: any may call; one append is under way at a time.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -30,6 +31,8 @@ from storage.replicated.envelope import NOBODY, Beat, LogRecord, Release
 from storage.replicated.lease import Tenure
 from storage.replicated.office import Office, OfficeState
 
+LEASES_PARTS: Final = 8
+"""Parts of leases that are appended together: others hear of the owner when they are."""
 READ_MS: Final = 1000
 """The owner reads the records between two of its own in this time, or it leaves."""
 
@@ -46,8 +49,11 @@ class Holder:
         *,
         clock: Callable[[], int],
         stopwatch: Callable[[], int],
+        leases: bytes = b"",
     ) -> None:
         """`office` has read up to the claim.
+
+        `leases`: what the last owner has left, if it has left in order.
 
         `clock`: milliseconds since the epoch; `stopwatch`:
         milliseconds that nobody sets, as for the tenure."""
@@ -56,6 +62,9 @@ class Holder:
         self.settled_offset = 0
         self.live_through_hour = 0
         """What the beats say, as far as it is known."""
+        self.leases: bytes | None = leases
+        """The leases that this owner leaves to the next one. As long as it has handed out nothing,
+        these are those that it was left itself. None: it leaves none, as if it had been killed."""
         self._node = node
         self._office = office
         self._tenure = tenure
@@ -144,10 +153,24 @@ class Holder:
         Whoever follows claims at once, `successor` before all others. If that does not get there,
         others claim when the lease has run out."""
         with self._lock:
-            if not self._tenure.is_over:
-                self._tenure.end()
-                release = Release(self._node, self.state.epoch, self.clock(), successor)
-                self.log.append([envelope.encode(release)])
+            if self._tenure.is_over or not self._append_leases():
+                return
+            self._tenure.end()
+            release = Release(self._node, self.state.epoch, self.clock(), successor)
+            self.log.append([envelope.encode(release)])
+
+    def _append_leases(self) -> bool:
+        """Leave what consumers hold to the next owner; whether this one is still in office."""
+        if self.leases is None:
+            return True
+        said = {"node": self._node, "epoch": self.state.epoch, "clock_ms": self.clock()}
+        parts = envelope.split_leases(self.leases, **said)
+        try:
+            while some := list(itertools.islice(parts, LEASES_PARTS)):
+                self._append(some)
+        except FencedError:
+            return False
+        return True
 
     def _append(self, records: Sequence[LogRecord]) -> None:
         if self._tenure.is_over:

@@ -43,6 +43,11 @@ SETTLED_KEY: Final = b"settled"
 have it (SETTLED_VALUE)."""
 OWNER_KEY: Final = b"owner"
 """Of the catalog's META: where the owner is reached, as its claim says it (UTF-8)."""
+SEIZED_KEY: Final = b"seized"
+"""Of the catalog's META: when the office was taken from an owner that had not left in order (i64
+each, ascending, in ms since 1970)."""
+SEIZED_MAX: Final = 64
+"""Of these that are remembered; the oldest is forgotten first."""
 SETTLED_VALUE: Final = struct.Struct(">Q")
 BEATS_MAX: Final = 1000
 """Records since the last checkpoint that are nothing but beats: some ten minutes of them."""
@@ -63,6 +68,8 @@ class FollowedLog:
         """The offset up to which the dispatch logs on the disk have what is settled."""
         self.owner_address = ""
         """What the claim of the owner says; empty: nobody is in office, or it is not known."""
+        self.seized_ms: tuple[int, ...] = ()
+        """When the office was taken from an owner that had not left in order (ascending)."""
         self.kept = (0, 0)
         """Where the last checkpoint stands, in the shard's log and in that of what is settled."""
         self._placed = (0, 0)
@@ -100,7 +107,13 @@ class FollowedLog:
             (OFFICE_KEY, place.pack()),
             (SETTLED_KEY, SETTLED_VALUE.pack(self.settled_place)),
             (OWNER_KEY, self.owner_address.encode()),
+            (SEIZED_KEY, struct.pack(f">{len(self.seized_ms)}q", *self.seized_ms)),
         ]
+
+    def note_seized(self, at_ms: int) -> None:
+        """The office was taken then from an owner that had not left in order. It may be said again
+        by a reader that starts anew."""
+        self.seized_ms = tuple(sorted({*self.seized_ms, at_ms}))[-SEIZED_MAX:]
 
     def wants_checkpoint(self, seq: int) -> bool:
         """Never: a standby decides by itself."""
@@ -281,6 +294,12 @@ def settled_place_of(value: bytes | None) -> int:
 def owner_of(value: bytes | None) -> str:
     """The address in a value of OWNER_KEY; empty where there is none. Raises ValueError."""
     return value.decode() if value else ""
+
+
+def seized_of(value: bytes | None) -> tuple[int, ...]:
+    """The moments in a value of SEIZED_KEY; none where there is no value. Raises struct.error."""
+    data = value or b""
+    return struct.unpack(f">{len(data) // 8}q", data)
 
 
 def office_of(value: bytes | None) -> OfficeState:

@@ -7,6 +7,7 @@
     BEAT       its writer is in office
     RELEASE    its writer is in office; behind it the office is vacant
     ADOPT      it stands where it says that it does
+    LEASES     its writer is in office
 
 A node is in office with the CLAIM that counts, until the next one, or its own RELEASE. A record
 that does not count is void: everybody skips it. No clock is looked at, so everybody who reads the
@@ -34,6 +35,10 @@ than all that was seen in the log, and than those of all replicas that are known
 knows of the log before it matters neither for the verdict nor for the state behind it. Whether it
 may go on there with what it has filed is another question, which `chain` answers.
 
+A checkpoint stands before the leases that an owner has left, until the next CLAIM: whoever claims
+the vacant office has read them, however often its process has started meanwhile. What they say, and
+whether all of it is there, is for `storage.replicated.reader`.
+
 Cost: 2 µs for a record. The state is a few numbers, however long log and frames are: parts are not
 kept here.
 Threads: none of its own; an office belongs to the one who reads the log.
@@ -52,7 +57,16 @@ import google_crc32c
 
 from storage.errors import OffsetGapError, RecordDamageError
 from storage.frame import Header, decode_header
-from storage.replicated.envelope import NOBODY, Adopt, Beat, Claim, FramePart, LogRecord, Release
+from storage.replicated.envelope import (
+    NOBODY,
+    Adopt,
+    Beat,
+    Claim,
+    FramePart,
+    LeasesPart,
+    LogRecord,
+    Release,
+)
 from storage.rows import LogKind
 
 
@@ -135,9 +149,17 @@ class Office:
         self._log = log
         self._stamp = stamp
         self._unfinished: _Unfinished | None = None
+        self._before_leases: OfficeState | None = None
+        """As it was when the first part of the leases that the owner leaves was still to come."""
 
     def checkpoint(self) -> OfficeState:
-        """Where another reader can go on.
+        """Where another reader can go on that may claim.
+
+        It stands before the leases that the last owner has left, as long as nobody has claimed."""
+        return self.frame_place() if self._before_leases is None else self._before_leases
+
+    def frame_place(self) -> OfficeState:
+        """Where another reader of frames can go on.
 
         Within a frame it is the place before its first part: the others make no frame without it.
         """
@@ -154,6 +176,10 @@ class Office:
         verdict, unfinished, changed = self._judge(offset, record)
         if verdict is not RecordVerdict.VOID:
             changed |= {"last_offset": offset, "clock_ms": record.clock_ms}
+            if isinstance(record, LeasesPart) and record.part == 0:
+                self._before_leases = self.state
+            elif not isinstance(record, LeasesPart | Release):
+                self._before_leases = None
         self.state = self.state._replace(next_offset=offset + 1, **changed)
         self._unfinished = unfinished
         return verdict
@@ -206,7 +232,7 @@ class Office:
         elif isinstance(record, Release):
             changed = {"owner": NOBODY, "successor": record.successor}
         else:
-            assert isinstance(record, Beat), record
+            assert isinstance(record, Beat | LeasesPart), record
         return RecordVerdict.COUNTS, None, changed
 
     def _with_part(self, offset: int, part: FramePart) -> _Unfinished | None:

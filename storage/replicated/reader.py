@@ -25,7 +25,16 @@ from storage.frame import Frame, scan
 from storage.replicated import adoption, envelope
 from storage.replicated.adoption import Adoptions, nothing_decided
 from storage.replicated.engine import EngineLog
-from storage.replicated.envelope import Adopt, FramePart, LogRecord
+from storage.replicated.envelope import (
+    NOBODY,
+    Adopt,
+    Claim,
+    FramePart,
+    LeasesPart,
+    LogRecord,
+    Release,
+)
+from storage.replicated.lease import LEASE_MS
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import LogKind
 
@@ -44,6 +53,9 @@ class Read(NamedTuple):
     has_missed_one: bool = False
     """People had decided before, too, and what came of that was lost again, unread. Since then the
     log of what is settled may have other offsets, which cannot be compared."""
+    seized_ms: int | None = None
+    """Of a CLAIM that counts, where the last owner has not left in order, with its leases: when the
+    next one began. Whatever had fallen due before may have been handed out. In ms since 1970."""
 
 
 class RecordReader:
@@ -63,6 +75,7 @@ class RecordReader:
         self._stamp = stamp
         self._adoptions = adoptions
         self._parts: list[FramePart] = []
+        self._leases: list[LeasesPart] = []
         self._is_known = state.last_offset < 0
         """Whether it is the log that the checkpoint speaks of."""
         self._has_gone_back = False
@@ -123,10 +136,35 @@ class RecordReader:
             raise LogReplacedError(self._log.name, state.last_offset)
         return True
 
+    @property
+    def leases(self) -> bytes | None:
+        """The leases that the last owner has left to the node that claims the vacant office next.
+        None: a node is in office, or the last one has not left in order."""
+        is_vacant = self.office.state.owner == NOBODY
+        has_all = is_vacant and bool(self._leases) and self._leases[-1].is_last
+        return envelope.join(self._leases) if has_all else None
+
+    def _take_leases(self, record: LogRecord) -> None:
+        """Gather the leases of an owner that leaves; the record counts."""
+        gathered = self._leases
+        if isinstance(record, LeasesPart):
+            if record.part == 0:
+                self._leases = [record]
+            elif [(one.part, one.parts) for one in gathered[-1:]] == [
+                (record.part - 1, record.parts)
+            ]:
+                gathered.append(record)
+            else:
+                self._leases = []
+        elif not isinstance(record, Release):
+            self._leases = []
+
     def _take(self, offset: int, record: LogRecord) -> Read:
-        before = self.office.state
+        before, leases = self.office.state, self._leases
         self._has_gone_back = False
         verdict = self.office.apply(offset, record)
+        if verdict is not RecordVerdict.VOID:
+            self._take_leases(record)
         if isinstance(record, Adopt) and verdict is not RecordVerdict.VOID:
             self._parts.clear()
             is_other = not adoption.continues(record, before)
@@ -136,7 +174,11 @@ class RecordReader:
             return Read(record, verdict, None, place, is_other, has_missed_one)
         if not isinstance(record, FramePart) or verdict is RecordVerdict.VOID:
             self._parts.clear()
-            return Read(record, verdict, None, self.office.checkpoint())
+            seized_ms = None
+            if isinstance(record, Claim) and verdict is not RecordVerdict.VOID:
+                seized_ms = _seized_ms(record, before, leases)
+            place = self.office.checkpoint()
+            return Read(record, verdict, None, place, seized_ms=seized_ms)
         if record.part == 0:
             self._parts.clear()
         self._parts.append(record)
@@ -147,6 +189,14 @@ class RecordReader:
         )
         self._parts.clear()
         return Read(record, verdict, frame, self.office.checkpoint())
+
+
+def _seized_ms(claim: Claim, before: OfficeState, leases: list[LeasesPart]) -> int | None:
+    """See `Read`. The owner before has delivered nothing later than its lease, by its own clock."""
+    has_left = before.owner == NOBODY and (bool(leases) and leases[-1].is_last)
+    if before.epoch == 0 or has_left:
+        return None
+    return max(claim.clock_ms, before.clock_ms + LEASE_MS)
 
 
 def frame_of(data: bytes, kind: LogKind, stamp: int, log: str, offset: int) -> Frame:

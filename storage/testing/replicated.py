@@ -43,7 +43,7 @@ import numpy as np
 
 from storage.frame import HEADER, Header, encode
 from storage.replicated import envelope
-from storage.replicated.envelope import Beat, Claim, FramePart, LogRecord, Release
+from storage.replicated.envelope import Beat, Claim, FramePart, LeasesPart, LogRecord, Release
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import DTYPES, LogKind
@@ -347,6 +347,10 @@ class SimulatedNode:
         self.is_leaving = False
         tenure.end()
         successor = self._world.rng.randrange(NODES + 1)
+        leases = bytes(self._world.rng.choice((0, PART_BYTES, 3 * PART_BYTES)))
+        said = {"node": self.number, "epoch": self._office.state.epoch, "clock_ms": self.wall_ms}
+        for part in envelope.split_leases(leases, **said, part_bytes=PART_BYTES):
+            self._send(part)
         self._send(Release(self.number, self._office.state.epoch, self.wall_ms, successor))
 
     def _stand_by(self) -> None:
@@ -542,7 +546,7 @@ def verdicts(records: Sequence[LogRecord]) -> list[RecordVerdict]:
                         verdict = RecordVerdict.COUNTS
                         if record.is_last:
                             verdict, next_seq = RecordVerdict.COMPLETES, header.last_seq + 1
-            case Beat():
+            case Beat() | LeasesPart():
                 verdict = RecordVerdict(is_owner)
             case Release():
                 verdict = RecordVerdict(is_owner)

@@ -72,6 +72,8 @@ def test_owners_come_and_go(
         others = [node for node in nodes if node is not owner]
         every = EveryOption(others[0].call, receiver)
         every.until_members(GROUPS * MEMBERS // 4)
+        due = [others[0].publish(f"due {n}", delay="1ms") for n in range(20)]
+        held = pull_all(others[0], due, 20)
         owner.kill()
         took_s = until(lambda: others[0].publish(f"after {time.time()}"), "an answer of the next")
         print(f"the next answer came after {took_s:.2f} s")
@@ -83,6 +85,11 @@ def test_owners_come_and_go(
             assert node.call("GET", f"/v1/messages/{cancelled}")["state"] == "cancelled"
         every.check(others[0].call, kills=1)
         pull = {"max": 100, "wait": "1s"}
+        # Those of the node that was killed come again, and may have been handled.
+        answer = others[0].call("POST", "/v1/subscriptions/late/ack", {"leases": list(held)})
+        again = pull_all(others[0], due, len(answer["expired"]))
+        assert set(again.values()) == {2}
+        others[0].call("POST", "/v1/subscriptions/late/ack", {"leases": list(again)})
         assert not others[0].call("POST", "/v1/subscriptions/late/pull", pull)["messages"]
 
         # ── it comes back, and another one hangs for longer than its lease ──
@@ -99,11 +106,17 @@ def test_owners_come_and_go(
         assert f"status={EXIT_FENCED}" in hanging.log_path.read_text()
         assert len(hanging.children()) == before
 
-        # ── a node is drained, stopped and started again ──
+        # ── a node is drained while a consumer holds messages of it, stopped, and started again ──
         leaving = next(node for node in nodes if node.name in free.owners())
         staying = next(node for node in nodes if node is not leaving)
+        ids = [staying.publish(f"held {n}", delay="1ms") for n in range(20)]
+        held = pull_all(staying, ids, 20)
         delayserver("cluster", "drain", leaving.name, "--cluster", str(url))
         assert leaving.name not in staying.owners()
+        assert not staying.call("POST", "/v1/subscriptions/late/pull", pull)["messages"]
+        held_leases = {"leases": list(held)}
+        answer = staying.call("POST", "/v1/subscriptions/late/ack", held_leases)
+        assert answer == {"acked": 20, "expired": []}
         assert leaving.stop() == 0
         staying.publish("while it is away")
         leaving.start()
@@ -120,6 +133,17 @@ def test_owners_come_and_go(
         assert staying.owners()[0] == leaving.name
         for node in nodes:
             assert [node.call("GET", f"/v1/messages/{one}")["id"] for one in kept] == kept
+
+
+def pull_all(node: NodeProcess, ids: list[str], count: int) -> dict[str, int]:
+    """Lease so many of these messages to a consumer; returns the attempts, by lease."""
+    held: dict[str, int] = {}
+    while len(held) < count:
+        wanted = {"max": 100, "wait": "1s"}
+        found = node.call("POST", "/v1/subscriptions/late/pull", wanted)["messages"]
+        assert {message["id"] for message in found} <= set(ids)
+        held |= {message["lease"]: message["attempt"] for message in found}
+    return held
 
 
 def test_a_node_whose_disk_is_lost_reads_the_log(

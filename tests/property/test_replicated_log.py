@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from storage.errors import RecordDamageError
 from storage.frame import HEADER_BYTES, encode
 from storage.replicated import envelope
-from storage.replicated.envelope import Beat, Claim, FramePart, LogRecord, Release
+from storage.replicated.envelope import Beat, Claim, FramePart, LeasesPart, LogRecord, Release
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import DTYPES, LogKind
 from storage.testing.replicated import LOG, STAMP, verdicts
@@ -26,6 +26,7 @@ RECORDS = st.one_of(
     st.builds(Claim, *SAID, I64, st.text(max_size=40)),
     st.builds(Beat, *SAID, U64, I64, U32),
     st.builds(Release, *SAID, U16),
+    st.builds(LeasesPart, *SAID, st.just(1), st.integers(2, 9), st.binary(max_size=200)),
     st.builds(
         part_of, st.tuples(*SAID), st.integers(1, (1 << 16) - 1), U16, st.binary(max_size=200)
     ),
@@ -93,6 +94,9 @@ def logs(draw: st.DrawFn) -> list[LogRecord]:
             added = [Beat(max(1, node + off), epoch, 0, 0, 0, 0)]
         elif what == "release":
             added = [Release(node, max(1, epoch + off), 0, draw(st.integers(0, 3)))]
+            parts_left = draw(st.integers(0, 3))
+            for part in reversed(range(parts_left)):
+                added.insert(0, LeasesPart(node, epoch, 0, part, parts_left, b""))
         else:
             added = [draw(st.sampled_from(records))] if records else []
         for record in added:

@@ -19,7 +19,7 @@ from delayserver.testing import Violation
 from delayserver.testing.replicas import ReplicaWorld, run_replica_world
 from storage.errors import DamageError, FencedError
 from storage.replicated import adoption
-from storage.replicated.envelope import Adopt, FramePart
+from storage.replicated.envelope import Adopt, FramePart, LeasesPart, join
 from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
@@ -43,6 +43,7 @@ HAPPENS = (
     "kill",
     "late reads",
     "left",
+    "leases handed over",
     "left by priority",
     "looks without a lease",
     "lost the office",
@@ -302,6 +303,44 @@ def a_node_goes_on_behind_what_is_left_of_the_log(patch: Patch) -> None:
         return verdict, unfinished, changed
 
     patch.setattr(Office, "_judge", judge)
+
+
+@canary(Violation)
+def an_owner_that_leaves_takes_its_leases_along(patch: Patch) -> None:
+    """I4: a planned hand-over counts as a kill."""
+    patch.setattr(Holder, "_append_leases", lambda self: True)
+
+
+@canary(Violation)
+def the_next_owner_forgets_the_leases_that_it_was_left(patch: Patch) -> None:
+    """I4"""
+    original = Holder.__init__
+
+    def init(self: Any, *arguments: Any, leases: bytes = b"", **named: Any) -> None:
+        original(self, *arguments, **named)
+
+    patch.setattr(Holder, "__init__", init)
+
+
+@canary(Violation)
+def leases_are_good_behind_a_kill(patch: Patch) -> None:
+    """I4: they are those of the last owner that has left in order, whoever has claimed since."""
+    original = RecordReader._take_leases
+
+    def take(self: Any, record: Any) -> None:
+        if isinstance(record, LeasesPart):
+            original(self, record)
+
+    patch.setattr(RecordReader, "_take_leases", take)
+    patch.setattr(
+        RecordReader, "leases", property(lambda self: join(self._leases) if self._leases else None)
+    )
+
+
+@canary(Violation)
+def a_kill_of_an_owner_is_not_noted(patch: Patch) -> None:
+    """I4: it may have handed out what the next owner hands out with attempt 1."""
+    patch.setattr(FollowedLog, "note_seized", lambda self, at_ms: None)
 
 
 @pytest.mark.unchecked

@@ -35,6 +35,7 @@ HAPPENS = (
     "took over",
     "unanswered",
     *("Claim COUNTS", "Claim VOID", "Beat COUNTS", "Beat VOID", "Release COUNTS", "Release VOID"),
+    *("LeasesPart COUNTS", "LeasesPart VOID"),
     *("FramePart COUNTS", "FramePart COMPLETES", "FramePart VOID"),
 )
 

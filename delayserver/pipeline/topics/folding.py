@@ -74,7 +74,7 @@ class LogFold:
         """Where it has come to; None: nothing in the piece tells what counts."""
         if self._office is None:
             return None
-        return LogPlace(self._office.checkpoint().pack(), tuple(self._unfinished))
+        return LogPlace(self._office.frame_place().pack(), tuple(self._unfinished))
 
     def frames(self, records: Iterable[Record]) -> Iterator[Frame]:
         """The frames that the records complete, in order; each `offset` is that of its last record.

@@ -29,6 +29,10 @@ class ReplicaLedger(Ledger):
         """What was answered: first seq, rows, payload."""
         self.is_late = False
         """A zombie has its turn."""
+        self.has_left = False
+        """The log says that the owner before the one that begins to serve has left in order."""
+        self._was_out = 0
+        """When the last of the messages was due that were on their way at the end of a life."""
 
     def committed(self, rows: bytes, payload: bytes) -> None:
         before = self.durable_seq
@@ -49,6 +53,26 @@ class ReplicaLedger(Ledger):
     def seen_late(self, delivery: DueDelivery) -> None:
         """A subscriber has had what a zombie sent before it became one."""
         self.received.setdefault(delivery.origin.message_seq, set()).add(delivery.subscription_id)
+
+    def new_life(self) -> None:
+        self._was_out = max(
+            (self._entries[seq][0] for seq, _ in self._on_their_way), default=self._was_out
+        )
+        super().new_life()
+
+    def _take_over(self, server: SimulatedServer) -> None:
+        if self.has_left:
+            self.counts["leases handed over"] += len(server.store.kept.leases)
+            super()._take_over(server)
+            return
+        self._left = None
+        if len(server.store.kept.leases):
+            raise Violation("leases of an owner that was killed are good (I4)")
+        starts_ms = server.starts_ms.tolist()
+        if self._was_out and self._was_out > max(starts_ms, default=0):
+            raise Violation(
+                f"a message of {self._was_out} was out at a kill, and starts are {starts_ms} (I4)"
+            )
 
     def lost_power(self) -> None:
         """The engine may have lost what nobody was told about."""
@@ -127,3 +151,9 @@ class Turncoat(Observer):
 
     def damaged(self, error: DamageError) -> None:
         self.target.damaged(error)
+
+    def leaving(self) -> None:
+        self.target.leaving()
+
+    def taking_over(self) -> None:
+        self.target.taking_over()

@@ -42,7 +42,7 @@ from storage.catalog import Table
 from storage.directory import FORMAT_FILE, Identity
 from storage.files import Files
 from storage.notes import framed
-from storage.replicated.envelope import Adopt
+from storage.replicated.envelope import Adopt, LogRecord
 from storage.replicated.holder import Holder
 from storage.replicated.log import OFFICE_KEY, office_of
 from storage.replicated.meta import AdoptRecord
@@ -110,6 +110,8 @@ class Cluster:
     settled: ChancyLog
     verdicts: dict[int, RecordVerdict] = field(default_factory=dict)
     """What was made of each record by whoever read it first."""
+    records: dict[int, LogRecord] = field(default_factory=dict)
+    """The record at each offset, as it was read last."""
     adoptions: list[AdoptRecord] = field(default_factory=list)
     """What people have decided where the log had lost its end."""
     adopted_seq: int = 1
@@ -227,6 +229,7 @@ class Node:
             first = standby.state.next_offset
             found = read(wait_s)
             for offset, one in enumerate(found, first):
+                self.cluster.records[offset] = one.record
                 known = verdicts.setdefault(offset, one.verdict)
                 if known is not one.verdict:
                     raise Violation(f"{one.verdict!r} at {offset}, not {known!r} as before (I15)")

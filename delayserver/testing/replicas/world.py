@@ -34,8 +34,10 @@ from storage.errors import (
     StorageError,
     UnreadableError,
 )
+from storage.replicated.envelope import Release
 from storage.replicated.holder import Holder
 from storage.replicated.meta import AdoptRecord
+from storage.replicated.office import RecordVerdict
 from storage.replicated.settled import SettledLog
 from storage.staging import DIRECTORY as IMPORTS
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
@@ -82,6 +84,10 @@ class ReplicaWorld(World):
         """Who has taken over, and does not serve yet."""
         self._first: Node | None = None
         """Who alone has what the engine has lost, and serves before all others."""
+        self._leave_luck = random.Random(f"left in order {seed}")
+        """Most starts meet a fault before they have taken the leases over."""
+        self._left_epoch = 0
+        """Of the owner that was the last one to be told to leave, and had kept its leases."""
         self._adopting: Node | None = None
         """Whom people name, if the log loses its end."""
         stage = self.clients._stage
@@ -127,7 +133,7 @@ class ReplicaWorld(World):
             dice = luck.random()
             if (self.cluster.has_own_log and dice > 0.8) or (dice > 0.8 and self._is_in_step()):
                 ending = "power loss of all"
-            elif dice < 0.15:
+            elif dice < (0.35 if self._running.engine.outcomes.leases.count() else 0.15):
                 self._leave()
             elif dice < 0.5:
                 self._hang()
@@ -267,11 +273,13 @@ class ReplicaWorld(World):
         self.server = None
         node, holder = self._take_office()
         self.ledger.new_life()
+        self.ledger.has_left = self._has_left(holder)
         self.ledger.recorded(self._settled_rows())
         self._owner = node
         is_calm = self._chance.is_calm
         self.disk, self.catalog = node.disk, node.catalog
-        self.faults = node.faults = Faults() if is_calm else self._plan()
+        is_spared = self.ledger.has_left and self._leave_luck.random() < 0.7
+        self.faults = node.faults = Faults() if is_calm or is_spared else self._plan()
         self.catalog.faults = self.faults
         slow = self._slow_syncs()
         meanwhile = self._meanwhile(node, holder)
@@ -301,6 +309,14 @@ class ReplicaWorld(World):
             server.tick = tick_and_beat  # type: ignore[method-assign]
         return server
 
+    def _has_left(self, holder: Holder) -> bool:
+        """Whether the last record that counts before the claim is the release of the owner that was
+        told to leave. An owner that fails while it leaves has not left."""
+        cluster, claim = self.cluster, holder.claimed.claim_offset
+        counting = [at for at in range(claim) if cluster.verdicts.get(at, RecordVerdict.VOID)]
+        last = cluster.records[counting[-1]] if counting else None
+        return isinstance(last, Release) and last.epoch == self._left_epoch
+
     def _settled_rows(self) -> list[bytes]:
         """All that stands in the log of what is settled: the new owner knows it."""
         log = SettledLog(self.cluster.settled.another(), IDENTITY.stamp)
@@ -317,7 +333,9 @@ class ReplicaWorld(World):
         assert self._owner is not None and self._owner.holder is not None
         self.faults.faults.clear()
         self._running.stop()
-        self._owner.holder.leave(self._luck.choice((0, *(node.number for node in self.nodes))))
+        holder = self._owner.holder
+        self._left_epoch = holder.claimed.epoch
+        holder.leave(self._luck.choice((0, *(node.number for node in self.nodes))))
         self.counts["left"] += 1
 
     def _hang(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from delayserver.records.kept_leases import KeptLeases
-from delayserver.recovery.leases_file import LEASES_FILE, LeasesFile, NoLeases
+from delayserver.recovery.leases_file import LEASES_FILE, LeasesFile
 from storage.directory import Identity
 from storage.errors import StorageError
 from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
@@ -55,10 +55,3 @@ def test_a_full_disk_does_not_hold_up_a_stop_but_a_start(files: SimulatedFiles) 
     assert not place.read().is_clean
     with pytest.raises(StorageError):
         place.begin(KeptLeases())
-
-
-def test_in_a_cluster_leases_end_with_their_process() -> None:
-    place = NoLeases()
-    place.begin(KeptLeases())
-    place.keep(KeptLeases())
-    assert place.read().is_clean and not len(place.read().leases)

@@ -37,7 +37,7 @@ from storage.key_runs import RUNS_KEY
 from storage.notes import Note
 from storage.replicated import envelope
 from storage.replicated.envelope import ENVELOPE, ENVELOPE_BYTES, Beat, Envelope, RecordType
-from storage.replicated.log import OFFICE_KEY, OWNER_KEY, SETTLED_KEY
+from storage.replicated.log import OFFICE_KEY, OWNER_KEY, SEIZED_KEY, SETTLED_KEY
 from storage.replicated.meta import (
     ID_SECRET_BYTES,
     LINK_SECRET_BYTES,
@@ -217,7 +217,7 @@ def test_the_names_in_meta() -> None:
     (rows,) = tables("## The catalog")
     (cell,) = (row[1] for row in rows if row[0] == "`meta`")
     of_all = (CHECKPOINT_KEY, DEFINITIONS_KEY, KEYS_AHEAD_KEY, LIVE_KEY, RUNS_KEY)
-    names = (*of_all, OFFICE_KEY, SETTLED_KEY, OWNER_KEY)
+    names = (*of_all, OFFICE_KEY, SETTLED_KEY, OWNER_KEY, SEIZED_KEY)
     assert cell == ", ".join(f"`{name.decode()}`" for name in names)
 
 

@@ -14,12 +14,14 @@ from storage.replicated.envelope import (
     Beat,
     Claim,
     FramePart,
+    LeasesPart,
     LogRecord,
     Release,
     decode,
     encode,
     join,
     split,
+    split_leases,
 )
 
 LOG = "ds.log/3"
@@ -32,6 +34,8 @@ RECORDS: list[LogRecord] = [
     Release(1, 2, 3, 0),
     Release(1, 2, 3, 9),
     Adopt(1, 2, 3, 900, 70, 4, 0xFFFFFFFF, 500, 400),
+    LeasesPart(1, 2, 3, 0, 1, b""),
+    LeasesPart(1, 2, 3, 2, 4, b"leases"),
 ]
 
 
@@ -113,3 +117,12 @@ def test_a_part_stays_below_what_an_engine_takes() -> None:
     assert [len(part.data) for part in parts] == [PART_MAX_BYTES, PART_MAX_BYTES, 1]
     assert len(encode(parts[0])) < 1_000_000
     assert join(parts) == frame
+
+
+@pytest.mark.parametrize(("length", "parts"), [(0, 1), (1, 1), (10, 1), (11, 2), (30, 3)])
+def test_leases_are_split_and_joined(length: int, parts: int) -> None:
+    leases = bytes(range(length))
+    found = list(split_leases(leases, node=1, epoch=2, clock_ms=3, part_bytes=10))
+    assert [(one.part, one.parts) for one in found] == [(part, parts) for part in range(parts)]
+    assert [one.is_last for one in found] == [False] * (parts - 1) + [True]
+    assert join(found) == leases

@@ -9,8 +9,8 @@ import pytest
 from storage.errors import FencedError
 from storage.frame import encode
 from storage.replicated import envelope
-from storage.replicated.envelope import PART_MAX_BYTES, Beat, Claim, FramePart, Release
-from storage.replicated.holder import Holder
+from storage.replicated.envelope import PART_MAX_BYTES, Beat, Claim, FramePart, LeasesPart, Release
+from storage.replicated.holder import LEASES_PARTS, Holder
 from storage.replicated.lease import BEAT_MS, LEASE_MS, Tenure
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import DTYPES, LogKind
@@ -154,7 +154,35 @@ def test_who_leaves_has_left() -> None:
     one = InOffice()
     one.holder.leave(2)
     one.holder.leave(3)
-    assert one.records()[1:] == [Release(1, 1, 5, 2)]
+    assert one.records()[1:] == [LeasesPart(1, 1, 5, 0, 1, b""), Release(1, 1, 5, 2)]
     assert not one.holder.may_deliver()
     with pytest.raises(FencedError):
         one.holder.append_frame(frame_of(1))
+
+
+def test_leases_of_any_length_are_left() -> None:
+    one = InOffice()
+    one.holder.leases = leases = bytes(LEASES_PARTS * PART_MAX_BYTES + 1)
+    one.holder.leave()
+    *parts, release = one.records()[1:]
+    assert envelope.join(parts) == leases  # type: ignore[arg-type]
+    assert release == Release(1, 1, 5, 0)
+    assert RecordVerdict.VOID not in one.fold()
+
+
+def test_an_owner_that_knows_no_leases_leaves_none() -> None:
+    one = InOffice()
+    one.holder.leases = None
+    one.holder.leave()
+    assert one.records()[1:] == [Release(1, 1, 5, 0)]
+
+
+@pytest.mark.parametrize("outcome", [AppendOutcome.LOST, AppendOutcome.UNANSWERED])
+def test_an_owner_whose_leases_are_not_answered_does_not_say_that_it_leaves(
+    outcome: AppendOutcome,
+) -> None:
+    one = InOffice()
+    one.log.outcome = outcome
+    one.holder.leave()
+    assert not one.holder.may_deliver()
+    assert not any(isinstance(record, Release) for record in one.records())

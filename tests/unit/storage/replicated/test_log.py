@@ -14,7 +14,15 @@ from storage.replicated import envelope
 from storage.replicated.envelope import Claim
 from storage.replicated.holder import Holder
 from storage.replicated.lease import BEAT_MS, Tenure
-from storage.replicated.log import OFFICE_KEY, FollowedLog, ReplicatedLog, office_of
+from storage.replicated.log import (
+    OFFICE_KEY,
+    SEIZED_KEY,
+    SEIZED_MAX,
+    FollowedLog,
+    ReplicatedLog,
+    office_of,
+    seized_of,
+)
 from storage.replicated.office import OfficeState
 from storage.replicated.own import OwnLog
 from storage.replicated.reader import RecordReader
@@ -322,3 +330,14 @@ def test_what_the_own_log_lacks_is_added_to_it() -> None:
     lose(log, 2)
     assert second.files is not None
     assert Owner(log, second.files.crash()).read() == [1, 2]
+
+
+def test_moments_at_which_the_office_was_seized_are_kept_once_each() -> None:
+    log = FollowedLog(OfficeState())
+    for at_ms in (70, 5, 70):
+        log.note_seized(at_ms)
+    assert seized_of(dict(log.places(0))[SEIZED_KEY]) == (5, 70)
+    for at_ms in range(100, 100 + SEIZED_MAX):
+        log.note_seized(at_ms)
+    assert log.seized_ms == tuple(range(100, 100 + SEIZED_MAX))
+    assert seized_of(None) == ()

@@ -5,7 +5,16 @@ import pytest
 
 from storage.errors import FormatVersionError, OffsetGapError, RecordDamageError
 from storage.frame import HEADER_BYTES, crc32c, encode
-from storage.replicated.envelope import Adopt, Beat, Claim, FramePart, LogRecord, Release, split
+from storage.replicated.envelope import (
+    Adopt,
+    Beat,
+    Claim,
+    FramePart,
+    LeasesPart,
+    LogRecord,
+    Release,
+    split,
+)
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import DTYPES, LogKind
 
@@ -23,6 +32,10 @@ def beat(node: int, epoch: int, clock_ms: int = 5) -> Beat:
 
 def release(node: int, epoch: int, successor: int = 0) -> Release:
     return Release(node, epoch, 5, successor)
+
+
+def leases(part: int, parts: int, *, node: int = 1, epoch: int = 1) -> LeasesPart:
+    return LeasesPart(node, epoch, 5, part, parts, b"leases")
 
 
 def frame_of(
@@ -272,3 +285,28 @@ def test_the_same_frames_have_the_same_chain_and_others_another() -> None:
     longer, _ = judged(claim(1, 1, -1), whole(1, 1, 1, 2))
     assert one.state.next_seq == longer.state.next_seq
     assert one.state.chain == two.state.chain != longer.state.chain
+
+
+def test_leases_count_if_their_writer_is_in_office() -> None:
+    _, verdicts = judged(
+        leases(0, 1), claim(1, 1, -1), leases(0, 2), leases(1, 2), leases(0, 1, node=2),
+        leases(0, 1, epoch=2), release(1, 1), leases(0, 1),
+    )  # fmt: skip
+    assert verdicts == [VOID, COUNTS, COUNTS, COUNTS, VOID, VOID, COUNTS, VOID]
+
+
+def test_a_checkpoint_stands_before_the_leases_until_the_next_claim() -> None:
+    office, _ = judged(claim(1, 1, -1), beat(1, 1))
+    before = office.state
+    left: list[LogRecord] = [leases(0, 2), leases(1, 2), release(1, 1), beat(9, 9)]
+    for offset, record in enumerate(left, 2):
+        office.apply(offset, record)
+        assert office.checkpoint() == before
+        assert office.frame_place() == office.state
+    assert office.apply(6, claim(2, 2, 4)) is COUNTS
+    assert office.checkpoint() == office.state
+
+
+def test_leases_of_an_owner_that_goes_on_hold_up_no_checkpoint() -> None:
+    office, _ = judged(claim(1, 1, -1), leases(0, 1), beat(1, 1))
+    assert office.checkpoint() == office.state

@@ -6,7 +6,8 @@ import pytest
 
 from storage.errors import LogReplacedError, OffsetRangeError, RecordDamageError
 from storage.replicated import envelope
-from storage.replicated.envelope import Beat, Claim, LogRecord, split
+from storage.replicated.envelope import Beat, Claim, LeasesPart, LogRecord, Release, split
+from storage.replicated.lease import LEASE_MS
 from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import Read, RecordReader, frame_of
 from storage.rows import LogKind
@@ -141,3 +142,53 @@ def test_a_place_whose_record_does_not_come_yet() -> None:
     assert reader.read(0) == []
     away.is_reachable = True
     assert len(reader.read(0)) == 1
+
+
+RELEASE = Release(1, 1, 5, 0)
+LEFT = (LeasesPart(1, 1, 5, 0, 2, b"le"), LeasesPart(1, 1, 5, 1, 2, b"ases"))
+
+
+def left_by(*records: LogRecord) -> bytes | None:
+    reader = RecordReader(log_of(*records), STAMP, OfficeState())
+    reader.read(0)
+    return reader.leases
+
+
+def test_leases_are_those_of_the_owner_that_has_left() -> None:
+    assert left_by(CLAIM, *LEFT, RELEASE) == b"leases"
+    assert left_by(CLAIM, FOREIGN, LEFT[0], FOREIGN, LEFT[1], RELEASE, FOREIGN) == b"leases"
+    assert left_by(CLAIM, LEFT[0], *LEFT, RELEASE) == b"leases"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (),
+        (RELEASE,),
+        LEFT,
+        (LEFT[0], RELEASE),
+        (LEFT[1], RELEASE),
+        (LEFT[0], LEFT[1], LEFT[1], RELEASE),
+        (*LEFT, BEAT, RELEASE),
+        (*LEFT, *parts(1, 1), RELEASE),
+        (*LEFT, RELEASE, Claim(2, 2, 5, 3, "")),
+    ],
+)
+def test_what_is_not_whole_or_not_left_is_nothing(records: tuple[LogRecord, ...]) -> None:
+    assert left_by(CLAIM, *records) is None
+
+
+def test_an_office_is_seized_from_an_owner_that_has_not_left_with_its_leases() -> None:
+    def seized(*records: LogRecord) -> int | None:
+        after = len(records)
+        claim = Claim(2, 2, 10, after, "")
+        *_, last = read_all(log_of(CLAIM, *records, claim))
+        assert last.verdict is RecordVerdict.COUNTS
+        return last.seized_ms
+
+    assert read_all(log_of(CLAIM))[0].seized_ms is None
+    assert seized(*LEFT, RELEASE) is None
+    assert seized(BEAT) == seized(RELEASE) == seized(*LEFT) == 5 + LEASE_MS
+    assert seized(LEFT[0], RELEASE) == 5 + LEASE_MS
+    late = Claim(2, 2, 90_000, 1, "")
+    assert read_all(log_of(CLAIM, BEAT, late))[-1].seized_ms == 90_000
