@@ -13,7 +13,7 @@
     sources        sources put, list, show, pause, resume, delete
     operations     stats, forecast, shards, ready, check, repair
     backups        backup, backups list, backups delete, restore
-    tokens         token create, token list, token revoke
+    tokens         token create, token list, token revoke, token export, token import
     cluster        cluster create, status, move, drain, forget, adopt
     pipeline       jobs on Apache Spark: pipeline audit, pipeline forecast
     pipeline_load  pipeline load

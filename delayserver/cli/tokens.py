@@ -1,4 +1,4 @@
-"""token create, list, revoke: who may call a server.
+"""token create, list, revoke, export, import: who may call a server.
 
 The commands change a file in the data directory, whether a server runs on it or not; a server that
 runs looks at it once a second.
@@ -19,14 +19,14 @@ from delayserver.cli.options import number_or_text
 from delayserver.cli.output import details, help_text, make_console, print_json, rows
 from delayserver.cli.session import JsonOption, error_exit
 from delayserver.errors import DelayServerError, InputError
-from delayserver.security.tokens import SCOPE_HELP, StandInToken, Token, TokenFile
+from delayserver.security.tokens import FILE_MAX_BYTES, SCOPE_HELP, StandInToken, Token, TokenFile
 from delayserver.times import format_time, parse_duration_ms
 from storage.errors import StorageError
 from storage.files import OsFiles
 from storage.kinds import OWNED, Kind, require
 from storage.shards import find_directory_above
 
-HELP = """Make, list and revoke the tokens of a data directory.
+HELP = """Make, list and revoke the tokens of a data directory, or bring them to another one.
 
 Only digests are stored. A server that runs follows within a second; run the commands as the user
 that it runs as. Once a token was made, the server asks everybody for one."""
@@ -47,6 +47,9 @@ def register(app: typer.Typer) -> None:
     group.command("create", help=help_text(create.__doc__, *examples))(create)
     group.command("list", help=help_text(list_.__doc__, "token list --json"))(list_)
     group.command("revoke", help=help_text(revoke.__doc__, "token revoke shop"))(revoke)
+    group.command("export", help=help_text(export.__doc__, "token export > tokens.json"))(export)
+    example = "token import --prune < tokens.json"
+    group.command("import", help=help_text(import_.__doc__, example))(import_)
     app.add_typer(group, name="token", help=help_text(HELP))
 
 
@@ -147,6 +150,37 @@ def revoke(
         print_json({"revoked": token.name})
     else:
         typer.echo(f"{token.name} is revoked.")
+
+
+def export(*, data_dir: DataDirOption = Path("data")) -> None:
+    """Print all tokens for `token import`: with their digests, without the tokens themselves.
+
+    The nodes of a cluster need the same tokens: make and revoke them at one node, and bring them to
+    each of the others."""
+    with error_exit(as_json=False, also=_ERRORS):
+        typer.echo(_existing(data_dir).export(), nl=False)
+
+
+def import_(
+    *,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Revoke the tokens that are not there."),
+    ] = False,
+    data_dir: DataDirOption = Path("data"),
+    as_json: JsonOption = False,
+) -> None:
+    """Take the tokens that `token export` has printed, from standard input.
+
+    A token of the same name is replaced. Other tokens stay, unless --prune is given."""
+    data = sys.stdin.buffer.read(FILE_MAX_BYTES)
+    with error_exit(as_json=as_json, also=_ERRORS):
+        taken = _tokens(data_dir).take(data, prune=prune)
+    if as_json:
+        print_json(taken._asdict())
+        return
+    for what, names in taken._asdict().items():
+        typer.echo(f"{what}: {', '.join(names) or '-'}")
 
 
 def _existing(data_dir: Path) -> TokenFile:

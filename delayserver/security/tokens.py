@@ -10,6 +10,10 @@ are found by a hash whose key is secret to the process, and then compared in con
 A server to which a token was ever given asks for one: revoking the last token closes it, and does
 not open it.
 
+The nodes of a cluster have a file each. One that was changed is brought to the others as it is
+(`TokenFile.export`, `TokenFile.take`): with the digests, so a token is the same everywhere, and
+nobody has to have kept its text.
+
 Cost: one SHA-256 and one dictionary access per request, 1 µs; a token that expires takes as long
 with 10,000 others as alone, and of a file that has changed the new tokens are decoded, 20 µs each.
 Threads: belongs to the event loop.
@@ -22,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from heapq import heapify, heappop
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -142,6 +146,14 @@ class _Document(msgspec.Struct):
     tokens: tuple[msgspec.Raw, ...]
 
 
+class TakenTokens(NamedTuple):
+    """The names of tokens that changed when those of another file were taken."""
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+
+
 class TokenFile:
     """The tokens of one data directory. Who writes the file reads it before, under a lock."""
 
@@ -229,14 +241,63 @@ class TokenFile:
         self._change(remove)
         return revoked[0]
 
+    def export(self) -> bytes:
+        """All tokens, in the form of the file, for `take` of another directory. Raises
+        StorageError."""
+        return _encoded(self.read())
+
+    def take(self, data: bytes, *, prune: bool = False) -> TakenTokens:
+        """Have the tokens that `export` has made these bytes of, each as it is there, in place of
+        one of the same name. `prune`: and no others.
+
+        Raises InputError, ConflictError, StorageError; nothing is changed then."""
+        try:
+            found = decode_tokens(data, "the input")
+        except (DamageError, FormatVersionError) as error:
+            raise InputError(f"the input is not what `token export` prints: {error}") from error
+        for token in found:
+            if isinstance(token, StandInToken):
+                raise InputError(f"the token {token.name!r} is not understood: {token.problem}")
+            if not _NAME.fullmatch(token.name):
+                raise InputError(f"{token.name!r} is no name: it looks like {SUBJECT_PATTERN}")
+        if not found:
+            raise InputError("the input has no tokens; revoke those of here one by one")
+        taken = TakenTokens([], [], [])
+
+        def replaced(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+            by_name = {} if prune else {token.name: token for token in tokens}
+            by_name |= {token.name: token for token in found}
+            names: dict[str, str] = {}
+            for token in by_name.values():
+                if not isinstance(token, StandInToken):
+                    other = names.setdefault(token.digest, token.name)
+                    if other != token.name:
+                        raise ConflictError(f"{token.name!r} is the token {other!r} already")
+            if len(by_name) > TOKENS_MAX:
+                raise ConflictError(f"there are {TOKENS_MAX} tokens, the limit; revoke some")
+            before = {token.name: token for token in tokens}
+            taken.added.extend(by_name.keys() - before.keys())
+            taken.removed.extend(before.keys() - by_name.keys())
+            taken.changed.extend(
+                name for name, one in by_name.items() if before.get(name, one) != one
+            )
+            return tuple(by_name.values())
+
+        self._change(replaced)
+        return TakenTokens(*map(sorted, taken))
+
     def _change(self, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
         try:
             with self._files.lock(TOKENS_LOCK_FILE):
-                document = _Document(_VERSION, tuple(map(_stored, change(self.read()))))
-                data = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+                data = _encoded(change(self.read()))
                 replace_file(self._files, TOKENS_FILE, data, mode=PRIVATE_MODE)
         except DirectoryLockedError as error:
             raise ConflictError("another command is changing the tokens; try again") from error
+
+
+def _encoded(tokens: Iterable[Token]) -> bytes:
+    document = _Document(_VERSION, tuple(map(_stored, tokens)))
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def decode_tokens(data: bytes, where: str) -> tuple[Token, ...]:

@@ -1,4 +1,4 @@
-"""token create, list, revoke."""
+"""token create, list, revoke, export, import."""
 
 import json
 
@@ -44,6 +44,25 @@ def test_the_token_of_another_node_is_the_same_here(cli, tmp_path):
     for given, said in ((text, "already"), ("dly_guess", "hexadecimal"), ("", "hexadecimal")):
         refused = cli.run(*again[:2], "other", *again[3:], stdin=given)
         assert refused.exit_code == 1 and said in refused.stderr
+
+
+def test_the_tokens_of_one_node_are_brought_to_another(cli, tmp_path):
+    first, second = tmp_path / "n1", tmp_path / "n2"
+    made = cli.run(
+        "token", "create", "shop", "--scope", "admin", "--json", "--data-dir", str(first)
+    )
+    text = json.loads(made.stdout)["token"]
+    cli.run("token", "create", "here", "--scope", "admin", "--data-dir", str(second))
+    exported = cli.run("token", "export", "--data-dir", str(first))
+    assert exported.exit_code == 0 and text not in exported.stdout
+    take = ("token", "import", "--data-dir", str(second))
+    taken = cli.run(*take, stdin=exported.stdout)
+    assert taken.stdout == "added: shop\nchanged: -\nremoved: -\n"
+    assert table(second).caller(text.encode()).name == "shop"
+    pruned = cli.run(*take, "--prune", "--json", stdin=exported.stdout)
+    assert json.loads(pruned.stdout) == {"added": [], "changed": [], "removed": ["here"]}
+    refused = cli.run(*take, stdin="tokens")
+    assert refused.exit_code == 1 and "token export" in refused.stderr
 
 
 def test_as_json(cli, tmp_path):

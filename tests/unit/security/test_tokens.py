@@ -456,3 +456,52 @@ def test_a_token_that_is_not_understood_harms_only_itself(
     assert file.revoke(name).name == name
     table.refresh(0)
     assert not table.not_understood
+
+
+def test_tokens_of_one_directory_are_the_same_in_another() -> None:
+    first, second = Fixture(), Fixture()
+    text = first.create("shop", "publish:order.*")
+    first.file.create(
+        "short", ["observe"], now_ms=1, random_bytes=first.random_bytes, expires_ms=9, rate_per_s=2
+    )
+    assert second.file.take(first.file.export()) == (["shop", "short"], [], [])
+    assert second.file.read() == first.file.read()
+    assert second.table().caller(text).name == "shop"
+    assert second.file.take(first.file.export()) == ([], [], [])
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_a_token_of_the_same_name_is_replaced_and_others_stay_unless_they_are_pruned(
+    prune: bool,
+) -> None:
+    first, second = Fixture(), Fixture()
+    second.random_bytes = bytes
+    old = second.create("shop", "observe")
+    second.random_bytes = lambda length: b"\1" * length
+    second.create("here", "observe")
+    first.create("shop", "admin")
+    taken = second.file.take(first.file.export(), prune=prune)
+    assert taken == ([], ["shop"], ["here"] if prune else [])
+    with pytest.raises(AccessError):
+        second.table().caller(old)
+    assert [token.name for token in second.file.read()] == ["shop"] + ["here"] * (not prune)
+
+
+def test_tokens_that_cannot_be_taken_change_nothing() -> None:
+    first, second = Fixture(), Fixture()
+    first.create("shop", "admin")
+    second.create("other", "admin")  # the same random bytes
+    before = second.file.read()
+    exported = first.file.export()
+    with pytest.raises(ConflictError, match="is the token 'other' already"):
+        second.file.take(exported)
+    for data, said in (
+        (b"", "not what `token export` prints"),
+        (b'{"version": 9, "tokens": []}', "not what `token export` prints"),
+        (b'{"version": 1, "tokens": []}', "no tokens"),
+        (exported.replace(b'"admin"', b'"paint"'), "'shop' is not understood"),
+        (exported.replace(b'"shop"', b'"a b"'), "is no name"),
+    ):
+        with pytest.raises(InputError, match=said):
+            second.file.take(data)
+    assert second.file.read() == before
