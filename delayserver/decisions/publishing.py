@@ -50,7 +50,7 @@ from delayserver.records.message import (
     row_flags,
 )
 from delayserver.records.message_id import ID_BYTES
-from delayserver.records.tables import ChangeState, KeyEntry, pack_key_values
+from delayserver.records.tables import KeyEntry, pack_key_values
 from delayserver.schedule.wheel_rows import route_of
 from delayserver.slices import Work, at_once
 from storage.frame import seal
@@ -415,16 +415,13 @@ class Publishing:
         """The message that holds a key, or None if a new message may have it.
 
         A message holds its key until the dedupe window after its due time, and as long as it waits
-        or is being delivered. A cancelled message holds none."""
+        or is being delivered. So does a message that was cancelled: a publish that a network or a
+        node has held up may come behind the cancel, and must not fire (I5). A client that publishes
+        again on purpose is told that it is cancelled, and replaces it (`replace`)."""
         entry = self._sequencer.key(key_hash)
         if entry is None:
             return None
-        changes = self._sequencer.changes(entry.seq)
-        change = changes.get(0)
-        if change is not None and change.state == ChangeState.CANCELLED:
-            # It never fires (I5). If it still held its key, an order that is placed again after a
-            # cancel would be answered with a message that nobody gets.
-            return None
+        change = self._sequencer.changes(entry.seq).get(0)
         due_ms = change.due_ms if change is not None else entry.due_ms
         if due_ms + self._settings.dedupe_window_ms > now_ms:
             return entry
@@ -493,4 +490,7 @@ def _split(ids: bytes) -> Iterable[bytes]:
 
 
 def _conflict(subject: str, key: str) -> str:
-    return f"the key {key!r} of subject {subject} stands for a message with other content"
+    return (
+        f"the key {key!r} of subject {subject} stands for a message with other content; to publish "
+        "in its place, replace it with PUT"
+    )

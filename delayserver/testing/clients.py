@@ -117,12 +117,27 @@ class Clients(Actor):
             self._new_message(rng.choice(SUBJECTS), rng.choice(KEYS) if keyed else None)
             for _ in range(count)
         ]
+        cancelled = [self._is_held_by_cancelled(message) for message in messages]
         try:
             published = publish_all(self._server.engine.publishing, messages, self._clock.now_ms)
         except DelayServerError:
             return
-        for message, one in zip(messages, published, strict=True):
+        for message, one, is_held in zip(messages, published, cancelled, strict=True):
+            if is_held and not one.duplicate:
+                raise Violation(
+                    f"a publish of {message.payload.key!r} behind its cancel is new (I5)"
+                )
             self._await_publish(message, one)
+
+    def _is_held_by_cancelled(self, message: NewMessage) -> bool:
+        """Whether its key is that of a message that was cancelled, and whose window is not over."""
+        key = message.payload.key
+        if key is None or self._ledger.may_be_damaged():
+            return False
+        window_ms = self._server.settings.dedupe_window_ms
+        return self._ledger.is_held_by_cancelled(
+            message.subject, key, window_ms, self._clock.latest_ms
+        )
 
     def _await_publish(self, message: NewMessage, one: Accepted) -> None:
         seq = self._server.engine.ids.decode(one.message_id).seq

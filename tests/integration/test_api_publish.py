@@ -264,10 +264,20 @@ def test_a_duplicate_of_a_delivered_message_says_so(api, subject):
     assert (again["id"], again["state"], again["duplicate"]) == (first["id"], "delivered", True)
 
 
-def test_a_cancelled_key_is_free_again(api, subject):
-    first = api.publish(subject, key="1001", delay="1h")
+def test_a_publish_behind_the_cancel_of_its_repetition_does_not_fire(api, subject):
+    path = api.subscribe(unique("consumer"), subject)
+    document = {"subject": subject, "key": "1001", "body": 1, "delay": "500ms"}
+    first = api.ask("POST", ONE, 201, json=document)
     api.ask("DELETE", f"{ONE}/{first['id']}")
-    assert api.publish(subject, key="1001", delay="1h", body=2)["id"] != first["id"]
+    late = api.ask("POST", ONE, 200, json=document)
+    assert (late["id"], late["state"], late["duplicate"]) == (first["id"], "cancelled", True)
+    batch = api.ask("POST", BATCH, json=[document])
+    assert (batch["duplicates"], batch["ids"]) == (1, [first["id"]])
+    # On purpose, with the same content.
+    again = api.ask("PUT", f"/v1/subjects/{subject}/keys/1001", 201, json={"body": 1})
+    (message,) = api.pull(path)
+    assert message["id"] == again["id"] != first["id"]
+    assert not api.pull(path, wait="600ms")
 
 
 # ---- batches -----------------------------------------------------------------------------------

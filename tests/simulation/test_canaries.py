@@ -324,6 +324,22 @@ def a_cancelled_row_stays_in_the_wheel(patch: Patch) -> None:
     patch.setattr(Messages, "_take_out", lambda self, entry: None)
 
 
+@canary(Violation)
+def a_cancel_gives_the_key_back(patch: Patch) -> None:
+    """I5: a publish that comes behind the cancel of its repetition fires."""
+    original = Publishing.holder_of_key
+
+    def holder_of_key(self: Any, key_hash: bytes, now_ms: int) -> Any:
+        found = original(self, key_hash, now_ms)
+        if found is not None:
+            located = self._messages.locate(found.seq, found.due_ms)
+            if located.state is State.CANCELLED:
+                return None
+        return found
+
+    patch.setattr(Publishing, "holder_of_key", holder_of_key)
+
+
 @canary(Violation, AssertionError)
 def rows_of_many_cancels_stay_in_the_wheel(patch: Patch) -> None:
     """I5. They fire, or are counted down twice."""

@@ -193,7 +193,7 @@ class Model(RuleBasedStateMachine):
             return None
         message = self.known[seq]
         is_pending = message.is_retrying or message.state in (State.SCHEDULED, State.DELIVERING)
-        in_window = message.state is not State.CANCELLED and message.due_ms > self.clock.now_ms
+        in_window = message.due_ms > self.clock.now_ms
         return seq if is_pending or in_window else None
 
     @rule(target=seqs, subject=SUBJECTS, key=KEYS, delay_ms=DELAYS, body=st.sampled_from("ab"))

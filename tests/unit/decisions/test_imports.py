@@ -256,12 +256,12 @@ def test_keys_that_are_taken_are_left_out(machine: Machine) -> None:
     assert sorted(machine.deliver_all()) == ["0", "1", "2", "3"]
 
 
-def test_a_cancelled_key_is_free(machine: Machine) -> None:
+def test_a_cancelled_key_is_taken(machine: Machine) -> None:
     seq, _ = machine.publish("k1", "1")
     machine.rest()
     machine.server.engine.messages.cancel(seq, machine.ledger.messages[seq].due_ms)
-    assert machine.load("a", *LATER).duplicates == 0
-    assert sorted(machine.deliver_all()) == ["0", "1", "2", "3"]
+    assert machine.load("a", *LATER).duplicates == 1
+    assert sorted(machine.deliver_all()) == ["0", "2", "3"]
 
 
 def test_conflicts_refuse_everything_or_are_left_out(machine: Machine) -> None:
@@ -296,8 +296,8 @@ def test_what_changes_between_look_up_and_decision_counts(machine: Machine) -> N
     machine.rest()
     found = machine.adopted("a")
     left_out = machine.server.engine.imports.state("a").record.left_out()
-    assert left_out["seq"].tolist() == [kept, fresh]
-    assert found.duplicates == 2
+    assert left_out["seq"].tolist() == [kept, cancelled, fresh]
+    assert found.duplicates == 3
     # And then the overlays forget again.
     assert not machine.server.engine.imports.is_deciding
     assert len(machine.server.engine.sequencer.fresh_keys) == 0

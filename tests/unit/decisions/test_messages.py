@@ -12,6 +12,7 @@ from delayserver.errors import (
     ConflictError,
     DiskReserveError,
     InputErrors,
+    KeyConflictError,
     NotFoundError,
     OverloadedError,
     StoppingError,
@@ -198,12 +199,42 @@ def test_a_key_stays_taken_while_its_message_waits_however_late_it_is() -> None:
     assert again.duplicate
 
 
-def test_the_key_of_a_cancelled_message_is_free(parts: MessageParts) -> None:
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_publish_behind_a_cancel_is_answered_with_what_was_cancelled(
+    parts: MessageParts, count: int
+) -> None:
     seq = published(parts, key="1001")
     parts.messages.cancel(seq, LATER_MS)
-    [new] = parts.publish(message(LATER_MS, key="1001", body=b"other"))
-    assert new > seq
-    assert parts.messages.by_key(SUBJECT, "1001") == (0, LATER_MS, new)
+    late = [message(LATER_MS, key="1001")] + [
+        message(LATER_MS, key=f"k{n}") for n in range(1, count)
+    ]
+    again = publish_all(parts.publishing, late, START_MS)[0]
+    assert again.duplicate and parts.ids.decode(again.message_id).seq == seq
+    assert parts.messages.locate(seq, LATER_MS).state is State.CANCELLED
+    with pytest.raises(KeyConflictError, match="with PUT") as caught:
+        publish_all(parts.publishing, [message(LATER_MS, key="1001", body=b"other")], START_MS)
+    assert caught.value.state is State.CANCELLED
+
+
+def test_a_client_that_wants_a_cancelled_key_again_replaces_its_message(
+    parts: MessageParts,
+) -> None:
+    seq = published(parts, key="1001")
+    parts.messages.cancel(seq, LATER_MS)
+    new, replaced = parts.publishing.replace(message(LATER_MS, key="1001"), START_MS)
+    assert new.seq > seq and not replaced
+    assert parts.messages.by_key(SUBJECT, "1001") == (0, LATER_MS, new.seq)
+
+
+def test_a_cancelled_message_gives_its_key_back_behind_the_dedupe_window(
+    parts: MessageParts,
+) -> None:
+    seq = published(parts, key="1001")
+    parts.messages.cancel(seq, LATER_MS)
+    window_ms = parts.publishing._settings.dedupe_window_ms
+    for now_ms, duplicate in ((LATER_MS + window_ms - 1, True), (LATER_MS + window_ms, False)):
+        late = message(now_ms + 1, key="1001")
+        assert parts.publishing.publish_one(late, now_ms).duplicate is duplicate
 
 
 def test_a_duplicate_of_a_moved_message_has_its_new_time(parts: MessageParts) -> None:
