@@ -112,7 +112,11 @@ class Groups:
 
     def wake(self) -> None:
         """The open group has records: have it written as soon as the committer is free."""
-        if self._committing is None and not self._wake_asked:
+        if self._committing is None:
+            self._ask()
+
+    def _ask(self) -> None:
+        if not self._wake_asked:
             self._wake_asked = True
             self._ports.wake()
 
@@ -129,9 +133,7 @@ class Groups:
 
         What comes in one turn is decided together, and nothing waits longer than that."""
         self._urgent.append(decide)
-        if not self._wake_asked:
-            self._wake_asked = True
-            self._ports.wake()
+        self._ask()
 
     def decide_before_closing(self, decide: Callable[[], None]) -> None:
         """Call `decide`, which may append an import, just before a group is closed."""
@@ -144,6 +146,15 @@ class Groups:
         """Hand the open group to the committer, unless it is busy.
 
         `at_once`: it may be durable, and its waiters told, on return."""
+        self._decide_and_commit(now_ms, at_once=at_once)
+        # A decision may leave no record, and an answer may bring the next request of its client.
+        # Requests that are left get a turn of their own: no commit may come that would wake them.
+        if self._urgent:
+            self._ask()
+        elif self._gathered or self._imports:
+            self.wake()
+
+    def _decide_and_commit(self, now_ms: int, *, at_once: bool) -> None:
         self._wake_asked = True  # what is decided here needs no other call
         urgent, self._urgent = self._urgent, []
         for decide in urgent:
@@ -156,7 +167,6 @@ class Groups:
             return
         self._is_last_turn = at_once and bool(self._gathered) and not self._is_last_turn
         if self._is_last_turn:
-            self.wake()
             return
         self._wake_asked = True
         gathered, self._gathered = self._gathered, []
@@ -171,8 +181,6 @@ class Groups:
             self._full.append(self._sequencer.close_group(now_ms))
         if self._full:
             self._commit_next(now_ms, at_once=at_once)
-        elif self._imports:
-            self.wake()
 
     def _commit_next(self, now_ms: int, *, at_once: bool) -> None:
         group = self._committing = self._full.popleft()

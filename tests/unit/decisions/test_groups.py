@@ -219,6 +219,51 @@ def test_a_full_disk_does_not_leave_what_is_gathered_waiting(parts: Parts) -> No
     assert len(parts.ports.committing) == 2
 
 
+def test_decisions_that_leave_no_record_do_not_leave_the_next_waiting(parts: Parts) -> None:
+    decided: list[str] = []
+
+    def decide() -> None:
+        decided.append("first")
+        parts.groups.decide_when_free(lambda: decided.append("second"))
+
+    parts.groups.decide_when_free(decide)
+    parts.groups.flush(0)
+    assert (decided, parts.ports.wakes) == (["first"], 2)
+    parts.groups.flush(0)
+    assert decided == ["first", "second"]
+    assert parts.groups.is_idle
+    assert parts.ports.wakes == 2
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_decision_of_a_turn_that_asks_for_another_gets_it(parts: Parts, is_busy: bool) -> None:
+    """An answer may bring the next request of its client at once."""
+    decided: list[str] = []
+    if is_busy:
+        parts.append()
+        parts.groups.flush(0)
+    wakes = parts.ports.wakes
+
+    def decide() -> None:
+        decided.append("first")
+        parts.groups.decide_this_turn(lambda: decided.append("second"))
+
+    parts.groups.decide_this_turn(decide)
+    parts.groups.flush(0)
+    assert (decided, parts.ports.wakes) == (["first"], wakes + 2)
+    parts.groups.flush(0)
+    assert decided == ["first", "second"]
+    assert parts.ports.wakes == wakes + 2
+    parts.groups.decide_when_free(lambda: parts.groups.decide_this_turn(decide))
+    if is_busy:
+        parts.groups.on_committed()
+    parts.groups.flush(0)
+    asked = parts.ports.wakes
+    parts.groups.flush(0)
+    assert decided == ["first", "second", "first"]
+    assert asked == wakes + 4 - is_busy
+
+
 def test_which_group_to_wait_for(parts: Parts) -> None:
     first = parts.append()
     assert parts.groups.not_durable() is parts.sequencer.group

@@ -186,6 +186,24 @@ def test_publishes_that_come_together_are_no_longer_than_a_group() -> None:
     assert machine.hot.gathered_bytes == 0
 
 
+@pytest.mark.parametrize("first", [message(key="k"), message(subject="not a subject")])
+def test_all_are_answered_where_those_that_fill_a_group_leave_no_record(first: bytes) -> None:
+    machine = Machine(group_max_bytes=1000, unfiled_max_bytes=1 << 30, checkpoint_bytes=1000)
+    machine.ask_together([message(key="k")])
+    machine.commit()
+    clients = [Client() for _ in range(64)]
+    asked = machine.ports.wakes
+    for client in clients:
+        machine.hot.gather(client, first, None)
+    turns = 0
+    while machine.ports.wakes > asked + turns and turns < len(clients):
+        turns += 1
+        machine.groups.flush(START_MS)
+    assert [client.told != [] for client in clients] == [True] * len(clients)
+    assert machine.groups.is_idle
+    assert turns > 1
+
+
 def test_publishes_that_wait_to_be_decided_have_a_bound_together() -> None:
     machine = Machine(batch_max_bytes=1000, body_max_bytes=1000, receiving_max_bytes=1000)
     one = message(body="x" * 300)
