@@ -185,7 +185,7 @@ def _seconds(duration_ms: int) -> str:
     return str(max(1, -(-duration_ms // 1000)))
 
 
-_AT = re.compile(r"^(?P<detail>.*) - at `(?P<path>.*)`$", re.DOTALL)
+_AT = " - at `"
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*)`")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
@@ -198,10 +198,11 @@ def input_error(error: Exception, pointer: str = "") -> InputError:
     if isinstance(error, RecursionError):
         return InputError("nested too deeply", pointer)
     text = str(error)
-    found = _AT.match(text)
-    if found is not None:
-        text = found["detail"]
-        for name, index in _STEP.findall(found["path"]):
+    # The text may quote the client, who may have sent any number of places: the last one is ours.
+    detail, at, path = text.removesuffix("`").rpartition(_AT)
+    if at and text.endswith("`"):
+        text = detail
+        for name, index in _STEP.findall(path):
             pointer += pointer_to(name or index)
     if text == "Input data was truncated":
         text = "the JSON ends too early, or there is none"

@@ -24,7 +24,9 @@ log = logging.getLogger("delayserver.client")
 P = TypeVar("P", bound=msgspec.Struct)
 B = TypeVar("B", bound=Body)
 
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[][{},:]', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[][{},:]', re.DOTALL)
+"""A string without an end is one token, too: a search that failed there would begin again at every
+quote that is escaped."""
 
 
 def decoded_page(body: bytes, page_type: type[P], member: str, message_type: type[B]) -> P:

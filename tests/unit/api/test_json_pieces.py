@@ -1,5 +1,6 @@
 """Arrays in pieces: the same items as in one go, however misleading the text is."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from delayserver.api.json_pieces import BYTES_PER_ITEM, PIECE_BYTES, decode_pieces
 from delayserver.slices import at_once
+from tests.scaling import GROWTH_MAX, growth
 
 decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 TEXT = st.text(alphabet='a"\\,{}[]: é\n', max_size=12)
@@ -73,6 +75,71 @@ def test_what_is_not_json_is_refused(
             in_pieces(broken, piece_bytes)
     else:
         assert in_pieces(broken, piece_bytes)[0] == expected
+
+
+@given(st.lists(st.sampled_from(['"', "\\", "{", "}", "[", "]", ",", "a", " "])), st.integers(1, 9))
+def test_any_text_is_the_same_in_pieces(marks: list[str], piece_bytes: int) -> None:
+    """Cut anywhere, also between a backslash and what it escapes."""
+    for text in (f"[{''.join(marks)}]", f'[{{"a":"{"".join(marks)}"}},{{"a":1}},1,"b\\"]'):
+        data = text.encode()
+        try:
+            expected = [json.loads(bytes(one)) for one in decode(data)]
+        except msgspec.DecodeError:
+            with pytest.raises(msgspec.DecodeError):
+                in_pieces(data, piece_bytes)
+        else:
+            assert in_pieces(data, piece_bytes)[0] == expected
+
+
+@pytest.mark.parametrize("space", ["\v", "\f", "\x1c"])
+def test_only_space_of_json_may_stand_between_items(space: str) -> None:
+    item = '{"a":1}'
+    with pytest.raises(msgspec.DecodeError):
+        in_pieces(f"[{item}{space},{item},{item}]".encode(), 4)
+
+
+@pytest.mark.parametrize(
+    "data", [b'[{"a":1},]', b'[{"a":1}, ]', b'[{"a":1},,{"a":1}]', b'[1,{"a":1},']
+)
+def test_no_comma_is_too_much(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        in_pieces(data, 2)
+
+
+HOSTILE = {
+    "a string without an end": (b'[{"a":"', b'\\"'),
+    "one that ends in a backslash": (b'[{"a":"\\', b"\\\\"),
+    "space in the first item": (b"[{", b" "),
+    "space before its colon": (b'[{"a"', b" "),
+    "space between items": (b'[{"a":1}', b" "),
+    "beginnings of items": (b'[{"a":[', b'},{"a":'),
+    "beginnings in a string": (b'[{"a":"', b'},{\\"a\\":'),
+    "quotes": (b"[{", b'"'),
+    "brackets": (b"[{", b"["),
+    "scalars": (b"[", b"1,"),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_no_text_costs_more_than_its_length(hostile: tuple[bytes, bytes]) -> None:
+    begin, again = hostile
+
+    def read(data: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            in_pieces(data, 4096)
+
+    assert growth(read, lambda n: begin + again * n, 16_000 // len(again)) < GROWTH_MAX
+
+
+def test_no_step_reads_more_than_a_few_pieces_whatever_the_text_is() -> None:
+    piece_bytes = 4096
+    for begin, again in HOSTILE.values():
+        data = begin + again * (64 * piece_bytes // len(again))
+        steps = 0
+        with contextlib.suppress(msgspec.DecodeError):
+            for _ in decode_pieces(data, decode, piece_bytes=piece_bytes):
+                steps += 1
+        assert steps >= 8, (begin, again)
 
 
 @pytest.mark.parametrize(

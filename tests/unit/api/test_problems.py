@@ -1,6 +1,7 @@
 """Problem documents: each error of ours has a status, and each wrong field a pointer."""
 
 import json
+from typing import Literal
 
 import msgspec
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from delayserver import errors
 from delayserver.api.problems import UNREADABLE, input_error, pointer_to, problem_of
 from storage.errors import DamageError, DiskFullError, SyncError
+from tests.scaling import GROWTH_MAX, growth
 
 
 @pytest.mark.parametrize(
@@ -100,3 +102,20 @@ def test_what_is_nested_too_deeply_is_wrong_too():
     with pytest.raises(UNREADABLE) as caught:
         msgspec.json.decode(b"[" * 5000)
     assert "deep" in input_error(caught.value).detail
+
+
+@pytest.mark.parametrize("text", [" - at `", "unknown field `", "missing required field `", ".["])
+@pytest.mark.parametrize("data", ['"%s"', '{"names":{"a":"%s"},"inner":["%s"]}', '{"%s":1}'])
+def test_no_text_of_a_client_makes_an_error_dear(text, data):
+    class Form(msgspec.Struct, forbid_unknown_fields=True):
+        inner: list[Literal["x"]] = []
+        names: dict[str, str] = {}
+
+    def look(data):
+        for form in (Form, Literal["x"]):
+            try:
+                msgspec.json.decode(data, type=form)
+            except UNREADABLE as error:
+                input_error(error)
+
+    assert growth(look, lambda n: data.replace("%s", text * n).encode(), 2_000) < GROWTH_MAX

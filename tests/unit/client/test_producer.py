@@ -24,11 +24,14 @@ from delayserver.client import (
     OverloadedError,
     RetryPolicy,
     ServerError,
+    Stored,
     To,
     UnansweredError,
     UnreachableError,
 )
+from delayserver.client.cutting import decoded_page
 from delayserver.client.transport import HttpAnswer
+from tests.scaling import GROWTH_MAX, growth
 from tests.unit.client.fake_server import (
     DUE_MS,
     LOST,
@@ -786,6 +789,24 @@ async def test_pages_of_pending_messages():
     assert [path for _, path, _ in transport.requests] == [
         *(path, f"{path}&cursor=5-1", f"{path}&cursor=6-2")
     ]
+
+
+class Page(msgspec.Struct):
+    messages: list[Stored]
+
+
+def test_no_answer_costs_more_than_its_length():
+    def read(body):
+        with pytest.raises(NotADelayServerError):
+            decoded_page(body, Page, "messages", Stored)
+
+    for begin in (b'{"messages":[', b'{"messages":["'):
+        for again in (b'\\"', b'"', b"\\\\", b"["):
+
+            def text(n, begin=begin, again=again):
+                return begin + again * n
+
+            assert growth(read, text, 1_000) < GROWTH_MAX, (begin, again)
 
 
 @asynchronous
