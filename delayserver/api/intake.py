@@ -11,10 +11,10 @@ clock and the jitter that is drawn, which are arguments.
 """
 
 import base64
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -147,6 +147,7 @@ ATTEMPTS_MAX = 100
 subscription may."""
 
 
+L = TypeVar("L", bound=Sized)
 _Items = Sequence[_Publish] | Sequence[_PublishWithOptions]
 
 
@@ -288,12 +289,16 @@ class Intake:
         try:
             pieces: list[_Items] = []
             if is_ndjson:
-                for lines in _line_pieces(data):
+                count = 0
+                for piece in _line_pieces(data):
+                    check_utf8(piece)
+                    lines = _lines(piece)
+                    count += len(lines)
+                    self._check_count(count)
                     pieces.append(_decode_json_each(lines))
                     yield len(lines) // 10 + 1
             else:
-                pieces = yield from decode_pieces(data, _decode_piece)
-            self._check_count(sum(map(len, pieces)))
+                pieces = yield from decode_pieces(data, self._counting(_decode_piece))
             batches: list[PublishBatch] = []
             for items in pieces or [[]]:
                 for start in range(0, len(items) or 1, COLUMN_ROWS):
@@ -308,15 +313,15 @@ class Intake:
         try:
             raws: list[bytes] = []
             if is_ndjson:
-                for lines in _line_pieces(data):
-                    raws += lines
+                for piece in _line_pieces(data):
+                    raws += _lines(piece)
+                    self._check_count(len(raws))
                     yield 1
             else:
-                for found in (yield from decode_pieces(data, _raw_piece)):
+                for found in (yield from decode_pieces(data, self._counting(_raw_piece))):
                     raws += found
         except UNREADABLE as error:
             raise input_error(error) from error
-        self._check_count(len(raws))
         return (yield from self._refuse(raws, now_ms))
 
     def import_arrow(self) -> None:
@@ -664,10 +669,26 @@ class Intake:
             due_ms = self.due_ms(values.get("delay"), values.get("deliver_at"), now_ms)
         self._jitter_ms(values["jitter"], due_ms - now_ms)
 
+    def _counting(self, decode: Callable[[bytes], list[L]]) -> Callable[[bytes], list[L]]:
+        """A decoder of the pieces of one batch, which gives up at the first message too many: they
+        may be millions. Raises TooLargeError."""
+        count = 0
+
+        def decode_and_count(data: bytes) -> list[L]:
+            nonlocal count
+            found = decode(data)
+            count += sum(map(len, found))
+            self._check_count(count)
+            return found
+
+        return decode_and_count
+
     def _check_count(self, count: int) -> None:
+        """`count`: messages of a batch that were found so far."""
         if count > self._settings.batch_max_messages:
             raise TooLargeError(
-                f"{count} messages in a batch; at most {self._settings.batch_max_messages}"
+                f"a batch has at most {self._settings.batch_max_messages} messages "
+                f"(batch_max_messages); this one has {count} or more"
             )
 
     def _message(self, publish: _Publish, now_ms: int) -> NewMessage:
@@ -821,12 +842,15 @@ def check_utf8(data: bytes) -> None:
         data.decode()
 
 
-def _line_pieces(data: bytes) -> Iterator[list[bytes]]:
-    """The lines of a text that are not empty, some at a time. Raises UnicodeDecodeError."""
+def _line_pieces(data: bytes) -> Iterator[bytes]:
+    """A text, some whole lines at a time."""
     start = 0
     while start < len(data):
         end = data.find(b"\n", start + PIECE_BYTES) + 1 or len(data)
-        piece = data[start:end]
-        check_utf8(piece)
-        yield [line for line in piece.splitlines() if line.strip()]
+        yield data[start:end]
         start = end
+
+
+def _lines(piece: bytes) -> list[bytes]:
+    """Those that are not empty."""
+    return [line for line in piece.splitlines() if line.strip()]

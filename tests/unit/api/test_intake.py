@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.api.intake import Intake
+from delayserver.api.json_pieces import PIECE_BYTES
 from delayserver.config import Settings
 from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.records.message import Content, MessageOptions, check_key, check_keys
+from tests.scaling import GROWTH_MAX, growth
 
 NOW_MS = 1_795_192_200_000
+SMALLEST_COSTS = 15
+"""So many times as much memory as its text takes the shortest item."""
 FORMS = ("application/json", "application/x-ndjson", "application/msgpack")
 
 VALUES = st.recursive(
@@ -178,6 +182,52 @@ def test_too_many_messages_are_too_large(intake):
             read_batch(intake, encode(form, [{"subject": "a"}] * 6), form, NOW_MS)
         with pytest.raises(TooLargeError):
             read_batch(intake, encode(form, [{}] * 6), form, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("form", "data"),
+    [
+        (FORMS[0], b"[" + b"1," * 1_000_000),
+        (FORMS[0], b"[" + b'{"subject":"a"},' * 200_000),
+        (FORMS[0], b"[" + b'{"\\u0073ubject":"a"},' * 150_000),
+        (FORMS[0], b"[{" + b" " * 1_000_000 + b'"subject":"a"}' + b',{"subject":"a"}' * 200_000),
+        (FORMS[1], b"1\n" * 1_000_000),
+        (FORMS[1], b'{"subject":"a"}\n' * 200_000),
+    ],
+)
+def test_a_batch_of_too_many_messages_takes_no_more_memory_than_its_text(form, data):
+    intake = Intake(Settings(batch_max_messages=1000), {"a"}, lambda: 0.5)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError):
+            intake.batch(data, form, NOW_MS)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 10 * PIECE_BYTES * SMALLEST_COSTS
+
+
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_lines_that_are_not_utf8_are_named_like_all_that_are_bad(form):
+    intake = Intake(Settings(), {"a"}, lambda: 0.5)
+    good, bad = b'{"subject":"a","body":"\xc3\xa9%b"}', b'{"subject":"a","body":"\xff"}'
+    items = [good % b"", bad, b'{"subject":"a b"}', good % (b"x" * PIECE_BYTES), bad, good % b""]
+    data = b"[%b]" % b",".join(items) if form == FORMS[0] else b"\n".join(items)
+    with pytest.raises(InputErrors, match="3 of 6 messages") as caught:
+        intake.batch(data, form, NOW_MS)
+    assert [error.pointer for error in caught.value.errors] == ["/1", "/2/subject", "/4"]
+    assert "not UTF-8" in caught.value.errors[2].detail
+
+
+def test_no_text_makes_the_error_of_a_message_dear(intake):
+    def read(data):
+        with pytest.raises(InputError):
+            intake.one(data, NOW_MS)
+
+    def text(n):
+        return b'{"subject":"a","on_event":"%b"}' % (b" - at `" * n)
+
+    assert growth(read, text, 2_000) < GROWTH_MAX
 
 
 def test_keys_are_measured_in_bytes():
