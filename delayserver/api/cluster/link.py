@@ -188,19 +188,21 @@ class Links:
         """Leave the others. Calls that were begun for them are answered before."""
         self._is_leaving = True
         self._meeting.close()
-        for shard in tuple(self._waiting):
-            self._give_up(shard)
-        for link in self._links.values():
-            link.put([LinkItem.TELL.value, LEAVE, b""])
-        # Each other shard ends its link when none of its calls is left. Calls that it sent before
-        # it heard of this are refused until then, so it knows that nothing was done.
-        for _ in range(round(FINISH_S / FINISH_LOOK_S)):
-            if not self._links:
-                break
-            await asyncio.sleep(FINISH_LOOK_S)
+        # A shard that has heard of this would else be connected to again, as if this process were
+        # the next owner. Links that are up stay.
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
+        for shard in tuple(self._waiting):
+            self._give_up(shard)
+        for link in self._open:
+            link.leave()
+        # Each other shard ends its link when none of its calls is left. Calls that it sent before
+        # it heard of this are refused until then, so it knows that nothing was done.
+        for _ in range(round(FINISH_S / FINISH_LOOK_S)):
+            if all(link.is_retired for link in self._open):
+                break
+            await asyncio.sleep(FINISH_LOOK_S)
         for link in list(self._open):
             link.close()
 
@@ -214,8 +216,10 @@ class Links:
             await asyncio.sleep(RETRY_S)
 
     def opened(self, link: "_Link") -> None:
-        """There is a connection, over which nothing was said yet."""
+        """There is a connection, over which the other has said nothing yet."""
         self._open.add(link)
+        if self._is_leaving:
+            link.leave()  # It was accepted just before.
 
     def joined(self, link: "_Link", shard: int, port: int) -> None:
         """A link may be used: the other has said who it is, and was not refused."""
@@ -491,6 +495,11 @@ class _Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def leave(self) -> None:
+        """Tell the other that this shard leaves. It has been greeted before, so it may have calls
+        for this shard already."""
+        self.put([LinkItem.TELL.value, LEAVE, b""])
+
     def retire(self) -> None:
         """The other does not own its shard any more. It may still answer what it was asked."""
         if not self.is_retired:
@@ -566,10 +575,10 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         links = self._links
-        links.opened(self)
         port = links.ports[links.own]
         self.put([LinkItem.HELLO.value, VERSION, links.own, links.count, port, links.epoch])
         self.put([LinkItem.TELL.value, PONG, b""])
+        links.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()

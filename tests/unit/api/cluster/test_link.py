@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,23 +13,29 @@ import pytest
 
 from delayserver.api import exit as exit_module
 from delayserver.api.cluster import link as link_module
+from delayserver.api.cluster.book import OwnerBook, ShardOwner
 from delayserver.api.cluster.link import Links
 from delayserver.api.cluster.meeting import UnixMeeting
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.cluster.place import ShardPlace
 from delayserver.security.tokens import Action, Caller, Token
-from tests.waiting import until
+from tests.waiting import turns, until
 
 
 class Shard:
     """Answers what it is asked, unless it is told to keep it."""
 
-    def __init__(self, number: int, directory: Path, count: int = 3) -> None:
+    def __init__(
+        self, number: int, directory: Path, count: int = 3, book: OwnerBook | None = None
+    ) -> None:
         self.number = number
-        self.links = Links(ShardPlace(number, count, directory, directory), UnixMeeting(directory))
+        place = ShardPlace(number, count, directory, directory)
+        self.links = Links(place, UnixMeeting(directory), book)
         self.asked: list[Any] = []
         self.changes: list[tuple[int, bool]] = []
         self.keeps = False
+        self.lets_go = asyncio.Event()
+        """Then it answers what it has kept."""
         self.says = b""
         self.links.on_change(lambda shard, there: self.changes.append((shard, there)))
 
@@ -46,7 +51,7 @@ class Shard:
     async def call(self, call: PeerCall) -> PeerAnswer:
         self.asked.append(call)
         if self.keeps:
-            await asyncio.Event().wait()
+            await self.lets_go.wait()
         return PeerAnswer(200, ((b"etag", b"1"),), b"%d:" % self.number + call.body)
 
     async def begin(self) -> None:
@@ -255,6 +260,45 @@ def test_one_that_ends_is_away_and_what_it_was_asked_is_unknown(directory: Path)
     run(directory, test)
 
 
+def test_a_shard_that_leaves_does_not_come_back_and_calls_wait_for_the_next_owner(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "RETRY_S", 0.0)
+    book = OwnerBook(3)
+    for number in range(3):
+        book.take(ShardOwner(number, 1, "node", "http://127.0.0.1:1", "127.0.0.1:1"))
+
+    async def main() -> None:
+        shards = [Shard(number, directory, book=book) for number in range(3)]
+        for shard in shards:
+            await shard.links.begin(shard, 9000 + shard.number, 1)
+        for shard in shards:
+            await shard.until_there(0, 1, 2)
+        shards[2].keeps = True
+        begun = asyncio.ensure_future(shards[0].links.ask(2, PeerCall("GET", "/slow")))
+        await until(lambda: shards[2].asked != [])
+        leaving = asyncio.create_task(shards[2].links.close())
+        await until(lambda: not shards[1].links.is_there(2))
+        shards[1].changes.clear()
+        told: list[bytes] = []
+        shards[1].links.publish(2, b"one", None, told.append)
+        asked = asyncio.ensure_future(shards[1].links.ask(2, PeerCall("GET", "/x", body=b"x")))
+        await turns(100)  # It would have come by now.
+        assert shards[1].changes == []
+        shards[2].lets_go.set()
+        assert (await begun).body == b"2:"  # What it had begun is answered.
+        await leaving
+        assert not asked.done() and not told
+        again = Shard(2, directory, book=book)
+        await again.links.begin(again, 9002, 1)
+        assert (await asked).body == b"2:x"
+        assert told == [b"published one"]
+        for shard in (*shards[:2], again):
+            await shard.links.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_one_of_another_server_is_not_let_in(directory: Path) -> None:
     async def test(shards: list[Shard]) -> None:
         stranger = Shard(2, directory, count=4)
@@ -268,19 +312,32 @@ def test_one_of_another_server_is_not_let_in(directory: Path) -> None:
     run(directory, test)
 
 
-def test_whoever_has_not_said_who_it_is_is_left_too(directory: Path) -> None:
+def test_whoever_has_not_said_who_it_is_is_left_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been greeted, and may have calls for this shard already: it hears of the end."""
+    monkeypatch.setattr(link_module, "FINISH_S", 0.1)
+    close = UnixMeeting.close
+    monkeypatch.setattr(UnixMeeting, "close", lambda self: None)  # it comes in the last moment
+
     async def test() -> None:
         shard = Shard(1, directory)
         await shard.begin()
-        reader, writer = await asyncio.open_unix_connection(str(directory / "1"))
-        assert await reader.read(1)  # The greeting.
-        await shard.links.close()
-        async with asyncio.timeout(20):
-            with contextlib.suppress(ConnectionError):
-                await reader.read()
-        writer.close()
+        path = str(directory / "1")
+        early, writer = await asyncio.open_unix_connection(path)
+        greeting = await early.read(1)
+        closing = asyncio.create_task(shard.links.close())
+        await turns()
+        late, other_writer = await asyncio.open_unix_connection(path)
+        for said in (greeting + await early.read(), await late.read()):
+            assert b"leave" in said
+        await closing
+        for one in (writer, other_writer):
+            one.close()
+            await one.wait_closed()
+        close(shard.links._meeting)  # type: ignore[arg-type]
 
-    asyncio.run(test())
+    asyncio.run(asyncio.wait_for(test(), 20))
 
 
 def test_the_url_of_a_shard_is_its_port_on_the_host_that_the_client_named(directory: Path) -> None:
