@@ -148,7 +148,7 @@ class Calls:
         self.cancel = messages.cancel
         self.find_by_ids = cancels.by_ids
         self.find_by_keys = cancels.by_keys
-        self.cancel_many = cancels.cancel
+        self.cancel_many = cancels.cancelling
 
         # What other shards are told of, and what their consumers are given.
         self.ready = engine.dispatcher.ready

@@ -2,7 +2,7 @@
 
     DELETE /v1/messages/{id}                      one decision, one record
     DELETE /v1/subjects/{subject}/keys/{key}      the same, after a look at the key
-    POST   /v1/messages/cancel                    decided in columns, CANCELS_TURN in a step
+    POST   /v1/messages/cancel                    looked up in slices, decided in columns
 
 Cancels of one that come in one turn of the event loop are decided together, as the columns of a
 call that cancels many, and each is answered as if it had come alone.
@@ -21,6 +21,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.api.conditions import expected_versions
 from delayserver.api.documents import CancelledDocument, CancelResultDocument, StateDocument, encode
@@ -49,7 +50,9 @@ from storage.errors import DamageError, StorageError
 
 CANCELS_MAX = 10_000
 CANCELS_TURN = 500
-"""A call that cancels many messages decides so many in one step."""
+"""A call that cancels many messages looks so many up in one step."""
+PLAIN_PER_ITEM = 10
+"""Messages that are decided in columns, as `slices` counts."""
 _PUBLISH = (Action.PUBLISH,)
 
 Subjects = Mapping[str, str | Refusal]
@@ -119,8 +122,8 @@ class HotCancel:
     def answering(
         self, data: bytes, caller: Caller | None, subjects: Subjects | None = None
     ) -> Work[Answer]:
-        """As `answer`, of a call that cancels many: some of them in a turn of the event loop, each
-        of which is decided at one moment."""
+        """As `answer`, of a call that cancels many, in slices. An error that is the answer has
+        cancelled none: once one is cancelled, each is told what became of it."""
         try:
             if subjects is None:
                 if caller is not None and not caller.is_admin:
@@ -197,7 +200,7 @@ class HotCancel:
                 if subject in bad:
                     refusals[index] = _not_a_subject()
         try:
-            texts = self._cancel(ids, names, keys, refusals)
+            texts = at_once(self._cancelling(ids, names, keys, refusals))
         except (DelayServerError, StorageError):
             # Each is told what there is about it. What was cancelled already is so then, too.
             return False
@@ -248,18 +251,13 @@ class HotCancel:
         refusals: dict[int, Exception] = {}
         if caller is not None and not caller.is_admin:
             refusals = _refusals(caller, request, subjects)
-        texts: list[str | None] = []
-        count = len(ids) + len(names)
-        for start in range(0, count, CANCELS_TURN):
-            if start:
-                yield CANCELS_TURN
-            end, behind = start + CANCELS_TURN, max(0, start - len(ids))
-            some = {at - start: why for at, why in refusals.items() if start <= at < end}
-            until = max(0, end - len(ids))
-            texts += self._cancel(ids[start:end], names[behind:until], keys[behind:until], some)
-            refusals.update((start + at, why) for at, why in some.items())
+        texts = yield from self._cancelling(ids, names, keys, refusals)
+        # Groups become durable in order, so this one is behind all that was cancelled here. If it
+        # fails while the answer is made, the answer is told so.
+        group = self._calls.not_durable()
+        count = len(texts)
         if count > CANCELS_TURN:
-            yield CANCELS_TURN
+            yield max(CANCELS_TURN, count // PLAIN_PER_ITEM)
         nothing = [None] * len(ids)
         results = list(
             map(
@@ -276,45 +274,68 @@ class HotCancel:
             result.state = error.state if isinstance(error, ConflictError) else None
         if count > CANCELS_TURN:
             yield CANCELS_TURN
-        # Groups become durable in order, so this one is behind all that was cancelled here.
-        group = self._calls.not_durable()
         return Answer(200, encode(CancelledDocument(results)), group=group)
 
-    def _cancel(
+    def _cancelling(
         self,
         ids: Sequence[str],
         names: Sequence[str],
         keys: Sequence[str],
         refusals: dict[int, Exception],
-    ) -> Sequence[str | None]:
+    ) -> Work[Sequence[str | None]]:
         """Cancel messages by their ids, and behind them by keys of the subjects `names`, but for
         those that are refused already, by index; others are added. Returns their ids, as they were
         asked for where there is no such message, and None under a key that stands for none.
 
-        Raises OverloadedError, StoppingError, StorageError."""
+        They are looked up in slices before anything is decided. Raises OverloadedError,
+        StoppingError, StorageError: then none was cancelled."""
         calls = self._calls
-        by_ids, by_keys = calls.find_by_ids(ids), calls.find_by_keys(names, keys)
-        seqs = np.concatenate([by_ids.seqs, by_keys.seqs])
-        dues_ms = np.concatenate([by_ids.dues_ms, by_keys.dues_ms])
-        for found, first in (by_ids, 0), (by_keys, len(ids)):
-            for index, why in found.refusals.items():
-                refusals.setdefault(first + index, why)
-        is_wanted = np.ones(len(seqs), np.bool_)
+        count = len(ids) + len(names)
+        seqs, dues_ms = self._find(ids[:CANCELS_TURN], names, keys, 0, refusals)
+        for start in range(CANCELS_TURN, count, CANCELS_TURN):
+            yield CANCELS_TURN
+            more = ids[start : start + CANCELS_TURN]
+            behind = max(0, start - len(ids))
+            found = self._find(more, names[behind:], keys[behind:], start, refusals)
+            seqs, dues_ms = np.append(seqs, found[0]), np.append(dues_ms, found[1])
+        if count > CANCELS_TURN:
+            yield CANCELS_TURN
+        is_wanted = np.ones(count, np.bool_)
         is_wanted[list(refusals)] = False
         wanted = np.flatnonzero(is_wanted)
         seqs, dues_ms = seqs[wanted], dues_ms[wanted]
+        texts: Sequence[str | None] = calls.encode_ids(dues_ms, seqs)
+        if refusals:
+            made, texts = texts, [*ids, *repeat(None, len(names))]
+            for index, text in zip(wanted.tolist(), made, strict=True):
+                texts[index] = text
         numbers = calls.subjects
-        subject_ids = np.zeros(len(is_wanted), np.uint32)
+        subject_ids = np.zeros(count, np.uint32)
         subject_ids[len(ids) :] = [numbers.get(name, 0) for name in names]
-        refused = calls.cancel_many(seqs, dues_ms, subject_ids[wanted])
-        made = calls.encode_ids(dues_ms, seqs)
-        if not refusals and not refused:
-            return made
-        texts = [*ids, *repeat(None, len(names))]
-        for index, text in zip(wanted.tolist(), made, strict=True):
-            texts[index] = text
+        if count > CANCELS_TURN:
+            yield CANCELS_TURN
+        refused = yield from calls.cancel_many(seqs, dues_ms, subject_ids[wanted])
         refusals.update((int(wanted[index]), why) for index, why in refused.items())
         return texts
+
+    def _find(
+        self,
+        ids: Sequence[str],
+        names: Sequence[str],
+        keys: Sequence[str],
+        first: int,
+        refusals: dict[int, Exception],
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """The seqs and due times of a slice: of these ids, and of as many of the keys as it has
+        room for. `first`: the index of the first one."""
+        calls = self._calls
+        room = CANCELS_TURN - len(ids)
+        by_ids, by_keys = calls.find_by_ids(ids), calls.find_by_keys(names[:room], keys[:room])
+        for found, begin in (by_ids, first), (by_keys, first + len(ids)):
+            for index, why in found.refusals.items():
+                refusals.setdefault(begin + index, why)
+        seqs = np.concatenate([by_ids.seqs, by_keys.seqs])
+        return seqs, np.concatenate([by_ids.dues_ms, by_keys.dues_ms])
 
 
 def _is_by_key(one: _Gathered) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.decisions.cancels import FoundMessages, Refusal
+from delayserver.decisions.cancels import FoundMessages, Refused
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
 from delayserver.records.ids import COLUMNS_MIN
@@ -43,7 +43,7 @@ def published(parts: MessageParts, *dues_ms: int) -> list[MessageId]:
 
 def cancel(
     parts: MessageParts, found: Sequence[MessageId], subject_ids: Sequence[int]
-) -> dict[int, Refusal]:
+) -> dict[int, Refused]:
     """Why which of them was not cancelled."""
     return parts.cancels.cancel(
         np.array([one.seq for one in found], np.uint64),
@@ -52,7 +52,7 @@ def cancel(
     )
 
 
-def listed(found: FoundMessages) -> list[MessageId | Refusal]:
+def listed(found: FoundMessages) -> list[MessageId | Refused]:
     """What was found in the place of each, or why nothing was."""
     assert found.refusals.keys() == set(np.flatnonzero(found.seqs == 0).tolist())
     ids = map(MessageId, repeat(0), found.dues_ms.tolist(), found.seqs.tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,14 +16,17 @@ from delayserver.api.hot.heads import read_head_of_one
 from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, one_of
 from delayserver.errors import AccessError
 from delayserver.records.ids import COLUMNS_MIN
+from delayserver.records.message import Payload, State
 from delayserver.records.message_id import MessageId
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
+from delayserver.slices import at_once
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.rows import HOUR_MS
 from tests.unit.api.hot.clients import Client
 from tests.unit.fakes import MINUTE_MS, START_MS, SUBJECT, MessageParts, message
 
+FULL = DiskFullError("write", "x", "full")
 LATER_MS = START_MS + 30 * MINUTE_MS
 TOMORROW_MS = START_MS + 24 * HOUR_MS
 COUNT = 2 * COLUMNS_MIN
@@ -36,7 +40,7 @@ class Machine(MessageParts):
         calls = SimpleNamespace(
             find_by_ids=self.cancels.by_ids,
             find_by_keys=self.cancels.by_keys,
-            cancel_many=self.cancels.cancel,
+            cancel_many=self.cancels.cancelling,
             message_id=self.messages.message_id,
             by_key=self.messages.by_key,
             cancel=self.messages.cancel,
@@ -182,7 +186,7 @@ def test_few_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, count: int)
     machine = Machine()
     paths = [key_path(f"k{number}") for number in range(count)]
     in_columns = []
-    cancel = machine.cancels.cancel
+    cancel = machine.cancels.cancelling
 
     def noting(*columns: Any) -> Any:
         in_columns.append(len(columns[0]))
@@ -310,6 +314,65 @@ def test_a_call_of_many_is_decided_in_slices_with_the_same_results(
             steps += 1
         assert (steps >= 12 // at_a_time) is (limit == at_a_time)
     assert bodies[0] == bodies[1]
+
+
+def stop(machine: Machine) -> None:
+    machine.groups.stopping = True
+
+
+def fall_behind(machine: Machine) -> None:
+    object.__setattr__(machine.settings, "unfiled_max_bytes", -1)
+
+
+def lose_the_disk(machine: Machine) -> None:
+    machine.groups.flush(START_MS)
+    if not machine.groups.is_idle:
+        machine.end(FULL)
+
+
+@pytest.mark.parametrize("happens", [stop, fall_behind, lose_the_disk])
+def test_an_error_between_slices_has_cancelled_none_or_is_told_of_those_that_it_concerns(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[Machine], None]
+) -> None:
+    monkeypatch.setattr("delayserver.api.hot.cancel.CANCELS_TURN", 3)
+    monkeypatch.setattr("delayserver.decisions.cancels.OTHERS_TURN", 2)
+    outcomes = set()
+    for before in range(100):
+        machine = Machine()
+        machine.cancels.columns_min = 2
+        for number in (2, 4, 7, 8, 11):  # These are not plain.
+            one = machine.published[number]
+            machine.messages.move(one.seq, one.due_ms, TOMORROW_MS, Payload(b"1"), 1)
+        machine.commit()
+        machine.file()
+        wanted = range(1, 13)
+        ids = [machine.id_path(number).removeprefix(MESSAGE_PATH) for number in wanted]
+        work = machine.hot.answering(msgspec.json.encode({"ids": [*ids, "x"]}), None)
+        has_ended = sum(1 for _ in zip(range(before), work, strict=False)) < before
+        if has_ended:
+            break
+        happens(machine)
+        answer = at_once(work)
+        errors: list[Exception | None] = [None]
+        if answer.group is not None:
+            machine.groups.flush(START_MS)
+            if not machine.groups.is_idle:
+                machine.end()
+            answer.group.when_durable(errors.append)
+        located = [
+            machine.messages.locate(one.seq, one.due_ms).state for one in machine.published[1:13]
+        ]
+        is_cancelled = [state is State.CANCELLED for state in located]
+        if answer.status != 200 or errors[-1] is not None:
+            assert not any(is_cancelled)
+            outcomes.add("none")
+        else:
+            results = msgspec.json.decode(answer.body, type=CancelledDocument).results
+            assert [one.state == "cancelled" for one in results] == [*is_cancelled, False]
+            assert all((one.error is None) is (one.state is not None) for one in results)
+            outcomes.add("all" if all(is_cancelled) else "some" if any(is_cancelled) else "none")
+    assert has_ended
+    assert outcomes == {"none", "some", "all"}
 
 
 def test_which_heads_may_be_gathered() -> None:
