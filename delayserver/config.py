@@ -224,7 +224,8 @@ class Settings(BaseSettings):
     receiving_max_bytes: int = Field(
         256 * MIB,
         gt=0,
-        description="most bytes of all bodies that have come in part; of heads, likewise",
+        description="most bytes of all bodies that have come in part; of those that wait for their "
+        "answers, and of heads, likewise",
     )
     unread_max_bytes: int = Field(
         128 * MIB,

@@ -159,6 +159,7 @@ def add_gauges(
     """Register gauges of the bytes that the connections of a server hold."""
     held = protocol.receiving.held_bytes
     gauge("receiving_bytes", "Bodies that have come in part", lambda: held[Phase.BODY])
+    gauge("held_bytes", "Bodies that wait for their answers", lambda: hot.bodies.held_bytes)
     gauge("gathered_bytes", "Publishes that wait to be decided", lambda: hot.gathered_bytes)
     gauge("unread_bytes", "Answers that clients do not read", lambda: protocol.unread.total_bytes)
 

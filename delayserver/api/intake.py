@@ -297,6 +297,9 @@ class Intake:
                     self._check_count(count)
                     pieces.append(_decode_json_each(lines))
                     yield len(lines) // 10 + 1
+            elif len(data) <= PIECE_BYTES:  # Nearly all.
+                pieces = _decode_piece(data)
+                self._check_count(len(pieces[0]))
             else:
                 pieces = yield from decode_pieces(data, self._counting(_decode_piece))
             batches: list[PublishBatch] = []

@@ -49,8 +49,7 @@ def decode_pieces(
     """The items of an array, as `decode` makes them of arrays; raises what that raises.
 
     An error of a piece may name another place in the text than one of the whole."""
-    opening = _OPENING.match(data)
-    if len(data) <= piece_bytes or opening is None:
+    if len(data) <= piece_bytes or (opening := _OPENING.match(data)) is None:
         return decode(data)
     start = opening.end()
     first = _FIRST.match(data, start)

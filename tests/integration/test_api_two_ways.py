@@ -154,6 +154,15 @@ CANCELS: dict[str, tuple[str, str, Any, dict[str, str]]] = {
     "by id": ("DELETE", f"/v1/messages/{ID}", None, {}),
     "by id again": ("DELETE", f"/v1/messages/{ID}", None, {}),
     "by a bad id": ("DELETE", "/v1/messages/batch", None, {}),
+    "by an id that is another path": ("DELETE", "/v1/messages/cancel", None, {}),
+    "by such an id with a body": (
+        "DELETE",
+        "/v1/messages/cancel",
+        {"ids": [ID], "keys": [{"subject": "both", "key": "m"}]},
+        {},
+    ),
+    "by such an id with a version": ("DELETE", "/v1/messages/batch", None, {"if-match": '"1"'}),
+    "such an id with a scope": ("DELETE", "/v1/messages/cancel", None, as_token("scoped")),
     "by an id with a slash": ("DELETE", "/v1/messages/a%2Fb", None, {}),
     "without a token": ("DELETE", f"{KEYS}/version", None, {"authorization": ""}),
     "outside of the scope by key": ("DELETE", f"{KEYS}/version", None, as_token("scoped")),
@@ -406,6 +415,9 @@ def test_the_answers_are_those_of_the_contract(through_protocol):
         assert statuses[name] == 200
     for name in ("no such key", "an empty key", "by a bad id", "a bad id with a scope"):
         assert statuses[name] == 404
+    for name in CANCELS:
+        if "such an id" in name:
+            assert statuses[name] == 404, name
     for name in CANCELS:
         if name.endswith("that is not UTF-8"):
             assert statuses[name] == 422, name

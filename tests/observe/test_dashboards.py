@@ -33,6 +33,7 @@ NOT_SHOWN = {
             "deadlines",
             "gathered_bytes",
             "group_bytes",
+            "held_bytes",
             "receiving_bytes",
             "subjects",
             "unread_bytes",

@@ -27,7 +27,7 @@ from delayserver.api.cluster.link import answer_of, failed
 from delayserver.api.cluster.peers import PeerAnswer, PeerCall, RoutedPeers
 from delayserver.api.documents import BatchDocument
 from delayserver.api.hot.answers import JSON, Answer, header
-from delayserver.api.hot.asgi import Ack, acknowledged, parse_ack, unpacked
+from delayserver.api.hot.asgi import Ack, acknowledged, parse_ack, ready_to_read
 from delayserver.api.hot.paths import BATCH_PATH
 from delayserver.api.hot.publish import Hot
 from delayserver.api.problems import FieldError, ProblemDocument
@@ -69,7 +69,8 @@ class Batches:
         if call.method != "POST" or call.path != BATCH_PATH:
             return None
         try:
-            return await self._publish_all(call)
+            with self._hot.bodies.holding(len(call.body)):
+                return await self._publish_all(call)
         except (DelayServerError, StorageError) as error:
             return failed(error)
 
@@ -77,19 +78,21 @@ class Batches:
         """The part of a batch that another shard has read."""
         if call.path not in (PART_PATH, OPTIONS_PART_PATH):
             return None
-        return await self._publish_own(_decode(call.body), call)
+        try:
+            with self._hot.bodies.holding(len(call.body)):
+                return await self._publish(_decode(call.body), call._replace(body=b""))
+        except (DelayServerError, StorageError) as error:
+            return failed(error)
 
     async def _publish_all(self, call: PeerCall) -> PeerAnswer:
         ack = _ack_of(call)  # what is wrong with it is said before anything is done
         if call.caller is not None:
             self._hot.authorize(BATCH_PATH, None, call.caller)
-        slices, content_type = self._calls.slices, header(call.headers, b"content-type")
-        data, content_type = await unpacked(
-            self._hot.intake, slices, call.body, content_type, self._calls.clock()
-        )
-        batch = await slices.run(self._hot.reading_batch(data, content_type, call.caller))
-        del data
+        content_type, length = header(call.headers, b"content-type"), len(call.body)
+        await ready_to_read(self._hot.intake, content_type)
+        reading = self._hot.reading_batch(call.body, content_type, call.caller)
         call = call._replace(body=b"")
+        batch = await self._hot.bodies.run(length, reading)
         parts = _parts(batch, self._peers.count, self._peers.own)
         if len(parts) == 1 and self._peers.own in parts:
             return await self._publish(batch, call)

@@ -21,17 +21,16 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import msgspec
 
 from delayserver.api.hot.answers import (
-    JSON,
     Answer,
     Headers,
     consumer_answer,
     header,
     problem_answer,
 )
+from delayserver.api.hot.cancel import ids_in
 from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.hot.paths import (
     BATCH_PATH,
-    CANCEL_PATH,
     MESSAGES_PATH,
     REST_MAX_BYTES,
     asks_disk,
@@ -39,7 +38,8 @@ from delayserver.api.hot.paths import (
     is_cancel,
     is_health,
     is_hot,
-    is_packed,
+    is_long,
+    one_of,
     parse_call,
 )
 from delayserver.api.hot.publish import Hot
@@ -49,7 +49,6 @@ from delayserver.decisions.delayed_produce import Level
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.records.tracecontext import trace_of
 from delayserver.server.calls import Calls
-from delayserver.slices import Slices
 from delayserver.times import format_duration, parse_duration_ms
 from storage.errors import StorageError
 
@@ -102,21 +101,25 @@ class HotPath:
             limit = hot.max_bytes(path)
             data = await read_body(limited(headers, receive, limit, hot.about_limit(path)))
             content_type = header(headers, b"content-type")
-            if is_cancel(scope["method"], path):
-                restricted = caller is not None and not caller.is_admin and asks_disk(path)
-                subjects = await hot.cancels.subjects_of(path, data) if restricted else {}
-                if path == CANCEL_PATH:
-                    work = hot.cancels.answering(data, caller, subjects)
-                    answer = await self._calls.slices.run(work)
-                else:
-                    answer = hot.cancels.answer(path, data, headers, caller, subjects)
-            elif path != BATCH_PATH:
-                answer = hot.answer(path, data, content_type, caller, trace_of(headers))
+            is_restricted = caller is not None and not caller.is_admin
+            if is_long(scope["method"], path):
+                with hot.bodies.holding(length := len(data)):
+                    if path == BATCH_PATH:
+                        await ready_to_read(hot.intake, content_type)
+                        trace = trace_of(headers)
+                        work = hot.answering(data, content_type, caller, trace)
+                    else:
+                        ids = ids_in(data) if is_restricted else ()
+                        subjects = await hot.cancels.subjects_of(ids)
+                        work = hot.cancels.answering(data, caller, subjects)
+                    data = b""  # The work lets go of it as soon as it can.
+                    answer = await hot.bodies.run(length, work)
+            elif is_cancel(scope["method"], path):
+                ids = [one_of(path)[1]] if is_restricted and asks_disk(path) else ()
+                subjects = await hot.cancels.subjects_of(ids)
+                answer = hot.cancels.answer(path, headers, caller, subjects)
             else:
-                slices, now_ms = self._calls.slices, self._calls.clock()
-                data, content_type = await unpacked(hot.intake, slices, data, content_type, now_ms)
-                work = hot.answering(data, content_type, caller, trace_of(headers))
-                answer = await slices.run(work)
+                answer = hot.answer(path, data, content_type, caller, trace_of(headers))
             del data  # What it says is kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:
                 answer = await acknowledged(self._calls, answer, ack)
@@ -181,16 +184,10 @@ def is_utf8(scope: Scope) -> bool:
     return True
 
 
-async def unpacked(
-    intake: Intake, slices: Slices, data: bytes, content_type: bytes, now_ms: int
-) -> tuple[bytes, bytes]:
-    """A batch as the hot path reads it, and its content type. Raises as `Intake.unpacked` and
-    `Intake.import_arrow`."""
-    if is_packed(content_type):
-        return await slices.run(intake.unpacked(data, now_ms)), JSON
+async def ready_to_read(intake: Intake, content_type: bytes) -> None:
+    """See to it that a batch of that type can be read. Raises as `Intake.import_arrow`."""
     if is_arrow(content_type) and not intake.reads_arrow:
         await asyncio.get_running_loop().run_in_executor(None, intake.import_arrow)
-    return data, content_type
 
 
 class Ack(NamedTuple):

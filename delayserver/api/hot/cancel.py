@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from delayserver.api.conditions import expected_versions
 from delayserver.api.documents import CancelledDocument, CancelResultDocument, StateDocument, encode
 from delayserver.api.hot.answers import Answer, Headers, Responder, problem_answer, wire_of
-from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, asks_disk, one_of
+from delayserver.api.hot.paths import asks_disk, one_of
 from delayserver.api.intake import check_utf8
 from delayserver.api.problems import UNREADABLE, input_error
 from delayserver.api.second_look import in_one, readable_fields
@@ -95,12 +95,12 @@ class HotCancel:
     def answer(
         self,
         path: str,
-        data: bytes,
         headers: Headers,
         caller: Caller | None,
         subjects: Subjects | None = None,
     ) -> Answer:
-        """Cancel what `path` and `data` say, or tell why not. Without a `caller`, nobody is asked.
+        """Cancel the message that `path` names, or tell why not. Without a `caller`, no right is
+        checked.
 
         `subjects`: see `subjects_of`; needed where the caller may not do everything."""
         try:
@@ -108,8 +108,6 @@ class HotCancel:
                 if caller is not None and not caller.is_admin and asks_disk(path):
                     raise OverloadedError("the token was changed meanwhile: ask again")
                 subjects = {}
-            if path == CANCEL_PATH:
-                return at_once(self.answering(data, caller, subjects))
             if_match = next((value for name, value in headers if name == b"if-match"), None)
             condition = None if if_match is None else if_match.decode("latin-1")
             subject, text = one_of(path)
@@ -133,13 +131,10 @@ class HotCancel:
         except Exception as error:
             return problem_answer(error)
 
-    async def subjects_of(self, path: str, data: bytes) -> Subjects:
-        """The subjects of the messages that a call names by their ids.
-
-        Raises InputError for a call that cannot be read."""
+    async def subjects_of(self, texts: Sequence[str]) -> Subjects:
+        """The subjects of the messages with these ids."""
         calls = self._calls
         subjects: dict[str, str | Refusal] = {}
-        texts = _read(data).ids if path == CANCEL_PATH else [path.removeprefix(MESSAGE_PATH)]
         for text in texts:
             try:
                 found = calls.message_id(text)
@@ -336,6 +331,11 @@ class HotCancel:
                 refusals.setdefault(begin + index, why)
         seqs = np.concatenate([by_ids.seqs, by_keys.seqs])
         return seqs, np.concatenate([by_ids.dues_ms, by_keys.dues_ms])
+
+
+def ids_in(data: bytes) -> Sequence[str]:
+    """The ids that a call names which cancels many. Raises InputError if it cannot be read."""
+    return _read(data).ids
 
 
 def _is_by_key(one: _Gathered) -> bool:

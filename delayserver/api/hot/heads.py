@@ -28,6 +28,7 @@ from delayserver.api.hot.paths import (
     ConsumerCall,
     is_cancel,
     is_hot,
+    is_long,
     is_packed,
     parse_call,
 )
@@ -56,6 +57,8 @@ class Head(NamedTuple):
     keep_alive: bool
     trace: Trace | None
     is_cancel: bool = False
+    is_long: bool = False
+    """Whether it is that of a call for many messages."""
     may_gather: bool = False
     """Whether it is that of a publish as most clients send it, which may be gathered."""
     data: bytes = b""
@@ -164,6 +167,7 @@ class _HeadParser:
             keep_alive,
             trace,
             is_cancel(method, path),
+            is_long(method, path),
             may_gather,
             data if may_gather else b"",
             may_gather_cancel,

@@ -56,6 +56,11 @@ def is_cancel(method: str, path: str) -> bool:
     return method == "DELETE" and bool(_BY_ID.fullmatch(path) or _BY_KEY.fullmatch(path))
 
 
+def is_long(method: str, path: str) -> bool:
+    """Whether the call is for many messages, so that its answer may take more than a turn."""
+    return method == "POST" and path in (BATCH_PATH, CANCEL_PATH)
+
+
 def asks_disk(path: str) -> bool:
     """Whether it has to be read what a caller asks for who may not do everything."""
     return path.startswith(MESSAGE_PATH)

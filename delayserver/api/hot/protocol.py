@@ -41,8 +41,6 @@ from delayserver.api.hot.heads import (
     read_head_of_one,
 )
 from delayserver.api.hot.paths import (
-    BATCH_PATH,
-    CANCEL_PATH,
     CLUSTER_PATH,
     ConsumerCall,
     asks_disk,
@@ -394,15 +392,15 @@ class _HotProtocol(Connection):
             if head.may_gather_cancel and unanswered.count == 1:
                 self._gather_cancel(head, caller)
                 return
-            if head.path == BATCH_PATH:
-                work = hot.answering(body, head.content_type, caller, head.trace)
-                self._serve_in_slices(head, work)
-                return
-            if head.path == CANCEL_PATH:
-                self._serve_in_slices(head, hot.cancels.answering(body, caller))
+            if head.is_long:
+                if head.is_cancel:
+                    work = hot.cancels.answering(body, caller)
+                else:
+                    work = hot.answering(body, head.content_type, caller, head.trace)
+                self._serve_in_slices(head, len(body), work)
                 return
             if head.is_cancel:
-                answer = hot.cancels.answer(head.path, body, head.headers, caller)
+                answer = hot.cancels.answer(head.path, head.headers, caller)
             else:
                 answer = hot.answer(head.path, body, head.content_type, caller, head.trace)
         except DelayServerError as error:
@@ -414,9 +412,9 @@ class _HotProtocol(Connection):
             self._unanswered.keep_alive = False
         self.respond(wire_of(answer), answer.group)
 
-    def _serve_in_slices(self, head: Head, work: Work[Answer]) -> None:
+    def _serve_in_slices(self, head: Head, length: int, work: Work[Answer]) -> None:
         """Answer at once, as nearly always, or in a turn to come: what comes behind the request is
-        looked at then."""
+        looked at then. `length`: of its body, in bytes. Raises OverloadedError."""
         is_told = False
 
         def told(answer: Answer | None, error: Exception | None) -> None:
@@ -430,7 +428,7 @@ class _HotProtocol(Connection):
             if was_held and not self.transport.is_closing():
                 self.data_received(b"")  # what was held
 
-        self.hot.slices.begin(work, told)
+        self.hot.bodies.begin(length, work, told)
         if not is_told:
             self._is_elsewhere = True
 

@@ -38,6 +38,7 @@ from delayserver.api.hot.answers import (
     problem_answer,
     wire_of,
 )
+from delayserver.api.hot.bodies import Bodies
 from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.consume import Consuming
 from delayserver.api.hot.paths import (
@@ -49,6 +50,7 @@ from delayserver.api.hot.paths import (
     REST_MAX_BYTES,
     ConsumerCall,
     is_arrow,
+    is_packed,
 )
 from delayserver.api.intake import ENVELOPE_BYTES, Intake
 from delayserver.decisions.new_messages import PublishBatch
@@ -65,6 +67,7 @@ from delayserver.times import format_duration, format_time
 from storage.errors import StorageError
 
 _PUBLISH = (Action.PUBLISH,)
+_JSON_FORM = JSON.decode()
 RECORD_BYTES = 128
 """A message takes at most so many bytes in a group besides its own."""
 _encode = msgspec.json.Encoder().encode
@@ -83,7 +86,8 @@ class Hot:
         self.exit = Exit(calls.may_answer, calls.shard)
         self._calls = calls
         self.intake = intake
-        self.slices, self.turns = calls.slices, calls.turns
+        self.bodies = Bodies(calls.slices, calls.settings.receiving_max_bytes)
+        self.turns = calls.turns
         self.cancels = HotCancel(calls)
         self._gathered: list[_Gathered] = []
         self.gathered_bytes = 0
@@ -129,7 +133,9 @@ class Hot:
         """As `answer`, of a batch: in slices where it is long, or wrong."""
 
         def publish(trace: Trace | None) -> Work[Answer]:
+            nonlocal data
             batch = yield from self.reading_batch(data, content_type, caller)
+            data = b""  # Its messages are kept elsewhere from now on.
             return (yield from self._publishing_batch(batch, trace))
 
         return self._in_span(BATCH_PATH, trace, publish)
@@ -314,7 +320,12 @@ class Hot:
         """The messages of a batch that the caller may publish; they are counted. Raises as the
         intake does, AccessError."""
         now_ms = self._calls.clock()
-        if is_arrow(content_type):
+        if content_type in (JSON, b""):
+            batch = yield from self.intake.reading(data, _JSON_FORM, now_ms)
+        elif is_packed(content_type):
+            data = yield from self.intake.unpacked(data, now_ms)
+            batch = yield from self.intake.reading(data, _JSON_FORM, now_ms)
+        elif is_arrow(content_type):
             batch = yield from self.intake.reading_arrow(data, now_ms)
         else:
             form = content_type.decode("latin-1").lower()

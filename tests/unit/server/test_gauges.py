@@ -83,6 +83,9 @@ AT_THE_LIMIT = {
     "bodies of requests that have come in part": (
         "unit/api/hot/test_protocol.py::test_bodies_that_come_in_part_have_one_bound_together"
     ),
+    "bodies of batches and of long cancels that have come and wait for their answers": (
+        "unit/api/hot/test_protocol.py::test_bodies_that_wait_in_slices_have_one_bound_together"
+    ),
     "publishes that have come and wait to be decided together": (
         "unit/api/hot/test_publish.py::test_publishes_that_wait_to_be_decided_have_a_bound_together"
     ),

@@ -146,6 +146,19 @@ def test_who_wants_no_forwarding_is_told_whose_a_batch_is_that_belongs_elsewhere
     assert [shard for shard, _ in world.parts] == [2, 1]
 
 
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_batch_and_its_parts_are_counted_where_they_are(full: int) -> None:
+    world = World()
+    keys = keys_of(1, 2)
+    held = [one.hot.bodies for one in world.machines]
+    with held[full].holding(world.machines[full].settings.receiving_max_bytes - 1):
+        answer = world.publish([item(key) for key in keys])
+    assert answer.status == 503
+    assert b"receiving_max_bytes" in answer.body
+    assert world.publish([item(key) for key in keys]).status == 200
+    assert [one.held_bytes for one in held] == [0] * COUNT
+
+
 def test_duplicates_are_counted_by_shard() -> None:
     world = World()
     old, new = keys_of(1, 1)[0], keys_of(2, 1)[0]

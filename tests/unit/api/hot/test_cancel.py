@@ -13,7 +13,7 @@ from delayserver.api.documents import CancelledDocument, StateDocument
 from delayserver.api.hot.answers import wire_of
 from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.heads import read_head_of_one
-from delayserver.api.hot.paths import CANCEL_PATH, MESSAGE_PATH, one_of
+from delayserver.api.hot.paths import MESSAGE_PATH, one_of
 from delayserver.errors import AccessError
 from delayserver.records.ids import COLUMNS_MIN
 from delayserver.records.message import Payload, State
@@ -77,7 +77,7 @@ class Machine(MessageParts):
         return clients
 
     def ask_alone(self, paths: list[str], caller: Caller | None = None) -> list[bytes]:
-        return [wire_of(self.hot.answer(path, b"", (), caller)) for path in paths]
+        return [wire_of(self.hot.answer(path, (), caller)) for path in paths]
 
     def end(self, error: Exception | None = None) -> None:
         """The group that is being written is durable, or is not since there was an error."""
@@ -280,7 +280,7 @@ def test_each_of_many_in_one_call_has_its_result() -> None:
         b'{"ids":["%b","x"],"keys":[{"subject":"%b","key":"k2"},{"subject":"%b","key":"none"},'
         b'{"subject":"no subject","key":"k0"},{"subject":"%b","key":"fired"}]}'
     ) % (text.upper().encode(), *[SUBJECT.encode()] * 3)
-    answer = machine.hot.answer(CANCEL_PATH, body, (), None)
+    answer = at_once(machine.hot.answering(body, None))
     found = msgspec.json.decode(answer.body, type=CancelledDocument)
     states = ["cancelled", None, "cancelled", None, None, "delivered"]
     assert [one.state for one in found.results] == states

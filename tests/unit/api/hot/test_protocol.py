@@ -294,6 +294,49 @@ def test_a_bad_batch_takes_its_turns_and_holds_up_nobody_else(is_gone: bool) -> 
     assert transport.written.count(b"HTTP/1.1 201 ") == 2
 
 
+def test_bodies_that_wait_in_slices_have_one_bound_together() -> None:
+    bad = b"[%b]" % b",".join([b'{"subject":"orders","ttl":0}'] * 40)
+    limit = 2 * len(bad)
+    listener = Listener(batch_max_bytes=limit, body_max_bytes=limit, receiving_max_bytes=limit)
+    listener.machine.slices.turn_items = 50
+    ones = [listener.connect() for _ in range(3)]
+    for connection, _ in ones:
+        connection.data_received(head(len(bad)) + bad)
+    assert [one.written[9:12] for _, one in ones] == [b"", b"", b"503"]
+    assert b"receiving_max_bytes" in ones[2][1].written
+    assert listener.machine.hot.bodies.held_bytes == limit
+    while listener.machine.ports.turns:
+        turn(listener)
+    assert [one.written[9:12] for _, one in ones] == [b"422", b"422", b"503"]
+    assert listener.machine.hot.bodies.held_bytes == 0
+    ones[2][0].data_received(head(len(bad)) + bad)  # The connection goes on.
+    while listener.machine.ports.turns:
+        turn(listener)
+    assert ones[2][1].written.count(b"HTTP/1.1 422 ") == 1
+
+
+@pytest.mark.parametrize("path", [BATCH, "/v1/messages/cancel"])
+def test_bodies_that_come_through_asgi_are_counted_too(path: str) -> None:
+    machine = Machine(batch_max_bytes=1000, body_max_bytes=1000, receiving_max_bytes=1000)
+    hot = HotPath(cast(Any, machine.calls), machine.hot, cast(Any, None))
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    sent: list[Any] = []
+    held: list[int] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"[" + b" " * 99, "more_body": False}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+        held.append(machine.hot.bodies.held_bytes)
+
+    for others_bytes, status in ((901, 503), (900, 422)):
+        with machine.hot.bodies.holding(others_bytes):
+            asyncio.run(hot.publish(dict(scope), receive, send))
+        assert sent[-2]["status"] == status
+        assert held[-1] == others_bytes
+
+
 def test_what_is_passed_on_is_answered_too_but_for_a_call_that_may_wait() -> None:
     listener = Listener()
     for path, stays in (("/v1/elsewhere", True), ("/v1/subscriptions/a/pull?b=c", False)):
