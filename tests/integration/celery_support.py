@@ -286,11 +286,11 @@ def main() -> None:
         shop = Shop(Path(name), api.process.url, store.url(0))
         try:
             sent = tasks_over(api, shop, restarts)
+            runs = Counter(shop.counts[one] for one in sent)
         finally:
             shop.end()
             api.shut_down()
             store.kill()
-    runs = Counter(shop.counts[one] for one in sent)
     print(f"{restarts} planned restarts; tasks that ran so often: {runs}")
     if runs.keys() != {1}:
         raise SystemExit(1)
