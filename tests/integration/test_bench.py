@@ -64,6 +64,8 @@ LEVELS = {
     "lateness": "pull, 1,000 due/s, 1,000 publishes/s",
     "turns": "1,000 due/s, ack, then pull|1,000 due/s, the next pull has the acks",
     "webhook": "webhook, 500 due/s, 500 publishes/s|webhooks, all due at once",
+    "neighbours": "webhook, 500 due/s of 100 subscriptions, alone|"
+    "webhook, 500 due/s of 100 subscriptions, beside one that hangs",
     "hour": "hour change, 10,000 due|memory, hour of 10,000 loaded",
     "backlog": "memory, 4,000 due tomorrow|disk, 4,000 pending|"
     "memory, 4,000 in a loaded hour, as they came|memory, 4,000 in a loaded hour, restarted",
@@ -75,7 +77,13 @@ LEVELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "only", ["post,batch,cancel", "client,pull,curves", "lateness,turns,webhook", "hour,backlog"]
+    "only",
+    [
+        "post,batch,cancel",
+        "client,pull,curves",
+        "lateness,turns,webhook",
+        "neighbours,hour,backlog",
+    ],
 )
 def test_levels(only: str, tmp_path: Path) -> None:
     found, _ = figures("levels", tmp_path, "--only", only)
