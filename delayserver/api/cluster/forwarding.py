@@ -69,6 +69,7 @@ a call must not meet that. (Half of that setting, where it is shorter.)"""
 IDLE_MAX: Final = 256
 OWNER_WAIT_S: Final = 2.0
 """How long a call waits where an owner has left in order, and the next one is about to come."""
+LOOK_AGAIN_S: Final = 0.05
 SILENCE_S: Final = 90.0
 """An owner that neither takes nor says anything for so long is given up. The longest that one keeps
 a call waiting is 60 s (pulls, `ack`, the map)."""
@@ -339,9 +340,9 @@ class _Call:
         self._scope[WHEN_GONE](self._leave)
         has_more = message.get("more_body", False)
         tries = 2 if self._is_safe and not has_more else 1
+        until_s = self._forwarder.loop.time() + OWNER_WAIT_S
         try:
             while True:
-                tries -= 1
                 place, stream = await self._way()
                 head, is_chunked = self._head(place)
                 body = message["body"]
@@ -355,10 +356,22 @@ class _Call:
                 except OSError as error:
                     if self._end is not None:
                         raise self._end from error
+                    if not self._was_sent and await self._may_look_again(place, until_s):
+                        continue
+                    tries -= 1
                     if self.has_begun or not tries:
                         raise self._lost() from error
         finally:
             self._scope[WHEN_GONE](None)
+
+    async def _may_look_again(self, place: OwnerPlace, until_s: float) -> bool:
+        """Whether to look for the owner once more, after a connection that ended before anything
+        was sent: an owner that leaves may have closed it. Waits a moment for the next owner."""
+        now_s = self._forwarder.loop.time()
+        if now_s >= until_s:
+            return False
+        await self._forwarder.has_moved(place, min(until_s, now_s + LOOK_AGAIN_S))
+        return self._end is None
 
     async def _way(self) -> tuple[OwnerPlace, HttpStream]:
         """Where the owner is, and a connection. One that cannot be reached may have left, so the

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import time
@@ -546,6 +547,35 @@ def test_a_call_that_changes_nothing_is_asked_once_more() -> None:
         assert status == 503
         assert "outcome" not in problem
 
+    run(test)
+
+
+@pytest.mark.parametrize("closes", [1, 10**9])
+def test_a_connection_that_ends_before_anything_is_sent_is_no_attempt(
+    monkeypatch: Any, closes: int
+) -> None:
+    async def test(world: World) -> None:
+        forwarder = world.standby._forwarder
+        connect, made = forwarder.connect, itertools.count(1)
+
+        async def closing(place: Any) -> Any:
+            stream = await connect(place)
+            if next(made) <= closes:
+                stream.abort()
+            return stream
+
+        monkeypatch.setattr(forwarder, "connect", closing)
+        client = await world.connect()
+        client.send("POST", "/v1/messages", body=b"x")
+        if closes == 1:
+            (await world.asked()).answer(b"done")
+            assert (await client.answer())[2] == b"done"
+        else:
+            status, _, problem = await client.problem()
+            assert status == 503 and "outcome" not in problem
+            assert next(made) > 2
+
+    monkeypatch.setattr(forwarding, "OWNER_WAIT_S", 0.2)
     run(test)
 
 
