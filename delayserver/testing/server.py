@@ -323,7 +323,11 @@ class SimulatedServer(Shard):
         gauges = Gauges(self.engine, settings, clock)
         tokens = TokenTable(TokenFile(files), None, clock.monotonic_s)
         self.calls = Calls(self, gauges, tokens)
-        self.take_over_leases()
+        try:
+            self.take_over_leases()
+        except BaseException:
+            self.close()
+            raise
         self._watch()
 
     def _watch(self) -> None:

@@ -23,7 +23,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError
-from delayserver.records.message import DueDelivery, Payload, State
+from delayserver.records.message import DueDelivery, Payload, ScheduleEntry, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
@@ -90,7 +90,7 @@ class Model(RuleBasedStateMachine):
         self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
         self.known: dict[int, Known] = {}
         self.by_key: dict[tuple[str, str], int] = {}
-        self.latest_ms = 0
+        self.latest_ms = self.looked_ms = 0
         self.leased: dict[str, tuple[DueDelivery, int]] = {}
         """Tokens whose lease has not ended: until when, on the stopwatch."""
 
@@ -108,7 +108,8 @@ class Model(RuleBasedStateMachine):
         self.leased = {
             token: (delivery, max(until_ms, soonest_ms))
             for token, (delivery, until_ms) in self.leased.items()
-            if is_planned
+            # One whose message is not due any more, since the clock was set back, is over.
+            if is_planned and delivery.entry.due_ms <= self.clock.now_ms
         }
         self.ledger.new_life()
         self.ledger.present = self.clock.stopwatch_ms
@@ -137,9 +138,10 @@ class Model(RuleBasedStateMachine):
         for token, (_, until_ms) in list(self.leased.items()):
             if until_ms <= present_ms:
                 del self.leased[token]
-        ahead_ms = self.clock.now_ms - self.latest_ms
+        ahead_ms = self.clock.now_ms - self.looked_ms
+        self.looked_ms = self.clock.now_ms
         self.latest_ms = max(self.latest_ms, self.clock.now_ms)
-        if not 0 <= ahead_ms < SETTINGS.express_ms:
+        if self.looked_ms < self.latest_ms or not 0 <= ahead_ms < SETTINGS.express_ms:
             # A message is filed first that came before the server has seen the clock set ahead,
             # or that is of an hour which was settled before it was set back.
             self.checkpoint()
@@ -237,6 +239,8 @@ class Model(RuleBasedStateMachine):
         message = self.known[seq]
         cancel = self.server.engine.messages.cancel
         if message.state is State.SCHEDULED or message.is_retrying:
+            # Its key is taken until the window after that is over, also behind the cancel.
+            message.due_ms = self._entry_of(seq).due_ms
             assert cancel(seq, message.published_due_ms) is not None
             message.state, message.is_retrying = State.CANCELLED, False
             self.server.rest()
@@ -247,6 +251,11 @@ class Model(RuleBasedStateMachine):
             with pytest.raises(ConflictError) as caught:
                 cancel(seq, message.published_due_ms)
             assert caught.value.state == message.state
+
+    def _entry_of(self, seq: int) -> ScheduleEntry:
+        """Where it is, which for a retry is drawn by lot."""
+        located = self.server.engine.messages.locate(seq, self.known[seq].published_due_ms)
+        return located.entry
 
     @rule(seq=seqs, delay_ms=DELAYS)
     def move(self, seq: int, delay_ms: int) -> None:
