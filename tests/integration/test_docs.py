@@ -281,9 +281,15 @@ def test_a_table(here, tmp_path):
 
 def test_the_tokens(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = [command_line(one.words) for one in examples(document("docs/access.md"))]
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    # The last two run at two nodes.
+    *ones, export, take = (one.command for one in examples(document("docs/access.md")))
+    shown = [run(["bash", "-c", one]) for one in ones]
     assert len(shown) == 4
     assert "shop" in shown[2] and "worker" in shown[2]
+    run(["bash", "-c", export.replace("/var/lib/delayserver", "data")])
+    taken = run(["bash", "-c", take.replace("/var/lib/delayserver", "other")])
+    assert taken == "added: worker\nchanged: -\nremoved: -\n"
 
 
 def test_brokers(make_api):
