@@ -69,10 +69,13 @@ class Acceptor:
         self._is_closed = False
         self._emptied: asyncio.Future[None] | None = None
 
-    def begin(self) -> None:
-        """Accept from now on."""
+    def begin(self, moved: Sequence[tuple[socket.socket, bytes]] = ()) -> None:
+        """Accept from now on. `moved`: connections of the server before, and what came over each
+        that nobody has served. These are let in, however many they are."""
         for listener in self._listeners:
             listener.setblocking(False)
+        for client, unserved in moved:
+            self._let_in(client, unserved)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -98,10 +101,13 @@ class Acceptor:
             if self.count >= self._connections_max:
                 self._refuse(client)
                 continue
-            self.count += 1
-            task = self._loop.create_task(self._open(client))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._let_in(client)
+
+    def _let_in(self, client: socket.socket, unserved: bytes = b"") -> None:
+        self.count += 1
+        task = self._loop.create_task(self._open(client, unserved))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
     def _refuse(self, client: socket.socket) -> None:
         if not self._is_https:
@@ -111,8 +117,9 @@ class Acceptor:
                 client.recv(_UNREAD_BYTES)
         client.close()
 
-    async def _open(self, client: socket.socket) -> None:
+    async def _open(self, client: socket.socket, unserved: bytes) -> None:
         protocol = self._make_protocol()
+        protocol.unserved = unserved
         protocol.on_lost = self._lose
         try:
             await self._loop.connect_accepted_socket(
@@ -131,12 +138,13 @@ class Acceptor:
                 protocol.shutdown()  # as those were told that were open before
 
     def adopt(self) -> Connection:
-        """The protocol of a connection that has come another way, and counts as one of these.
-        Raises OverloadedError."""
-        if self._is_closed or self.count >= self._connections_max:
+        """The protocol of a tunnel, which counts as one of these. One that comes after the end is
+        told so: its other end believes that it may be used. Raises OverloadedError."""
+        if self.count >= self._connections_max:
             raise OverloadedError(f"there are {self._connections_max} connections")
         self.count += 1
         protocol = self._make_protocol()
+        protocol.is_tunnel, protocol.comes_late = True, self._is_closed
         protocol.on_lost = self._lose
         return protocol
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
+from uvicorn.server import ServerState
 
 from delayserver.api.acceptor import Acceptor
 from delayserver.api.app import REST_AFTER_S, App, make_app
@@ -34,6 +35,7 @@ from delayserver.api.hangups import Hangups, block
 from delayserver.api.hot.answers import Always
 from delayserver.api.listening import BACKLOG, bind, listen, url_of
 from delayserver.api.logs import finish_logging, set_up_logging
+from delayserver.api.moving import Moving
 from delayserver.api.reporting import (
     EXIT_FATAL,
     EXIT_FENCED,
@@ -57,7 +59,6 @@ from storage.kinds import require_servable
 from storage.shards import find_directory_above, fix_shard_count
 
 if TYPE_CHECKING:
-    from delayserver.api.cluster.meeting import TcpMeeting
     from delayserver.api.cluster.node import NodeShard
 
 GRACE_S = 5
@@ -123,7 +124,8 @@ def serve(
         faults.watch()
         if faults.was_seen:
             log.critical("the last run ended with a memory fault: the whole catalog is verified")
-        while node is None or _stand_by(node, listeners):
+        moving = Moving()
+        while node is None or _stand_by(node, listeners, moving):
             server = Server(
                 settings,
                 fatal=_end,
@@ -143,8 +145,9 @@ def serve(
             faults.remove_notes()
             for listener in listeners:
                 listen(settings, listener)
-            if not _serve_until_end(settings, server, listeners, certificates, place, node):
+            if not _serve_until_end(settings, server, listeners, certificates, place, node, moving):
                 break
+        moving.close()
     except FencedError as error:
         log.critical("cannot go on", error=str(error))
         return EXIT_FENCED
@@ -161,6 +164,7 @@ def _serve_until_end(
     certificates: Certificates,
     place: ShardPlace | None,
     node: "NodeShard | None",
+    moving: Moving,
 ) -> bool:
     """Serve until it is told to stop, or gives its office away; whether it is to go on then."""
     import uvloop
@@ -170,14 +174,15 @@ def _serve_until_end(
     _collect()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, server, listeners, certificates, place, node))
+            serving = _serve(settings, server, listeners, certificates, place, node, moving)
+            return runner.run(serving)
     except KeyboardInterrupt:
         return False
     finally:
         gc.unfreeze()
 
 
-def _stand_by(node: "NodeShard", listeners: list[socket.socket]) -> bool:
+def _stand_by(node: "NodeShard", listeners: list[socket.socket], moving: Moving) -> bool:
     """Follow until this node holds the office; False: it was told to stop."""
     import uvloop
 
@@ -185,7 +190,7 @@ def _stand_by(node: "NodeShard", listeners: list[socket.socket]) -> bool:
     for listener in listeners:
         listener.listen(BACKLOG)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        following = node.stand_by(listeners, partial(tell_supervisor, RECOVERED))
+        following = node.stand_by(listeners, partial(tell_supervisor, RECOVERED), moving)
         return runner.run(following) is not None
 
 
@@ -203,29 +208,24 @@ class _Uvicorn(uvicorn.Server):
         config: uvicorn.Config,
         server: Server,
         app: App,
-        certificates: Certificates,
-        meeting: "TcpMeeting | None" = None,
+        acceptor: Acceptor,
+        moving: Moving | None = None,
     ) -> None:
+        """`moving`: where its connections are before it and, if it gives its shard away, behind
+        it."""
         super().__init__(config)
-        self._meeting = meeting
         self._server = server
         self._app = app
-        self._certificates = certificates
+        self._acceptor = acceptor
+        self._moving = moving
         self.gives_away = False
         """Another one is to own the shard."""
         self._is_told_to_stop = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Instead of uvicorn's: connections are accepted by our own acceptor."""
-        assert sockets is not None
-        make_protocol = partial(
-            self._app.protocol, config=self.config, server_state=self.server_state, app_state={}
-        )
-        acceptor = Acceptor(sockets, make_protocol, self._server.settings, self._certificates)
-        self.servers = [acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
-        acceptor.begin()
-        if self._meeting is not None:
-            self._meeting.take_tunnels(acceptor.adopt)
+        self.servers = [self._acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
+        self._acceptor.begin(() if self._moving is None else self._moving.take())
         self.started = True
         self._app.rest.begin_within(REST_AFTER_S)
 
@@ -286,6 +286,7 @@ class _Uvicorn(uvicorn.Server):
         if self.gives_away:
             # What has come is answered; only what would have to wait is told to ask again.
             self._server.hold_back()
+            self._app.protocol.moving = self._moving
         else:
             await self._server.end_leases(lambda: self.force_exit)
             self._server.begin_stop()
@@ -300,6 +301,7 @@ async def _serve(
     certificates: Certificates,
     place: ShardPlace | None,
     node: "NodeShard | None",
+    moving: Moving | None = None,
 ) -> bool:
     """Whether the process is to go on when it returns."""
     book = None if place is None else OwnerBook(place.count)
@@ -330,8 +332,16 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
-    meeting = None if node is None else node.meeting
-    uvicorn_server = _Uvicorn(config, server, app, certificates, meeting)
+    # A node goes on to listen when its server has ended.
+    shared = listeners if node is None else [listener.dup() for listener in listeners]
+    server_state = ServerState()
+    make_protocol = partial(app.protocol, config=config, server_state=server_state, app_state={})
+    acceptor = Acceptor(shared, make_protocol, settings, certificates)
+    uvicorn_server = _Uvicorn(config, server, app, acceptor, moving)
+    uvicorn_server.server_state = server_state
+    if node is not None:
+        # Before anybody can come: who has proved itself believes that its tunnel is taken.
+        node.meeting.take_tunnels(acceptor.adopt)
     if app.member is not None:
         assert lines is not None
         epoch = 0 if node is None else node.epoch
@@ -344,8 +354,6 @@ async def _serve(
     is_https = certificates.served is not None
     log.info("listening", url=url_of(listeners[0], is_https), pid=os.getpid())
     try:
-        # A node goes on to listen when its server has ended.
-        shared = listeners if node is None else [listener.dup() for listener in listeners]
         await uvicorn_server.serve(sockets=shared)
     finally:
         if app.member is not None:

@@ -15,11 +15,16 @@ A call to another node cannot be read on its way. An owner by HTTPS is verified.
 reached by a tunnel through the port of its links, behind the proof that both nodes know the
 cluster's secret (`delayserver.api.cluster.meeting`).
 
-A call is sent once, and nobody is told more than is known. No connection: 503, nothing was done.
-A connection that broke after the request went out: 503 with `outcome: unknown`; GET and HEAD, which
-change nothing, are asked once more. An answer of up to WHOLE_MAX_BYTES is given whole or not at
-all; a longer one whose owner dies ends with the client's connection, which is how HTTP says so. A
-call that the client gives up is given up at once, so that a pull's messages are leased to nobody.
+Nobody is told more than is known, and `_Call.run` alone decides what is known. Not begun: there was
+no connection, or who was asked said that it does not own the shard and has done nothing
+(`StandbyError`), as an owner says that leaves. Then the call looks for the owner again, for up to
+OWNER_WAIT_S; behind that it is answered 503. If this process becomes the owner meanwhile, the call
+is left to its server (`delayserver.api.moving`). A connection that broke after the request went
+out: 503 with `outcome: unknown`; GET and HEAD, which change nothing, are asked once more. A body of
+more than KEPT_MAX_BYTES cannot be sent again. An answer of up to WHOLE_MAX_BYTES is given whole or
+not at all; a longer one whose owner dies ends with the client's connection, which is how HTTP says
+so. A call that the client gives up is given up at once, so that a pull's messages are leased to
+nobody.
 
 Memory: of each call what is on its way in either direction, some 64 KiB each, whatever its length.
 Descriptors: one besides the client's for each call under way; idle ones are no more than calls were
@@ -37,6 +42,7 @@ import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from functools import lru_cache, partial
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -47,6 +53,7 @@ from delayserver.api.hot.asgi import GoneError, Receive, Scope, Send, limited, s
 from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.hot.paths import BATCH_PATH, NO_FORWARD, REST_MAX_BYTES
 from delayserver.api.intake import ENVELOPE_BYTES
+from delayserver.api.moving import GIVE_BACK
 from delayserver.config import Settings
 from delayserver.errors import (
     DelayServerError,
@@ -62,6 +69,8 @@ from delayserver.http.stream import HttpStream
 FORWARDED: Final = (b"delay-forwarded", b"1")
 """What a call carries that is passed on: nobody passes it on again."""
 WHOLE_MAX_BYTES: Final = 64 * 1024
+KEPT_MAX_BYTES: Final = 64 * 1024
+"""As much of a body is kept until its call is answered."""
 CONNECT_S: Final = 2.0
 IDLE_S: Final = 30.0
 """A connection that was idle for longer is closed: the owner closes it after `idle_timeout_ms`, and
@@ -94,6 +103,8 @@ _NOT_OF_HOP: Final = frozenset({b"content-length", b"host"})
 """… and those that are not, though `Connection` may name them: without its length, the end of a
 body would be another one there than here."""
 _SAFE: Final = frozenset({"GET", "HEAD"})
+_NOT_BEGUN: Final = b'"urn:delayserver:problem:standby"'
+"""In the answer of who does not own the shard (StandbyError)."""
 
 log = structlog.get_logger()
 
@@ -148,6 +159,8 @@ class Forwarder:
         self.tls = tls
         self.loop = asyncio.get_running_loop()
         self.is_closing = False
+        self.gives_back = False
+        """Whether calls that nobody was asked are left to the next server of this process."""
         self._owner = owner
         self._check = check
         self._tunnel = tunnel
@@ -170,15 +183,17 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = _Call(self, scope, self._counted(send))
+        self._calls.add(call)
         try:
             await self._admit(scope["headers"])
             is_batch = scope["path"] == BATCH_PATH
             limit = self._batch_max_bytes if is_batch else self._rest_max_bytes
-            self._calls.add(call)
             await call.run(limited(scope["headers"], receive, limit))
         except GoneError:
             return
         except DelayServerError as error:
+            if call.is_gone:
+                return
             if call.has_begun:
                 # uvicorn closes the connection of an answer that does not end.
                 log.warning("an answer was cut off", path=scope["path"], error=str(error))
@@ -210,7 +225,7 @@ class Forwarder:
         place = self.place()
         if is_to_be_told:
             raise MisdirectedError(self.shard, place.url)
-        if len(self._calls) >= self._calls_max:
+        if len(self._calls) > self._calls_max:
             raise OverloadedError(f"there are {self._calls_max} calls under way to the owner")
 
     async def _until_owned(self) -> None:
@@ -298,6 +313,12 @@ class Forwarder:
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
+    def give_back(self) -> None:
+        """Leave what nobody was asked, now or later, to the next server of this process."""
+        self.gives_back = True
+        for call in tuple(self._calls):
+            call.give_back()
+
     def give_up(self) -> None:
         """Answer what is under way without the owner, as far as it is not answered."""
         self.is_closing = True
@@ -329,46 +350,57 @@ class _Call:
         self._end: GoneError | DelayServerError | None = None
         """Why it was ended from this side."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits here for its answer any more."""
+        return isinstance(self._end, GoneError)
+
     async def run(self, receive: Receive) -> None:
         """Pass it on, and its answer back. Raises GoneError, DelayServerError."""
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GoneError
-        if self._end is not None:
-            raise self._end
-        # From here on the client is heard leave before anything else happens.
-        self._scope[WHEN_GONE](self._leave)
-        has_more = message.get("more_body", False)
-        tries = 2 if self._is_safe and not has_more else 1
+        body = _Body(receive)
+        tries = 2 if self._is_safe else 1
         until_s = self._forwarder.loop.time() + OWNER_WAIT_S
         try:
             while True:
+                message = await body.receive()
+                if message["type"] == "http.disconnect":
+                    raise GoneError
+                if self._end is not None:
+                    raise self._end
+                # From here on the client is heard leave before anything else happens.
+                self._scope[WHEN_GONE](self._leave)
+                has_more = message.get("more_body", False)
                 place, stream = await self._way()
                 head, is_chunked = self._head(place)
-                body = message["body"]
+                first = message["body"]
                 if is_chunked:
-                    body = _chunk(body) + (b"" if has_more else _LAST_CHUNK)
+                    first = _chunk(first) + (b"" if has_more else _LAST_CHUNK)
                 try:
-                    rest = self._send_rest(stream, receive, is_chunked) if has_more else None
-                    if await self._exchange(stream, head + body, rest):
+                    rest = self._send_rest(stream, body.receive, is_chunked) if has_more else None
+                    if await self._exchange(stream, head + first, rest):
                         self._forwarder.keep(stream, place)
                     return
                 except OSError as error:
                     if self._end is not None:
                         raise self._end from error
-                    if not self._was_sent and await self._may_look_again(place, until_s):
-                        continue
-                    tries -= 1
-                    if self.has_begun or not tries:
+                    if not body.rewind():
+                        raise self._lost() from error
+                    if self._was_sent:
+                        tries -= 1
+                        if self.has_begun or not tries:
+                            raise self._lost() from error
+                    elif not await self._may_look_again(place, until_s):
                         raise self._lost() from error
         finally:
             self._scope[WHEN_GONE](None)
 
     async def _may_look_again(self, place: OwnerPlace, until_s: float) -> bool:
-        """Whether to look for the owner once more, after a connection that ended before anything
-        was sent: an owner that leaves may have closed it. Waits a moment for the next owner."""
+        """Whether to look for the owner once more, where the call was not begun: the owner may be
+        leaving. Waits a moment for the next one."""
         now_s = self._forwarder.loop.time()
-        if now_s >= until_s:
+        if self._forwarder.gives_back:
+            self.give_back()
+        if now_s >= until_s or self._end is not None:
             return False
         await self._forwarder.has_moved(place, min(until_s, now_s + LOOK_AGAIN_S))
         return self._end is None
@@ -478,9 +510,13 @@ class _Call:
         if stream.has_ended or is_short:
             while data := await stream.read():
                 parts.append(data)
+            body = b"".join(parts)
+            if status == HTTPStatus.SERVICE_UNAVAILABLE and _NOT_BEGUN in body:
+                self._was_sent = False
+                raise _NotBegunError("who was asked does not own the shard")
             self.has_begun = True
             await self._send(start)
-            await self._send({"type": "http.response.body", "body": b"".join(parts)})
+            await self._send({"type": "http.response.body", "body": body})
             return
         self.has_begun = True
         await self._send(start)
@@ -497,6 +533,11 @@ class _Call:
     def _leave(self) -> None:
         """The client is gone."""
         self._stop(GoneError())
+
+    def give_back(self) -> None:
+        """Leave it to the next server of this process, if nobody was asked."""
+        if not self._was_sent and self._end is None and self._scope[GIVE_BACK]():
+            self._stop(GoneError())
 
     def give_up(self) -> None:
         """This process is not on standby any more."""
@@ -515,6 +556,39 @@ class _Call:
         stream = self._stream
         if stream is not None and stream.waits_for_other and now_s - stream.active_s >= SILENCE_S:
             stream.abort()
+
+
+class _NotBegunError(ConnectionError):
+    """Who was asked has done nothing, and says so."""
+
+
+class _Body:
+    """The body of a call, part by part; again from its beginning as long as it is short."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept: list[MutableMapping[str, Any]] | None = []
+        self._kept_bytes = 0
+        self._next = 0
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The next part, as ASGI has it."""
+        if self._kept is None:
+            return await self._receive()
+        if self._next == len(self._kept):
+            message = await self._receive()
+            self._kept_bytes += len(message.get("body", b""))
+            if self._kept_bytes > KEPT_MAX_BYTES and message.get("more_body", False):
+                self._kept = None
+                return message
+            self._kept.append(message)
+        self._next += 1
+        return self._kept[self._next - 1]
+
+    def rewind(self) -> bool:
+        """Begin again; False: it cannot be."""
+        self._next = 0
+        return self._kept is not None
 
 
 def _beyond_hop(headers: Headers) -> Iterable[tuple[bytes, bytes]]:

@@ -180,7 +180,8 @@ class TcpMeeting:
         else:
             self._server.close()
         for gate in tuple(self._strangers):
-            gate.abort()
+            if not gate.is_believed:
+                gate.abort()
 
     def _gate(self, make: MakeLink, expected: int | None, own: Party, patience_s: float) -> "_Gate":
         nonce = self._random_bytes(NONCE_BYTES)
@@ -192,6 +193,8 @@ class TcpMeeting:
         """Returns the maker of the protocol for a party that has come here, and proved who it is.
         Raises LinkError."""
         if other != Party(self._own.shard, TUNNEL):
+            if self.is_closed:
+                raise LinkError("a link to a shard that has left")
             return make
         if self._make_tunnel is None:
             raise LinkError("a tunnel to a process that takes none now")
@@ -245,6 +248,12 @@ class _Gate(asyncio.Protocol):
         """From the session on."""
         self.passed: asyncio.Future[None] = self._loop.create_future()
         """The link is made; or LinkError, ConnectionError. Only who connects looks at it."""
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether the other may have our proof already, and may use the connection as soon as it
+        has sent its own: it is to have an answer."""
+        return self._expected is None and self._handshake.has_proved
 
     def abort(self) -> None:
         """End the connection."""

@@ -52,6 +52,7 @@ from delayserver.api.cluster.sharing import Sharing, Take, Taken
 from delayserver.api.cluster.standby import StandbyFront
 from delayserver.api.cluster.watch import News, choose
 from delayserver.api.hot.asgi import Asgi
+from delayserver.api.moving import Moving
 from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.errors import AccessError
@@ -238,9 +239,11 @@ class NodeShard:
         self,
         listeners: Sequence[socket.socket],
         on_open: Callable[[], None],
+        moving: Moving,
     ) -> Holder | None:
         """Follow, and answer at `listeners`, which listen already, until this node holds the
-        office; None: it was told to stop. `on_open` is called once it can follow.
+        office; None: it was told to stop. `on_open` is called once it can follow. `moving`: where
+        the connections of clients are before it, and behind it if the office is held.
 
         Raises StorageError, AccessError."""
         settings, loop, lines = self._settings, asyncio.get_running_loop(), self.lines
@@ -314,7 +317,7 @@ class NodeShard:
             loop.add_signal_handler(number, office.stop)
         refreshing = loop.create_task(_refresh(tokens))
         follow.start()
-        await front.begin(listeners, self._certificates)
+        await front.begin(listeners, self._certificates, moving.take())
         self.book.on_change(lambda shard: front.owner_changed())
         if opened is not None or self._keeper.is_placed:
             log.info("on standby", shard=self._place.shard, node=self._membership.node)
@@ -322,7 +325,7 @@ class NodeShard:
             await office.wait()
             if office.is_stopping:
                 follow.end()
-            await front.close()
+            await front.close(None if office.is_stopping else moving)
             await ended.wait()
             self.holder = office.holder
             if self.holder is not None and office.is_stopping:

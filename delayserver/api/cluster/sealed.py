@@ -97,6 +97,11 @@ class Handshake:
         self.first = _MAGIC + self._said if connects else b""
         self.session: SealedSession | None = None
 
+    @property
+    def has_proved(self) -> bool:
+        """Whether the acceptor has said its proof."""
+        return self._other is not None
+
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """What to send for what has come, and what of it is behind the handshake. Raises LinkError
         when the other does not know the secret, or says something else."""

@@ -11,9 +11,10 @@ what is passed on, the owner checks.
 
 It listens with sockets of its own that share the port with those it was given, so these stay open:
 when this process has become the owner, its server goes on with them. `close` ends in order: nothing
-more is accepted, and who connects meanwhile waits in the system's queue for the server; idle
-connections are closed; what is under way has GRACE_S to be answered, and is told then that its
-outcome is unknown. When `close` returns, no connection is left.
+more is accepted, and who connects meanwhile waits in the system's queue for the server. Idle
+connections, and those whose call nobody was asked yet, wait for it, too (`delayserver.api.moving`);
+without a server to come they are closed. What an owner was asked has GRACE_S to be answered, and is
+told then that its outcome is unknown. When `close` returns, no connection is left.
 
 An owner by HTTPS is verified with the system's authorities (`SSL_CERT_FILE` names others), and with
 `tls_client_ca` where that is set: then it asks who calls, too, and is shown this node's own
@@ -47,8 +48,10 @@ from delayserver.api.documents import HealthDocument, encode
 from delayserver.api.finish import Finish
 from delayserver.api.hot.answers import Always, Answer, header, problem_answer
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
+from delayserver.api.hot.connection import Connection
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
 from delayserver.api.hot.protocol import make_passing_protocol
+from delayserver.api.moving import Moving
 from delayserver.api.scopes import RULES
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, StandbyError
@@ -114,14 +117,17 @@ class StandbyFront:
         self._state = ServerState()
         self._forwarder: Forwarder
         self._acceptor: Acceptor
+        self._protocol: type[Connection]
         self._date: asyncio.TimerHandle | None = None
 
     async def begin(
         self,
         listeners: Sequence[socket.socket],
         certificates: Certificates,
+        moved: Sequence[tuple[socket.socket, bytes]] = (),
     ) -> None:
-        """Answer clients that connect to these, which listen already."""
+        """Answer clients that connect to these, which listen already. `moved`: connections of the
+        server before."""
         settings = self._settings
         self._forwarder = Forwarder(
             self._number,
@@ -143,8 +149,9 @@ class StandbyFront:
             proxy_headers=False,
         )
         config.load()
+        self._protocol = make_passing_protocol(self._access, settings)
         make_protocol = partial(
-            make_passing_protocol(self._access, settings),
+            self._protocol,
             config=config,
             server_state=self._state,
             app_state={},
@@ -152,15 +159,19 @@ class StandbyFront:
         self._set_date()
         shared = [listener.dup() for listener in listeners]
         self._acceptor = Acceptor(shared, make_protocol, settings, certificates)
-        self._acceptor.begin()
+        self._acceptor.begin(moved)
 
-    async def close(self) -> None:
-        """End in order, in GRACE_S and FLUSH_S at the longest. Once more it does nothing."""
+    async def close(self, moving: Moving | None = None) -> None:
+        """End in order, in GRACE_S and FLUSH_S at the longest. Once more it does nothing. `moving`:
+        where the server of this process finds connections; None: there is to be none."""
         if self._date is None:
             return
         self._date.cancel()
         self._date = None
+        self._protocol.moving = moving
         self._acceptor.close()
+        if moving is not None:
+            self._forwarder.give_back()
         for connection in tuple(self._state.connections):
             connection.shutdown()
         for end in tuple(self._polls):

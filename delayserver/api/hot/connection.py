@@ -36,12 +36,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from delayserver.api.access import Access
 from delayserver.api.hot.answers import Answer, problem_answer
+from delayserver.api.moving import Moving
 from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument
 from delayserver.config import Settings
 from delayserver.errors import (
     HeadTooLargeError,
     MalformedError,
     OverloadedError,
+    StandbyError,
     StoppingError,
 )
 
@@ -50,6 +52,7 @@ PART_BYTES: Final = 64
 """What each part of a request costs besides its bytes."""
 PART_MAX_BYTES: Final = 256 * 1024
 """What comes in at once may hold whole requests before the head that is not whole."""
+NOT_BEGUN: Final = StandbyError("the shard is given away just now, and nothing was done: try again")
 LOOKS_PER_TIMEOUT: Final = 2
 LOOK_MIN_S: Final = 0.02
 
@@ -124,7 +127,15 @@ class Connection(HttpToolsProtocol):
     settings: Settings
     receiving: Receiving
     unread: Unread
+    moving: Moving | None = None
+    """Where the connections of a server go that ends while its process goes on; None: nowhere."""
 
+    is_tunnel = False
+    """Whether another process of the cluster is the client, which passes calls on."""
+    comes_late = False
+    """Whether the server was ending already when the connection came."""
+    unserved = b""
+    """What came over the connection before this server had it."""
     phase = Phase.NOTHING
     """Of the request that has come in part."""
     idle_since_s = 0.0
@@ -148,6 +159,15 @@ class Connection(HttpToolsProtocol):
         end the connection."""
 
     @abstractmethod
+    def say_goodbye(self, answer: Answer) -> None:
+        """Answer what may be on its way to here, and end the connection when that has come."""
+
+    @abstractmethod
+    def take_back(self, *, is_given_back: bool = False) -> bytes | None:
+        """What has come that nobody has begun to serve; None: something is served, or it is not
+        known any more. `is_given_back`: nobody has begun to serve the call that is under way."""
+
+    @abstractmethod
     def has_unanswered(self) -> bool:
         """Whether a request has come in, or begun to, that has no answer yet."""
 
@@ -165,6 +185,11 @@ class Connection(HttpToolsProtocol):
         )
         self._look_s = max(LOOK_MIN_S, timeout_ms / 1000 / LOOKS_PER_TIMEOUT)
         self._watch = self.loop.call_later(self._look_s, self._look)
+        if self.comes_late:
+            self.shutdown()
+        elif self.unserved:
+            unserved, self.unserved = self.unserved, b""
+            self.data_received(unserved)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -175,11 +200,29 @@ class Connection(HttpToolsProtocol):
         self.on_lost()
 
     def shutdown(self) -> None:
-        """The server stops: what has come in part is refused, what has come is answered."""
-        if self.phase:
-            self._give_up(problem_answer(StoppingError("the server is stopping")))
+        """The server stops: what has come in part is refused, what has come is answered. Where the
+        process goes on, the next server has what is not begun; a process that passes calls on is
+        told that this one does not begin them."""
+        if self.is_tunnel and self.take_back() is not None:
+            self.say_goodbye(problem_answer(NOT_BEGUN))
+        elif self.move():
+            return
+        elif self.phase:
+            error = NOT_BEGUN if self.is_tunnel else StoppingError("the server is stopping")
+            self._give_up(problem_answer(error))
         else:
             super().shutdown()
+
+    def move(self, *, is_given_back: bool = False) -> bool:
+        """Leave the connection to the next server of the process, if there is to be one and nobody
+        has begun to serve what has come (`is_given_back`: as in `take_back`). Whether it was."""
+        if self.moving is None or self.is_tunnel:
+            return False
+        data = self.take_back(is_given_back=is_given_back)
+        if data is None or not self.moving.hold(self.transport, data):
+            return False
+        self.connection_lost(ConnectionAbortedError("the next server has it"))
+        return True
 
     def check_head(self) -> None:
         """Stop the parser unless the head that has come in is sound and keeps the limits.

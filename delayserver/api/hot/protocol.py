@@ -49,6 +49,7 @@ from delayserver.api.hot.paths import (
     parse_call,
 )
 from delayserver.api.hot.publish import Hot
+from delayserver.api.moving import GIVE_BACK
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.errors import DelayServerError
@@ -62,6 +63,8 @@ HELD_MAX_BYTES = 64 * 1024
 client goes away."""
 LINGER_S = 1.0
 """A client has this long to close a connection whose last answer was given."""
+TAKEN_BACK_MAX_BYTES = 64 * 1024
+"""As much of a request that is passed on is kept, so that it can be left to another server."""
 PIPELINED_MAX = 1024
 """A connection with so many unanswered requests is not read from."""
 
@@ -157,6 +160,8 @@ class _HotProtocol(Connection):
 
     _head: Head | None = None
     """Of the request whose body is being received here."""
+    _head_data: bytes
+    """As it came."""
     _parts: list[bytes]
     _missing: int
     _rest = b""
@@ -249,12 +254,13 @@ class _HotProtocol(Connection):
             ):
                 self._pass_on(data, start)
                 return
-            start = body_start + head.length
+            head_start, start = start, body_start + head.length
             unanswered.count += 1
             self.cycle = unanswered  # type: ignore[assignment]
             if start > length:
                 self._head = head
                 self._parts = [data[body_start:]]
+                self._head_data = data[head_start:body_start]
                 self._missing = start - length
                 self.comes_in_part(Phase.BODY, length - body_start)
                 return
@@ -550,9 +556,32 @@ class _HotProtocol(Connection):
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()
-            self.loop.call_later(LINGER_S, transport.close)
-        else:
+        elif not self.is_tunnel:
             transport.close()
+            return
+        self.loop.call_later(LINGER_S, transport.close)
+
+    def shutdown(self) -> None:
+        cycle = cast("_AnyCycle | None", self.cycle)
+        if self.moving is not None and self._parsing is Phase.BODY and self.has_unanswered():
+            assert cycle is not None
+            cycle.keep_alive = False  # The rest of its body is waited for.
+        else:
+            super().shutdown()
+
+    def say_goodbye(self, answer: Answer) -> None:
+        self._drop_part()
+        self.has_come()
+        self._unanswered.keep_alive = False
+        self.cycle = self._unanswered  # type: ignore[assignment]
+        self.transport.write(wire_of(answer).replace(_END, _CLOSE, 1))
+        self._close_in_stages()
+
+    def take_back(self, *, is_given_back: bool = False) -> bytes | None:
+        if self._head is not None:
+            is_only = self._unanswered.count == 1
+            return b"".join((self._head_data, *self._parts)) if is_only else None
+        return None if self.has_unanswered() or self._parsing else self._rest
 
     def has_unanswered(self) -> bool:
         cycle = cast("_AnyCycle | None", self.cycle)
@@ -611,9 +640,29 @@ class _HotProtocol(Connection):
 class _PassingProtocol(_HotProtocol):
     """Everything goes uvicorn's way, bodies too, as they come."""
 
+    _came: bytes | None = b""
+    """Of the request that is under way, or comes in; None: it is too long, or not alone."""
+
     def data_received(self, data: bytes) -> None:
         if self._unanswered.keep_alive:  # else the connection ends with the answer that is due
+            came = self._came if self._parsing or self.has_unanswered() else b""
+            if came is not None and len(came) + len(data) > TAKEN_BACK_MAX_BYTES:
+                came = None
+            self._came = None if came is None else came + data
             self._pass_on(data, 0)
+
+    def on_message_begin(self) -> None:
+        if self.has_unanswered():
+            self._came = None
+        super().on_message_begin()
+        give_back = partial(self.move, is_given_back=True)
+        self.scope[GIVE_BACK] = give_back  # type: ignore[typeddict-unknown-key]
+
+    def take_back(self, *, is_given_back: bool = False) -> bytes | None:
+        is_served = self.has_unanswered()
+        if not (is_served or self._parsing):
+            return b""
+        return None if is_served and not is_given_back else self._came
 
     def refuse(self, answer: Answer) -> None:
         cycle = cast("_AnyCycle | None", self.cycle)

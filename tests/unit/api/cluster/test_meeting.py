@@ -439,6 +439,40 @@ def test_a_standby_passes_calls_on_through_a_tunnel_that_nobody_reads(secret: by
     asyncio.run(main())
 
 
+def test_a_tunnel_whose_proof_is_under_way_when_the_owner_leaves_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its other end may use it as soon as it has our proof: it needs an answer."""
+    prove = meeting_module._Gate._prove
+
+    def closing(gate: meeting_module._Gate, data: bytes) -> bytes:
+        rest = prove(gate, data)
+        if gate.is_believed and gate._session is None:
+            gate._meeting.close()
+        return rest
+
+    async def main() -> None:
+        owner, standby = Machine(0, "n0"), Machine(0, "n1")
+        owner.meeting.take_tunnels(Echo)
+        async with running(owner):
+            tell(owner.owner(1), standby)
+            monkeypatch.setattr(meeting_module._Gate, "_prove", closing)
+            caller = Caller()
+            await standby.meeting.tunnel(0, lambda: caller)
+            assert owner.meeting.is_closed
+            caller.transport.write(b"a call")
+            await until(lambda: caller.heard == b"A CALL")
+            caller.transport.abort()
+            linked = Machine(1, "n1")
+            tell(owner.owner(1), linked)
+            with pytest.raises(OSError):
+                await linked.meeting.tunnel(0, Caller)
+        for machine in (standby, linked):
+            machine.meeting.close()
+
+    asyncio.run(main())
+
+
 def test_an_owner_that_takes_no_tunnel_refuses_it() -> None:
     async def main() -> None:
         owner, standby = Machine(0, "n0"), Machine(0, "n1")

@@ -12,7 +12,7 @@ import json
 import socket
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -24,11 +24,12 @@ from delayserver.api.cluster import standby as module
 from delayserver.api.cluster.link import Links
 from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.standby import StandbyFront
+from delayserver.api.moving import Moving
 from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
 from tests.unit.api.cluster.test_map import come, links_of
-from tests.waiting import turns
+from tests.waiting import turns, until
 
 NOW_MS = 1_795_192_200_000
 MIB = 1024 * 1024
@@ -155,22 +156,30 @@ class World:
         self.owner_url: str | None = None
         self.is_ready = self.has_replica = True
         self.links: Links = links_of(0, {0: 4000, 1: 4001})
-        limits = Settings(**settings)
-        tokens = TokenTable(TokenFile(SimulatedFiles("data")), token, lambda: 0.0)
-        tokens.refresh(0)
-        self.standby = StandbyFront(
-            limits,
+        self._limits = Settings(**settings)
+        self._tokens = TokenTable(TokenFile(SimulatedFiles("data")), token, lambda: 0.0)
+        self._tokens.refresh(0)
+        self.standby = self.make_front()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.clients: list[Client] = []
+
+    def make_front(self) -> StandbyFront:
+        return StandbyFront(
+            self._limits,
             shard=3,
             owner=lambda: self.owner_url,
             is_ready=lambda: self.is_ready,
             has_replica=lambda: self.has_replica,
-            shard_map=ClusterMap(self.links, limits, lambda: NOW_MS),
+            shard_map=ClusterMap(self.links, self._limits, lambda: NOW_MS),
             metrics=lambda: "delayserver_lag 7\n",
-            tokens=tokens,
+            tokens=self._tokens,
             clock=lambda: NOW_MS,
         )
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.clients: list[Client] = []
+
+    def has_moved_to(self, owner: Owner | None) -> None:
+        """The shard has another owner; None: nobody has it."""
+        self.owner_url = None if owner is None else owner.url
+        self.standby.owner_changed()
 
     async def begin(self) -> None:
         await self.owner.begin()
@@ -579,6 +588,79 @@ def test_a_connection_that_ends_before_anything_is_sent_is_no_attempt(
     run(test)
 
 
+NOT_BEGUN = b'{"type":"urn:delayserver:problem:standby","status":503}'
+
+
+@contextlib.asynccontextmanager
+async def next_owner() -> AsyncIterator[Owner]:
+    owner = Owner()
+    await owner.begin()
+    yield owner
+    owner.close()
+
+
+@pytest.mark.parametrize("how", ["whole", "in parts", "in chunks"])
+def test_what_an_owner_that_leaves_has_not_begun_is_asked_of_the_next_one(how: str) -> None:
+    async def test(world: World) -> None:
+        client = await world.connect()
+        async with next_owner() as other:
+            request: tuple[str, ...] = ("POST", "/v1/messages")
+            if how == "whole":
+                asked = await world.passed(client, *request, body=b"abcde")
+            elif how == "in parts":
+                asked = await world.passed(client, *request, "content-length: 5", part=b"abc")
+            else:
+                chunks = "transfer-encoding: chunked"
+                asked = await world.passed(client, *request, chunks, part=b"3\r\nabc\r\n")
+            asked.answer(NOT_BEGUN, b"503 Service Unavailable")
+            world.has_moved_to(other)
+            again = await other.asked.get()
+            if how == "in parts":
+                client.writer.write(b"de")
+            if how == "in chunks":
+                client.writer.write(b"2\r\nde\r\n0\r\n\r\n")
+                assert await again.reader.readexactly(20) == b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+            else:
+                assert await again.body() == b"abcde"
+            again.answer(b"done")
+            assert (await client.answer())[::2] == (200, b"done")
+            assert world.standby.answers == {b"200": 1}
+
+    run(test)
+
+
+def test_a_call_that_nobody_begins_is_refused_in_time_and_was_not_done(monkeypatch: Any) -> None:
+    async def test(world: World) -> None:
+        client = await world.connect()
+        client.send("POST", "/v1/messages", body=b"x")
+        answered = asyncio.ensure_future(client.problem())
+        times = 0
+        while not answered.done():
+            with contextlib.suppress(TimeoutError):
+                asked = await asyncio.wait_for(world.asked(), 0.1)
+                asked.answer(NOT_BEGUN, b"503 Service Unavailable")
+                times += 1
+        status, headers, problem = await answered
+        assert (status, headers["retry-after"], "outcome" in problem) == (503, "1", False)
+        assert times > 2
+
+    monkeypatch.setattr(forwarding, "OWNER_WAIT_S", 0.3)
+    run(test)
+
+
+def test_a_body_that_is_not_kept_is_not_sent_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr(forwarding, "KEPT_MAX_BYTES", 2)
+
+    async def test(world: World) -> None:
+        client = await world.connect()
+        asked = await world.passed(client, "POST", "/v1/messages", "content-length: 5", part=b"abc")
+        asked.answer(NOT_BEGUN, b"503 Service Unavailable")
+        status, _, problem = await client.problem()
+        assert (status, "outcome" in problem) == (503, False)
+
+    run(test)
+
+
 def test_a_long_answer_that_is_not_whole_does_not_look_whole() -> None:
     async def test(world: World) -> None:
         client = await world.connect()
@@ -777,6 +859,54 @@ def test_it_ends_in_order_and_goes_on_listening(monkeypatch: Any) -> None:
         server = await asyncio.start_server(serve, sock=world.listener.dup())
         assert (await heard).startswith(b"GET /late ")
         server.close()
+
+    run(test)
+
+
+def test_clients_do_not_see_that_another_server_has_their_connections() -> None:
+    async def test(world: World) -> None:
+        idle, half, waiting, refused, asked, mixed = [await world.connect() for _ in range(6)]
+        await idle.ask("GET", "/healthz")
+        half.writer.write(b"GET /healthz HTTP/1.1\r\nhost: lo")
+        sent = await world.passed(asked, "POST", "/v1/messages", body=b"asked")
+        begun = await world.passed(refused, "POST", "/v1/messages", body=b"refused")
+        world.has_moved_to(None)
+        waiting.send("POST", "/v1/messages", "content-length: 7")
+        waiting.writer.write(b"wait")
+        for _ in range(2):
+            mixed.send("POST", "/v1/messages", body=b"x")
+        await until(lambda: world.standby.forwarded == 4)
+        moving = Moving()
+        before = world.standby
+        closing = asyncio.ensure_future(before.close(moving))
+        await turns(20)
+        # The owner that was asked ends its calls: one it has done, and one it has not begun.
+        sent.answer(b"done")
+        status, headers, body = await asked.answer()
+        assert (status, headers["connection"], body) == (200, "close", b"done")
+        begun.answer(NOT_BEGUN, b"503 Service Unavailable")
+        # Two calls on one connection cannot be told apart, so they are not left to the next server.
+        for _ in range(2):
+            assert (await mixed.problem())[0] == 503
+        await closing
+        assert before.connections == before.forwarded == 0
+        assert before.answers == {b"200": 2, b"503": 2}
+        waiting.writer.write(b"ing")
+        world.standby = world.make_front()
+        certificates = Certificates(Settings(), is_node=True)
+        world.owner_url = world.owner.url
+        await world.standby.begin([world.listener], certificates, moving.take())
+        assert (await idle.ask("GET", "/healthz"))[0] == 200
+        half.writer.write(b"calhost\r\n\r\n")
+        assert (await half.answer())[0] == 200
+        bodies = set()
+        for _ in range(2):
+            again = await world.asked()
+            bodies.add(await again.body())
+            again.answer(b"again")
+        assert bodies == {b"waiting", b"refused"}
+        for client in (waiting, refused):
+            assert (await client.answer())[::2] == (200, b"again")
 
     run(test)
 

@@ -18,7 +18,8 @@ from delayserver.api.access import Access
 from delayserver.api.hot import connection as connection_module
 from delayserver.api.hot.asgi import HotPath
 from delayserver.api.hot.connection import PART_BYTES, Phase, unsent_bytes
-from delayserver.api.hot.protocol import make_protocol
+from delayserver.api.hot.protocol import LINGER_S, make_protocol
+from delayserver.api.moving import Moving
 from delayserver.security.tokens import TokenFile, TokenTable
 from storage.testing.files import SimulatedFiles
 from tests.unit.api.hot.test_publish import Machine, message
@@ -69,6 +70,7 @@ class HandTransport:
         self.written = b""
         self.closing = False
         self.unread_bytes = 0
+        self.ends_in_stages = True
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -82,7 +84,7 @@ class HandTransport:
         return self.closing
 
     def can_write_eof(self) -> bool:
-        return True
+        return self.ends_in_stages
 
     def get_write_buffer_size(self) -> int:
         return self.unread_bytes
@@ -124,11 +126,15 @@ class Listener:
         assert held[Phase.NOTHING] == 0
         return sum(held.values())
 
-    def connect(self) -> tuple[Any, HandTransport]:
+    def connect(self, unserved: bytes = b"", **more: bool) -> tuple[Any, HandTransport]:
         connection: Any = self.protocol(self.config, self.state, {}, _loop=self.loop)  # type: ignore[arg-type]
         connection._start_asgi_task = lambda cycle, app: self.passed_on.append(cycle.scope["path"])
         connection.on_lost = lambda: None
+        connection.unserved = unserved
+        for name, value in more.items():
+            setattr(connection, name, value)
         transport = HandTransport()
+        transport.ends_in_stages = not connection.is_tunnel
         connection.connection_made(transport)
         return connection, transport
 
@@ -233,6 +239,88 @@ def test_what_has_come_in_part_is_refused_when_the_server_stops(path: str) -> No
     assert b"application/problem+json" in rest
     assert b"problem:stopping" in rest
     assert b"\r\nretry-after: 2\r\n" in rest
+
+
+class Held(Moving):
+    """Keeps what has come of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unserved: list[bytes] = []
+
+    def hold(self, transport: Any, data: bytes) -> bool:
+        self.unserved.append(data)
+        return True
+
+
+@pytest.mark.parametrize(
+    "came",
+    [b"", b"POST /v1/mess", head(100, ONE) + b"[", head(100, BATCH) + b"[", head(2, BATCH) + b"["],
+)
+def test_what_has_not_begun_is_left_to_the_next_server(came: bytes) -> None:
+    listener = Listener()
+    connection, transport = listener.connect()
+    connection.data_received(came)
+    listener.protocol.moving = held = Held()
+    connection.shutdown()
+    assert (held.unserved, transport.written) == ([came], b"")
+    assert listener.held_bytes == 0 and not listener.state.connections
+    assert not any(timer.call for timer in listener.loop.timers)
+
+
+def test_what_has_begun_is_answered_here() -> None:
+    listener = Listener()
+    listener.protocol.moving = held = Held()
+    body = b'{"subject":"orders"}'
+    whole = head(len(body), ONE) + body
+    for rest in (b"", head(100, ONE) + b"[", b"POST /v1/mess"):
+        connection, transport = listener.connect()
+        connection.data_received(whole + rest)
+        connection.shutdown()
+        listener.machine.commit()
+        assert transport.written.count(b"HTTP/1.1 201 ") == 1
+        assert transport.written.count(b"connection: close") == 1
+    assert held.unserved == []
+
+
+def test_a_body_that_comes_in_part_is_waited_for_if_its_call_has_begun() -> None:
+    listener = Listener()
+    connection, transport = listener.connect()
+    connection.data_received(head(100, "/v1/elsewhere") + b"[")
+    listener.protocol.moving = held = Held()
+    connection.shutdown()
+    assert (listener.passed_on, transport.written, held.unserved) == (["/v1/elsewhere"], b"", [])
+    connection.data_received(b" " * 99)
+    assert not connection.cycle.more_body and not connection.cycle.keep_alive
+
+
+def test_a_connection_begins_with_what_the_server_before_has_not_served() -> None:
+    listener = Listener()
+    body = b'{"subject":"orders"}'
+    _, transport = listener.connect(head(len(body), ONE) + body)
+    listener.machine.commit()
+    assert transport.written.startswith(b"HTTP/1.1 201 ")
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("moves", [True, False])
+def test_who_passes_calls_on_is_told_that_nothing_is_done(is_late: bool, moves: bool) -> None:
+    """A call may be under way to here when the server ends: this is its answer."""
+    listener = Listener()
+    listener.protocol.moving = held = Held() if moves else None
+    connection, transport = listener.connect(is_tunnel=True, comes_late=is_late)
+    if not is_late:
+        connection.shutdown()
+    first, _, rest = transport.written.partition(b"\r\n")
+    assert first == b"HTTP/1.1 503 Service Unavailable"
+    assert b"connection: close" in rest and b'"urn:delayserver:problem:standby"' in rest
+    assert not transport.closing  # It may still send.
+    connection.data_received(head(20, ONE) + b'{"subject":"orders"}')
+    listener.machine.commit()
+    assert transport.written.count(b"HTTP/1.1") == 1
+    listener.loop.pass_time(LINGER_S)
+    assert transport.closing
+    assert held is None or held.unserved == []
 
 
 def test_what_came_before_the_end_of_a_client_is_answered() -> None:
