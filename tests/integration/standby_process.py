@@ -19,6 +19,7 @@ from delayserver.api.certificates import Certificates
 from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.cluster.standby import StandbyFront
 from delayserver.api.listening import BACKLOG, bind
+from delayserver.api.moving import Moving
 from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.server import Server
@@ -49,10 +50,11 @@ async def main(directory: Path, owner: str) -> None:
     await standby.begin([listener], certificates)
     print("standby", listener.getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    await standby.close()
+    moving = Moving()
+    await standby.close(moving)
     print("closed", flush=True)
     server = Server(settings, fatal=process._end, progress=process._progress)
-    await process._serve(settings, server, [listener], certificates, None, None)
+    await process._serve(settings, server, [listener], certificates, None, None, moving)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import re
 import socket
 import subprocess
@@ -176,12 +178,20 @@ def test_an_owner_that_dies_and_is_not_there_any_more(
 def test_the_process_becomes_the_owner_on_the_same_socket(
     standby: StandbyProcess, api: ApiServer
 ) -> None:
+    subject = unique("moved")
+    message = {"subject": subject, "body": 1, "delay": "1h"}
+    kept = http.client.HTTPConnection("127.0.0.1", standby.port, timeout=DEADLINE_S)
+    kept.request("GET", "/healthz")
+    assert kept.getresponse().read()
     pull = WaitingPull(standby, api)
     standby.take_over()
     assert pull.is_unknown()
+    # Who is connected sees nothing of it.
+    kept.auto_open = 0
+    kept.request("POST", "/v1/messages", json.dumps(message))
+    assert kept.getresponse().status == 201
+    kept.close()
     # Who connects from now on waits until somebody accepts again; nobody is refused.
-    subject = unique("moved")
-    message = {"subject": subject, "body": 1, "delay": "1h"}
     with httpx.Client(base_url=standby.base_url, timeout=DEADLINE_S) as late:
         assert late.post("/v1/messages", json=message).status_code == 201
     assert standby.hears() == "closed\n"
