@@ -70,7 +70,7 @@ REDRIVE_BYTES_MAX = 4 * 1024 * 1024
 class Spreading(Protocol):
     """Other shards, which have each definition before a change of it is answered."""
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Raises ShardAwayError where some of them are away."""
         ...
 
@@ -426,7 +426,7 @@ class Calls:
         `define`: makes its definition of the one that has the name and of all that were decided.
         Raises what it raises, OverloadedError, StoppingError, ShardAwayError."""
         if self.spreading is not None:
-            self.spreading.check()
+            await self.spreading.check()
         async with self._subscription_lock:
             decided = self._engine.subscribing.decided
             subscription = define(decided.by_name(name), decided)
@@ -440,7 +440,7 @@ class Calls:
 
         Raises NotFoundError, OverloadedError, StoppingError, ShardAwayError."""
         if self.spreading is not None:
-            self.spreading.check()
+            await self.spreading.check()
         async with self._subscription_lock:
             changed, group = self._engine.subscribing.change(name, **changes)
             await self.durable(group)

@@ -31,7 +31,7 @@ class SharedConsuming(Consuming):
         self._supply = Supply(calls, peers)
         demand = Demand(calls, peers, self._look)
         self._sources = PullSources(calls, peers.own, peers.count, demand)
-        self._endings = Endings(calls, peers, demand.is_there)
+        self._endings = Endings(calls, peers)
         calls.when_ready(self._on_ready)
 
     @property

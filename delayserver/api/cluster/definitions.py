@@ -94,9 +94,11 @@ class _Follower:
 class Definitions:
     """The definitions of one shard among others. `begin` and `close` are those of the member."""
 
-    def __init__(self, calls: Calls, peers: Peers) -> None:
+    def __init__(self, calls: Calls, peers: Peers, moving_s: float = 0.0) -> None:
+        """`moving_s`: so long a shard may be away that moves to another node."""
         self._calls = calls
         self._peers = peers
+        self._moving_s = moving_s
         self._others = [shard for shard in range(peers.count) if shard != peers.own]
         self._unmet = set(self._others)
         self._is_home = peers.own == HOME
@@ -175,11 +177,17 @@ class Definitions:
 
     # ── at the home ────────────────────────────────────────────────────────────────────────────
 
-    def check(self) -> None:
-        """Whether a definition may be changed: it has to reach all. Raises ShardAwayError."""
-        for shard, follower in self._followers.items():
-            if follower.revision < 0:
-                raise ShardAwayError(shard)
+    async def check(self) -> None:
+        """Whether a definition may be changed: it has to reach all. A shard that moves is waited
+        for. Raises ShardAwayError."""
+        away = 0
+        try:
+            async with asyncio.timeout(self._moving_s):
+                for away, follower in self._followers.items():  # noqa: B007
+                    while follower.revision < 0:
+                        await follower.confirmed.wait()
+        except TimeoutError:
+            raise ShardAwayError(away) from None
 
     async def spread(self, subscription: Subscription) -> None:
         """Done when all shards have a definition that is durable here.
@@ -199,7 +207,7 @@ class Definitions:
 
     async def _until_told(self, shard: int, follower: _Follower, revision: int) -> None:
         while follower.revision < revision:
-            if not follower.is_linked:
+            if not follower.is_linked and not self._moving_s:
                 raise ShardAwayError(shard, is_unknown=True)
             await follower.confirmed.wait()
 

@@ -107,10 +107,6 @@ class Demand:
 
     # ── what is there ──────────────────────────────────────────────────────────────────────────
 
-    def is_there(self, shard: int) -> bool:
-        """Whether another shard can be asked."""
-        return shard in self._links
-
     def counts(self, subscription_id: int) -> Mapping[int, int]:
         """How much each other shard has, of those that have said so."""
         return self._wanted[subscription_id].counts

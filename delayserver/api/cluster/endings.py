@@ -5,17 +5,18 @@
            ──▶ of one that cannot be asked: unknown
 
 Only the owner of a shard says that a lease is over. A shard that cannot be asked may be well, and
-hold the lease: the way to it is cut, or it is moving; and a lease outlasts a planned restart of its
-shard. So its part is unknown, as is that of one that ends while it is asked, and the client asks
-again. If a shard refuses, its refusal is the answer to the whole call. Leases that other shards
-have ended by then stay over, and are found over when the call is repeated.
+hold the lease: the way to it is cut; and a lease outlasts a planned restart of its shard, and its
+move to another node, which is waited for. So its part is unknown, as is that of one that ends while
+it is asked, and the client asks again. If a shard refuses, its refusal is the answer to the whole
+call. Leases that other shards have ended by then stay over, and are found over when the call is
+repeated.
 
 Cost: 50 ns a token where all are of one shard, else 1 µs; 60 µs for each shard that is asked.
 Threads: belongs to the event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import repeat
@@ -62,11 +63,9 @@ _read_problem = msgspec.json.Decoder(ProblemDocument).decode
 class Endings:
     """The leases of all shards, as one of them is told of them."""
 
-    def __init__(self, calls: Calls, peers: Peers, is_there: Callable[[int], bool]) -> None:
-        """`is_there`: whether another shard can be asked."""
+    def __init__(self, calls: Calls, peers: Peers) -> None:
         self._calls = calls
         self._peers = peers
-        self._is_there = is_there
         self._asks = Asks(peers)
 
     def end(
@@ -92,10 +91,6 @@ class Endings:
             self._end_own(ending, subscription, some, duration_ms, joined_own)
         for shard, places in parts.items():
             some = [tokens[place] for place in places]
-            if not self._is_there(shard):
-                unknown = ShardAwayError(shard, is_unknown=True)
-                joined.told(places, [], AnsweredError(problem_answer(unknown)))
-                continue
             body = _encode(_Leased(ending, subscription.id, some, duration_ms))
             call = PeerCall("POST", LEASES_PATH, body=body)
             self._asks.ask(shard, call, partial(self._on_answer, shard, joined, places))

@@ -14,7 +14,7 @@ from delayserver.api.cluster.book import OwnerBook
 from delayserver.api.cluster.definitions import Definitions
 from delayserver.api.cluster.front import Front, OneByOne
 from delayserver.api.cluster.limits import Limits
-from delayserver.api.cluster.link import Links
+from delayserver.api.cluster.link import WAIT_S, Links
 from delayserver.api.cluster.local import Handler, Local
 from delayserver.api.cluster.meeting import Meeting, UnixMeeting
 from delayserver.api.cluster.place import ShardPlace
@@ -48,7 +48,7 @@ class Member:
         self._token_rates = TokenRates(links, calls.tokens, loop)
         batches = Batches(calls, hot, links)
         router = Router(links, calls.settings)
-        self.definitions = definitions = Definitions(calls, links)
+        self.definitions = definitions = Definitions(calls, links, 0.0 if book is None else WAIT_S)
         hot.check_whole = definitions.check_whole
         internal: list[Handler] = [
             batches.answer_part,

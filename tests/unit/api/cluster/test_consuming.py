@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gc
 import json
@@ -768,6 +769,35 @@ def test_leases_of_a_shard_that_cannot_be_asked_are_not_over(world: World, actio
         await world.settle()
         theirs = [one for one in leases if one[8] == "2"]
         assert (await world.ack(1, theirs))["acked"] == len(theirs)
+
+    world.run(test())
+
+
+def test_leases_of_a_shard_that_moves_wait_for_it(world: World) -> None:
+    async def test() -> None:
+        leases = await of_all(world)
+        world.cut(1, 2)
+        ask = world.nodes[1].ask
+        waiting: list[tuple[PeerCall, asyncio.Future[PeerAnswer]]] = []
+
+        def wait(shard: int, call: PeerCall) -> asyncio.Future[PeerAnswer]:
+            """As links do in a cluster."""
+            if shard != 2:
+                return ask(shard, call)
+            waiting.append((call, asyncio.get_running_loop().create_future()))
+            return waiting[-1][1]
+
+        world.nodes[1].ask = wait  # type: ignore[method-assign]
+        acked = world.call(1, "ack", leases=leases)
+        await world.settle()
+        assert not acked.answers
+        world.connect(1, 2)
+        [(call, told)] = waiting
+        answer = ask(2, call)
+        await world.settle()
+        told.set_result(await answer)
+        await world.settle()
+        assert acked.document == {"acked": len(leases), "expired": []}
 
     world.run(test())
 

@@ -67,13 +67,11 @@ class Cluster:
     async def until_told(self) -> None:
         """Until the home knows that all have what it has told them."""
 
-        def is_told() -> bool:
+        async for _ in Looks(DEADLINE_S, 0.001):
             with contextlib.suppress(ShardAwayError):
-                self.parts[0].check()
-                return True
-            return False
-
-        await until(is_told)
+                await self.parts[0].check()
+                return
+        pytest.fail("a shard stays away")
 
     def are_same(self) -> bool:
         return all(self.known(shard) == self.known(0) for shard in range(1, COUNT))
@@ -174,6 +172,39 @@ def test_nothing_is_changed_while_a_shard_is_away(cluster: Cluster) -> None:
         cluster.network.cut(1, 2)
         await cluster.put_when_there("t")
         assert cluster.are_same()
+
+    cluster.run(change)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_change_waits_for_a_shard_that_moves(cluster: Cluster, is_asked: bool) -> None:
+    """It may be away already, or go while it is asked."""
+    cluster.connect_all()
+    home = cluster.parts[0]
+
+    async def change() -> None:
+        await cluster.until_told()
+        home._moving_s = DEADLINE_S
+        gate = Gate(cluster, 2)
+        if is_asked:
+            task = asyncio.ensure_future(cluster.put("s"))
+            await gate.came.wait()
+            cluster.network.cut(0, 2)
+        else:
+            cluster.network.cut(0, 2)
+            task = asyncio.ensure_future(cluster.put("s"))
+        await turns(100)
+        assert not task.done()
+        gate.remove()
+        cluster.network.connect(0, 2)
+        await task
+        assert cluster.are_same() and cluster.names(2) == ["s"]
+        # One that nobody takes is away.
+        home._moving_s = 0.01
+        cluster.network.cut(0, 2)
+        with pytest.raises(ShardAwayError) as caught:
+            await cluster.put("t")
+        assert not caught.value.is_unknown
 
     cluster.run(change)
 
