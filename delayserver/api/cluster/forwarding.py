@@ -76,8 +76,9 @@ IDLE_S: Final = 30.0
 """A connection that was idle for longer is closed: the owner closes it after `idle_timeout_ms`, and
 a call must not meet that. (Half of that setting, where it is shorter.)"""
 IDLE_MAX: Final = 256
-OWNER_WAIT_S: Final = 2.0
-"""How long a call waits where an owner has left in order, and the next one is about to come."""
+OWNER_WAIT_S: Final = 5.0
+"""How long a call waits where an owner has left in order, and the next one is about to come. That
+takes a second, and some more where the machine is busy."""
 LOOK_AGAIN_S: Final = 0.05
 SILENCE_S: Final = 90.0
 """An owner that neither takes nor says anything for so long is given up. The longest that one keeps
@@ -220,17 +221,19 @@ class Forwarder:
         is_to_be_told = header(headers, NO_FORWARD[0]).strip().lower() == NO_FORWARD[1]
         if is_to_be_told:
             self._check(headers)
-        if self._owner() is None and not self.is_closing:
-            await self._until_owned()
+        await self.until_owned(self.loop.time() + OWNER_WAIT_S)
         place = self.place()
         if is_to_be_told:
             raise MisdirectedError(self.shard, place.url)
         if len(self._calls) > self._calls_max:
             raise OverloadedError(f"there are {self._calls_max} calls under way to the owner")
 
-    async def _until_owned(self) -> None:
+    async def until_owned(self, until_s: float) -> None:
+        """Wait for an owner, until then by the loop's time."""
+        if self._owner() is not None:
+            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OWNER_WAIT_S):
+            async with asyncio.timeout_at(until_s):
                 while self._owner() is None and not self.is_closing:
                     await self._changed.wait()
 
@@ -370,7 +373,7 @@ class _Call:
                 # From here on the client is heard leave before anything else happens.
                 self._scope[WHEN_GONE](self._leave)
                 has_more = message.get("more_body", False)
-                place, stream = await self._way()
+                place, stream = await self._way(until_s)
                 head, is_chunked = self._head(place)
                 first = message["body"]
                 if is_chunked:
@@ -389,6 +392,7 @@ class _Call:
                         tries -= 1
                         if self.has_begun or not tries:
                             raise self._lost() from error
+                        until_s = self._forwarder.loop.time() + OWNER_WAIT_S
                     elif not await self._may_look_again(place, until_s):
                         raise self._lost() from error
         finally:
@@ -405,18 +409,26 @@ class _Call:
         await self._forwarder.has_moved(place, min(until_s, now_s + LOOK_AGAIN_S))
         return self._end is None
 
-    async def _way(self) -> tuple[OwnerPlace, HttpStream]:
+    async def _way(self, until_s: float) -> tuple[OwnerPlace, HttpStream]:
         """Where the owner is, and a connection. One that cannot be reached may have left, so the
-        call waits for the next one. Raises as `_connected`."""
+        call waits for the next one, until then by the loop's time. Raises as `_connected`."""
         forwarder = self._forwarder
-        until_s = forwarder.loop.time() + OWNER_WAIT_S
         while True:
+            await forwarder.until_owned(until_s)
+            self._check_end()
             place = forwarder.place()
             try:
                 return place, await self._connected(place)
             except ShardAwayError:
-                if not await forwarder.has_moved(place, until_s) or self._end is not None:
-                    raise self._end or ShardAwayError(forwarder.shard) from None
+                has_moved = await forwarder.has_moved(place, until_s)
+                self._check_end()
+                if not has_moved:
+                    raise
+
+    def _check_end(self) -> None:
+        """Raises why the call was ended meanwhile."""
+        if self._end is not None:
+            raise self._end
 
     async def _connected(self, place: OwnerPlace) -> HttpStream:
         """Raises ShardAwayError, and why the call was ended meanwhile."""

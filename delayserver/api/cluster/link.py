@@ -66,7 +66,7 @@ RETRY_S: Final = 0.05
 """Between two tries to connect."""
 UNSENT_MAX_BYTES: Final = 64 * 1024 * 1024
 """What may wait to be sent to a shard that does not read."""
-WAIT_S: Final = 2.5
+WAIT_S: Final = 5.0
 """How long a call waits where a shard has no owner just now."""
 WAITING_MAX: Final = 10_000
 """So many calls wait at most."""
@@ -307,24 +307,28 @@ class Links:
         def refuse(error: Exception) -> None:
             told(answer_of(problem_answer(error)))
 
+        def send(link: _Link) -> None:
+            link.ask(call, partial(heard, link))
+
         def heard(link: _Link, answer: PeerAnswer) -> None:
-            if self._moves(shard, link, answer.status, answer.body):
-                self._when_linked(shard, lambda link: link.ask(call, told), refuse)
+            if self._moves(shard, link, answer.status, answer.body, until_s):
+                self._when_linked(shard, send, refuse)
             else:
                 told(answer)
 
-        self._when_linked(shard, lambda link: link.ask(call, partial(heard, link)), refuse)
+        until_s = _now_s() + WAIT_S
+        self._when_linked(shard, send, refuse)
         return future
 
-    def _moves(self, shard: int, link: "_Link", status: int, body: bytes) -> bool:
-        """Whether who was asked has not begun a call, since it leaves its shard. Nothing more is
-        asked of it then."""
+    def _moves(self, shard: int, link: "_Link", status: int, body: bytes, until_s: float) -> bool:
+        """Whether who was asked has not begun a call, since it leaves its shard, and the next owner
+        is looked for, until then by the loop's time. Nothing more is asked of this one then."""
         if status != HTTPStatus.SERVICE_UNAVAILABLE or self.book is None or self._is_leaving:
             return False
         if _LEAVES % shard not in body or _UNKNOWN in body:
             return False  # Another one is away that it has asked.
         self.retire(shard, link)
-        return True
+        return _now_s() < until_s
 
     def retire(self, shard: int, link: "_Link") -> None:
         """Nothing more is asked of the owner at the end of that link."""
@@ -340,14 +344,18 @@ class Links:
         def refuse(error: Exception) -> None:
             told(wire_of(problem_answer(error)))
 
+        def begin(link: _Link) -> None:
+            send(link, partial(heard, link))
+
         def heard(link: _Link, wire: bytes) -> None:
             status = HTTPStatus.SERVICE_UNAVAILABLE if wire.startswith(_REFUSED) else 0
-            if status and self._moves(shard, link, status, wire):
-                self._when_linked(shard, lambda link: send(link, told), refuse)
+            if status and self._moves(shard, link, status, wire, until_s):
+                self._when_linked(shard, begin, refuse)
             else:
                 told(wire)
 
-        self._when_linked(shard, lambda link: send(link, partial(heard, link)), refuse)
+        until_s = _now_s() + WAIT_S
+        self._when_linked(shard, begin, refuse)
 
     def cancel(
         self, shard: int, subject: str | None, text: str, caller: Caller | None, told: Told
@@ -676,6 +684,10 @@ class _Link(asyncio.Protocol):
             told(answer_of(unknown))
         for tell in ones.values():
             tell(wire_of(unknown))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def answer_of(answer: Answer) -> PeerAnswer:

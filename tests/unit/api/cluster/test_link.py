@@ -288,6 +288,15 @@ def test_a_shard_that_leaves_does_not_come_back_and_calls_wait_for_the_next_owne
         shards[2].lets_go.set()
         assert (await begun).body == b"2:"  # What it had begun is answered.
         await leaving
+        for _ in range(2):
+            # It was accepted in the last moment: what is sent to it meanwhile is not begun.
+            late = Shard(2, directory, book=book)
+            late.links._is_leaving = True
+            await late.links.begin(late, 9002, 1)
+            await until(lambda: shards[1].changes[-2:] == [(2, True), (2, False)])
+            await late.links.close()
+            assert late.asked == []
+            shards[1].changes.clear()
         assert not asked.done() and not told
         again = Shard(2, directory, book=book)
         await again.links.begin(again, 9002, 1)

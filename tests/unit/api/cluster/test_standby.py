@@ -466,7 +466,9 @@ def closed_port() -> str:
 
 
 @pytest.mark.parametrize("url", [None, "", "http://", "gopher://a.test"])
-def test_without_an_owner_nothing_is_done(url: str | None) -> None:
+def test_without_an_owner_nothing_is_done(monkeypatch: Any, url: str | None) -> None:
+    monkeypatch.setattr(forwarding, "OWNER_WAIT_S", 0.2)
+
     async def test(world: World) -> None:
         world.owner_url = closed_port() if url == "" else url
         for method in ("GET", "POST"):
@@ -600,7 +602,11 @@ async def next_owner() -> AsyncIterator[Owner]:
 
 
 @pytest.mark.parametrize("how", ["whole", "in parts", "in chunks"])
-def test_what_an_owner_that_leaves_has_not_begun_is_asked_of_the_next_one(how: str) -> None:
+def test_what_an_owner_that_leaves_has_not_begun_is_asked_of_the_next_one(
+    monkeypatch: Any, how: str
+) -> None:
+    monkeypatch.setattr(forwarding, "LOOK_AGAIN_S", 0.0)
+
     async def test(world: World) -> None:
         client = await world.connect()
         async with next_owner() as other:
@@ -612,7 +618,10 @@ def test_what_an_owner_that_leaves_has_not_begun_is_asked_of_the_next_one(how: s
             else:
                 chunks = "transfer-encoding: chunked"
                 asked = await world.passed(client, *request, chunks, part=b"3\r\nabc\r\n")
+            world.has_moved_to(None)
             asked.answer(NOT_BEGUN, b"503 Service Unavailable")
+            await asked.gone()
+            await turns(50)  # Nobody has it for a while.
             world.has_moved_to(other)
             again = await other.asked.get()
             if how == "in parts":
