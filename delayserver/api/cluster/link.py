@@ -516,8 +516,14 @@ class _Link(asyncio.Protocol):
         self._end_retired()
 
     def _end_retired(self) -> None:
-        if self.is_retired and not (self._calls or self._ones):
-            self.close()
+        """End it when neither side waits for an answer: what the other has begun may need one."""
+        if self.is_retired and not (self._calls or self._ones or self._serving):
+            assert self._transport is not None
+            self._transport.close()
+
+    def _end_serving(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._loop.call_soon(self._end_retired)  # Behind `_send`.
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────
 
@@ -633,7 +639,7 @@ class _Link(asyncio.Protocol):
                 call = PeerCall(method, path, query, fields, body, _caller(shown))
                 task = self._loop.create_task(self._links.serve(self, number, call))
                 self._serving.add(task)
-                task.add_done_callback(self._serving.discard)
+                task.add_done_callback(self._end_serving)
             case LinkItem.ANSWER:
                 _, number, status, headers, body = item
                 if (heard := self._calls.pop(number, None)) is not None:

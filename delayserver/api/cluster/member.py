@@ -70,5 +70,6 @@ class Member:
 
     async def close(self) -> None:
         """Leave the others."""
-        self.definitions.close()
         await self.links.close()
+        # Behind the links: a change that another shard has asked for is told to all of them.
+        self.definitions.close()

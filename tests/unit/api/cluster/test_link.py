@@ -308,6 +308,24 @@ def test_a_shard_that_leaves_does_not_come_back_and_calls_wait_for_the_next_owne
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_what_a_shard_that_leaves_needs_for_its_last_answers_it_is_told(directory: Path) -> None:
+    async def test(shards: list[Shard]) -> None:
+        leaver, other = shards[2], shards[0]
+        other.keeps = True
+        asked = asyncio.ensure_future(leaver.links.ask(0, PeerCall("GET", "/slow", body=b"x")))
+        await until(lambda: other.asked != [])
+        leaving = asyncio.create_task(leaver.links.close())
+        await until(lambda: not other.links.is_there(2))
+        await turns(20)
+        assert not asked.done()
+        other.lets_go.set()
+        assert (await asked).body == b"0:x"
+        await leaving
+        assert other.links._open == {other.links._links[1]}
+
+    run(directory, test)
+
+
 def test_one_of_another_server_is_not_let_in(directory: Path) -> None:
     async def test(shards: list[Shard]) -> None:
         stranger = Shard(2, directory, count=4)
