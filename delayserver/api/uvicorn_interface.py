@@ -74,7 +74,7 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
         "response_complete",
     ),
     ServerState: ("connections", "default_headers", "total_requests"),
-    uvicorn.Server: ("config", "force_exit", "server_state", "should_exit", "started"),
+    uvicorn.Server: ("force_exit", "server_state", "should_exit", "started"),
 }
 """Attributes that objects of a class get when they are made, or a connection with a request.
 
