@@ -611,7 +611,7 @@ class StateDocument(msgspec.Struct, gc=False):
 
 
 class CancelResultDocument(msgspec.Struct, gc=False):
-    """What became of one of them. `state` is missing where there is no such message, and where a
+    """The result of one of them. `state` is missing where there is no such message, and where a
     server that stops or whose disk is full could not cancel it: `error` says which."""
 
     id: str | None = None

@@ -51,6 +51,6 @@ class Moving:
         return held
 
     def close(self) -> None:
-        """Nobody takes them any more."""
+        """Close all that are held: no server will take them any more."""
         for connected, _ in self.take():
             connected.close()

@@ -40,7 +40,7 @@ from storage.rows import HOUR_MS
 HELD_MIN = 8
 """If more messages than this remain, the queues are asked once which of them they hold."""
 OTHERS_TURN = 500
-"""Of messages that are not plain, so many are decided in one step."""
+"""So many messages that are not plain are decided in one step."""
 Refusal = ConflictError | DamageError | NotFoundError
 """Why there is no message to be cancelled."""
 Refused = DelayServerError | StorageError

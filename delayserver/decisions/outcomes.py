@@ -102,7 +102,7 @@ RETRY_COMMIT_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
 
 _OF_NO_SUBSCRIPTION = RetrySchedule()
-"""Of a delivery whose subscription was deleted meanwhile."""
+"""The schedule of a delivery whose subscription was deleted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

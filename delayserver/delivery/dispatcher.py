@@ -260,7 +260,7 @@ class Dispatcher:
     def _fire(self, slices: list[FiredRows], now_ms: int, budget: TurnBudget) -> list[FiredRows]:
         touched: dict[int, Queue] = {}
         left: list[FiredRows] = []
-        # What was deferred fell due before.
+        # The rows that were deferred fell due before.
         deferred, self._deferred = self._deferred, []
         for fired in (*deferred, *slices):
             for route, rows in _by_route(fired.rows):

@@ -6,7 +6,7 @@
 A place is an outlet on which messages go apart (`outlets.APART_MAX`), or a producer of transactions
 (`transactions.SLOTS`). A subscription whose broker takes its time fills the places that no other
 one wants: as soon as another subscription has something to send, it gets the next place that is
-given back. Of many subscriptions that wait, the first CANDIDATES are compared; the others come
+given back. If many subscriptions wait, the first CANDIDATES are compared; the others come
 nearer with each turn.
 
 Cost: 1 µs for a turn that need not be waited for. Threads: belongs to the event loop.

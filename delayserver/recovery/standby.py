@@ -435,7 +435,7 @@ class Standby:
             # R7: time does not go back for what has fired already.
             clock=lambda: max(self._clock(), floor_ms),
             stopwatch=self._stopwatch,
-            # Of nobody else: the claim counts only directly behind the release.
+            # It leaves them to no other node: the claim counts only directly behind the release.
             leases=leases or b"",
         )
 

@@ -44,10 +44,10 @@ have it (SETTLED_VALUE)."""
 OWNER_KEY: Final = b"owner"
 """Of the catalog's META: where the owner is reached, as its claim says it (UTF-8)."""
 SEIZED_KEY: Final = b"seized"
-"""Of the catalog's META: when the office was taken from an owner that had not left in order (i64
+"""In the catalog's META: when the office was taken from an owner that had not left in order (i64
 each, ascending, in ms since 1970)."""
 SEIZED_MAX: Final = 64
-"""Of these that are remembered; the oldest is forgotten first."""
+"""So many of these are remembered; the oldest is forgotten first."""
 SETTLED_VALUE: Final = struct.Struct(">Q")
 BEATS_MAX: Final = 1000
 """Records since the last checkpoint that are nothing but beats: some ten minutes of them."""

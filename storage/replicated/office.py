@@ -36,7 +36,7 @@ knows of the log before it matters neither for the verdict nor for the state beh
 may go on there with what it has filed is another question, which `chain` answers.
 
 A checkpoint stands before the leases that an owner has left, until the next CLAIM: whoever claims
-the vacant office has read them, however often its process has started meanwhile. What they say, and
+the vacant office has read them, however often its process has started meanwhile. Their content, and
 whether all of it is there, is for `storage.replicated.reader`.
 
 Cost: 2 µs for a record. The state is a few numbers, however long log and frames are: parts are not

@@ -54,8 +54,8 @@ class Read(NamedTuple):
     """People had decided before, too, and what came of that was lost again, unread. Since then the
     log of what is settled may have other offsets, which cannot be compared."""
     seized_ms: int | None = None
-    """Of a CLAIM that counts, where the last owner has not left in order, with its leases: when the
-    next one began. Whatever had fallen due before may have been handed out. In ms since 1970."""
+    """For a CLAIM that counts where the last owner has not left in order, with its leases: when the
+    next began. Whatever had fallen due before may have been handed out. In ms since 1970."""
 
 
 class RecordReader:

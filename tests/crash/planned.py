@@ -35,7 +35,7 @@ SERVING_MAX_S: Final = 0.6
 
 
 class Handlers:
-    """What the handlers of all consumers have done."""
+    """The deeds of the handlers of all consumers."""
 
     def __init__(self, chance: random.Random) -> None:
         self.done: Counter[str] = Counter()

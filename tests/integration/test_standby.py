@@ -186,7 +186,7 @@ def test_the_process_becomes_the_owner_on_the_same_socket(
     pull = WaitingPull(standby, api)
     standby.take_over()
     assert pull.is_unknown()
-    # Who is connected sees nothing of it.
+    # A connected client sees nothing of it.
     kept.auto_open = 0
     kept.request("POST", "/v1/messages", json.dumps(message))
     assert kept.getresponse().status == 201

@@ -155,7 +155,7 @@ def test_each_message_is_told_of_once_and_nothing_is_kept(seed: int, is_kind: bo
             results[one.entry.seq] = result
 
     def check_what_is_told(sink: OutletSink, answers: dict[int, list[BrokerAnswer]]) -> None:
-        """Of a message that a broker may have, from whichever time, no result says that it never
+        """If a broker may have a message, from whichever time, no result says that it never
         left; and it is counted as such."""
         may_be_stored = 0
         for seq, result in results.items():

@@ -1,5 +1,5 @@
-"""Who gets a message: a server that restarts all the time delivers to the same subscriptions as one
-that never does.
+"""The receivers of a message: a server that restarts all the time delivers to the same
+subscriptions as one that never does.
 
 Subscriptions are made, change their subjects and go while messages fall due. All of them are paused
 meanwhile, so what each of them has waiting is told in the end, when they go on."""

@@ -137,7 +137,7 @@ ONLY_WHOLE = {"An export names rot and does not keep it"}
 
 
 def promises() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    """What docs/guarantees.md promises to users: the promise, its moment, and its tests."""
+    """The rows that docs/guarantees.md has for users: the promise, its moment, and its tests."""
     text = text_of("docs/guarantees.md").partition("\n## For users\n")[2].partition("\n## ")[0]
     for line in text.splitlines():
         if line.startswith("|") and line not in ("| Promise | Holds | Test |", "|---|---|---|"):

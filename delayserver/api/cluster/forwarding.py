@@ -15,16 +15,16 @@ A call to another node cannot be read on its way. An owner by HTTPS is verified.
 reached by a tunnel through the port of its links, behind the proof that both nodes know the
 cluster's secret (`delayserver.api.cluster.meeting`).
 
-Nobody is told more than is known, and `_Call.run` alone decides what is known. Not begun: there was
-no connection, or who was asked said that it does not own the shard and has done nothing
-(`StandbyError`), as an owner says that leaves. Then the call looks for the owner again, for up to
-OWNER_WAIT_S; behind that it is answered 503. If this process becomes the owner meanwhile, the call
-is left to its server (`delayserver.api.moving`). A connection that broke after the request went
-out: 503 with `outcome: unknown`; GET and HEAD, which change nothing, are asked once more. A body of
-more than KEPT_MAX_BYTES cannot be sent again. An answer of up to WHOLE_MAX_BYTES is given whole or
-not at all; a longer one whose owner dies ends with the client's connection, which is how HTTP says
-so. A call that the client gives up is given up at once, so that a pull's messages are leased to
-nobody.
+`_Call.run` alone decides what is known of a call, and no caller is told more. A call is not begun
+if there was no connection, or if the process that was asked said that it does not own the shard and
+has done nothing (`StandbyError`), as an owner says that leaves. Then it looks for the owner again,
+for up to OWNER_WAIT_S; behind that it is answered 503. If this process becomes the owner meanwhile,
+the call is left to its server (`delayserver.api.moving`). A connection that broke after the request
+went out: 503 with `outcome: unknown`; GET and HEAD, which change nothing, are asked once more. A
+body of more than KEPT_MAX_BYTES cannot be sent again. An answer of up to WHOLE_MAX_BYTES is given
+whole or not at all; a longer one whose owner dies ends with the client's connection, which is how
+HTTP says so. A call that the client gives up is given up at once, so that a pull's messages are
+leased to nobody.
 
 Memory: of each call what is on its way in either direction, some 64 KiB each, whatever its length.
 Descriptors: one besides the client's for each call under way; idle ones are no more than calls were
@@ -571,7 +571,7 @@ class _Call:
 
 
 class _NotBegunError(ConnectionError):
-    """Who was asked has done nothing, and says so."""
+    """The process that was asked has done nothing, and says so."""
 
 
 class _Body:

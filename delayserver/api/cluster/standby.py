@@ -13,7 +13,7 @@ It listens with sockets of its own that share the port with those it was given, 
 when this process has become the owner, its server goes on with them. `close` ends in order: nothing
 more is accepted, and who connects meanwhile waits in the system's queue for the server. Idle
 connections, and those whose call nobody was asked yet, wait for it, too (`delayserver.api.moving`);
-without a server to come they are closed. What an owner was asked has GRACE_S to be answered, and is
+without a server to come they are closed. A call to an owner has GRACE_S to be answered, and is
 told then that its outcome is unknown. When `close` returns, no connection is left.
 
 An owner by HTTPS is verified with the system's authorities (`SSL_CERT_FILE` names others), and with

@@ -135,7 +135,7 @@ class Connection(HttpToolsProtocol):
     comes_late = False
     """Whether the server was ending already when the connection came."""
     unserved = b""
-    """What came over the connection before this server had it."""
+    """Bytes that came over the connection before this server had it."""
     phase = Phase.NOTHING
     """Of the request that has come in part."""
     idle_since_s = 0.0
@@ -164,8 +164,8 @@ class Connection(HttpToolsProtocol):
 
     @abstractmethod
     def take_back(self, *, is_given_back: bool = False) -> bytes | None:
-        """What has come that nobody has begun to serve; None: something is served, or it is not
-        known any more. `is_given_back`: nobody has begun to serve the call that is under way."""
+        """Returns what has come that nobody has begun to serve; None: something is served, or that
+        is not known any more. `is_given_back`: nobody has begun to serve the call under way."""
 
     @abstractmethod
     def has_unanswered(self) -> bool:

@@ -641,7 +641,7 @@ class _PassingProtocol(_HotProtocol):
     """Everything goes uvicorn's way, bodies too, as they come."""
 
     _came: bytes | None = b""
-    """Of the request that is under way, or comes in; None: it is too long, or not alone."""
+    """Bytes of the request that is under way, or comes in; None: it is too long, or not alone."""
 
     def data_received(self, data: bytes) -> None:
         if self._unanswered.keep_alive:  # else the connection ends with the answer that is due

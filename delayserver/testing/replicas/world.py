@@ -87,7 +87,7 @@ class ReplicaWorld(World):
         self._leave_luck = random.Random(f"left in order {seed}")
         """Most starts meet a fault before they have taken the leases over."""
         self._left_epoch = 0
-        """Of the owner that was the last one to be told to leave, and had kept its leases."""
+        """Those of the owner that was the last one to be told to leave, and had kept its leases."""
         self._adopting: Node | None = None
         """Whom people name, if the log loses its end."""
         stage = self.clients._stage

@@ -25,7 +25,7 @@ from levels.bench import (
 
 HEALTHY = 100
 PER_S = 500
-"""Of all healthy ones together."""
+"""All healthy ones together."""
 SECONDS = 15
 HANGING = 20_000
 """Messages for the one that hangs, due at once."""

@@ -184,7 +184,7 @@ ITEMS: dict[pa.DataType, list[object]] = {
 
 @pytest.mark.parametrize("kind", ITEMS, ids=str)
 def test_maps_wherever_they_stand(kind: pa.DataType) -> None:
-    """Of a part of a column, with maps that are null, below which something may stand."""
+    """A part of a column, with maps that are null, below which something may stand."""
     one, two, three = ITEMS[kind]
     maps = [[("x", one)], None, [("x", two), ("z", three)], []]
     column = pa.array(maps, pa.map_(pa.string(), kind))

@@ -413,7 +413,7 @@ ANSWERED = (
     (commands.Channel.OpenOk(), 1),
     (commands.Confirm.SelectOk(), 0),
 )
-"""What a broker says until a channel is there, and how many frames it gets behind each."""
+"""The words of a broker until a channel is there, and how many frames it gets behind each."""
 
 
 def test_a_broker_that_stops_reading_costs_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -478,7 +478,7 @@ def pulled_by(node: Node) -> dict[str, int]:
 
 
 def with_pulls(cluster: Cluster) -> dict[str, int]:
-    """What a consumer holds of the first node, where two messages were due."""
+    """Leases that a consumer holds of the first node, where two messages were due."""
     first, second = cluster.nodes
     first.follow()
     first.take_over()
@@ -556,7 +556,7 @@ def test_behind_a_kill_leases_are_over_and_what_had_fallen_due_counts_an_attempt
     assert acked(second, list(held)) == list(held)
     again = pulled_by(second)
     assert list(again.values()) == [2, 2]
-    # What the log says goes over planned hand-overs, and is the same for a replica made anew.
+    # The record of the log goes over planned hand-overs, and is the same for a replica made anew.
     second.leave(first)
     first.disk, first.catalog = SimulatedFiles(), MemoryCatalog()
     first.follow()
