@@ -93,7 +93,7 @@ class Slices:
     async def run(self, work: Work[T]) -> T:
         """Do a work as `begin` does. Returns what it returns."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.begin(work, partial(_answer, future))
+        self.begin(work, partial(answer, future))
         return await future
 
     def _ask(self) -> None:
@@ -139,7 +139,8 @@ def _raised(nothing: None, error: Exception | None) -> None:
         raise error
 
 
-def _answer(future: "asyncio.Future[T]", value: T | None, error: Exception | None) -> None:
+def answer(future: "asyncio.Future[T]", value: T | None, error: Exception | None) -> None:
+    """Tell a future what a work has returned or raised, unless its owner has given up."""
     if future.done():
         return  # Nobody waits any more.
     if error is not None:

@@ -125,7 +125,7 @@ class Defining(ABC, Generic[W, D, S]):
         """Raises InputError where what somebody has put could never do anything."""
 
     def _put_again(self, known: Known[D, S], now_ms: int) -> S | None:
-        """Somebody puts what is there: where it goes on; None: as it stands."""
+        """Returns the state with which what is put again goes on; None: as it stands."""
         return None
 
     # ── what clients do ────────────────────────────────────────────────────────────────────────

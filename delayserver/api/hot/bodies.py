@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from delayserver.api.json_pieces import BYTES_PER_ITEM, PIECE_BYTES
 from delayserver.errors import OverloadedError
-from delayserver.slices import Slices, Work
+from delayserver.slices import Slices, Work, answer
 
 T = TypeVar("T")
 SHORT_AT_ONCE_BYTES: Final = 8 * 1024 * 1024
@@ -78,7 +78,7 @@ class Bodies:
     async def run(self, length: int, work: Work[T]) -> T:
         """The same for a body that is counted by `holding`. Returns what the work returns."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._begin(_Call(length, work, partial(_set, future), 0))
+        self._begin(_Call(length, work, partial(answer, future), 0))
         return await future
 
     @contextmanager
@@ -131,12 +131,3 @@ class Bodies:
         lane.is_called = False
         self._start(lane, lane.waiting.popleft())
         self._call_next(lane)
-
-
-def _set(future: "asyncio.Future[T]", value: T | None, error: Exception | None) -> None:
-    if future.done():
-        return  # Nobody waits any more.
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)  # type: ignore[arg-type]  # what the work returned
