@@ -37,8 +37,6 @@ from delayserver.api.cluster.watch import ReplicaNote
 from delayserver.cli.demo.ledger import Outage, Receipt, judge
 from delayserver.cli.demo.process import ServerFailed, damage_in, free_port
 from delayserver.cli.demo.receiver import PEER, Receiver
-from delayserver.cli.session import path
-from delayserver.client.errors import UnansweredError
 from delayserver.client.transport import (
     NO_HEADERS,
     TIMEOUT_S,
@@ -58,7 +56,7 @@ from tests.chaos.stage import CLIENTS, Stage, both_ways, make_stage
 from tests.chaos.strikes import NEEDS_STAGE, RoundPlan, Strike, plan_round
 from tests.chaos.times import ShardTimes, Struck, measure, table_of
 from tests.cluster.brokers import Brokers
-from tests.load import CONSUMED, RETRY_S, Load, RefusedError
+from tests.load import CONSUMED, RETRY_S, Load
 from tests.long_run import Outcome
 from tests.waiting import Looks
 
@@ -81,9 +79,6 @@ HEARD_MS: Final = 2000
 """An owner of which nothing was read for so long may be none any more."""
 DISK_BYTES: Final = 512 << 20
 DISK_LEFT_BYTES: Final = 64 << 10
-
-
-PUBLISHES: Final = (path("messages"), path("messages", "batch"))
 
 
 class AnyNode:
@@ -658,15 +653,7 @@ class ChaosRun(Load[ChaosLedger]):
 
     async def _ask_once(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
         asked_s = time.monotonic()
-        try:
-            status, answer = await super()._ask_once(method, where, document)
-        except RefusedError:
-            raise
-        except UnansweredError:
-            # Also where a node says that it does not know: whoever it has asked may be frozen.
-            if method == "POST" and where in PUBLISHES:
-                self.ledger.abandoned(document)
-            raise
+        status, answer = await super()._ask_once(method, where, document)
         if method == "POST" and isinstance(answer, dict):
             now_s = time.monotonic()
             ids = [answer["id"]] if "id" in answer else answer.get("ids", ())
@@ -742,12 +729,6 @@ class ChaosRun(Load[ChaosLedger]):
                 self._fail(watch.failure)
             self.counts["records that do not count"] += watch.void
             self.counts["owners"] += len(watch.tenures)
-        self.counts["requests served after they were given up"] = sum(
-            self.ledger.is_stray(order, receipt)
-            for order in self.ledger.orders
-            for some in order.receipts.values()
-            for receipt in some
-        )
         tenures = [tenure for watch in self._watches for tenure in watch.tenures]
         self.failures += list(broken_offices(tenures, self.ledger, self._numbers.__getitem__))
         (self._directory / "tenures.json").write_bytes(msgspec.json.encode(tenures))

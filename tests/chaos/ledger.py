@@ -6,19 +6,18 @@ A strike alone excuses nothing. What it excuses, it excuses at the shards whose 
     a repetition    the first delivery was not recorded yet when the owner was struck, or it was
                     made between that and the claim of the next owner
     one too late    an owner that was frozen or cut off had sent it, and it comes when it thaws
-    a second one    a publish with a key got no answer, was asked again, answered and cancelled;
-                    then the first request thaws where it was held up, and the key is free: a
-                    message that nobody was told of
 
 An acknowledgement that was answered is recorded at a quorum: it excuses nothing. Nor does an owner
-that has left in order. Clocks that differ by `skew_ms` excuse a delivery that is early by no more.
+that has left in order, or a publish that was held up and comes behind its repetition: it has the
+same key, which stays taken. Clocks that differ by `skew_ms` excuse a delivery that is early by no
+more.
 
 Cost: as the ledger below it. Threads: one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Unpack
+from dataclasses import dataclass
+from typing import NamedTuple, Unpack
 
 from delayserver.cli.demo.ledger import (
     RECEIVE_MS,
@@ -69,26 +68,8 @@ class SkewedOrder(Order):
     skew_ms: int = 0
     """By how much they differed, at most, while it was asked for or delivered."""
 
-    is_abandoned: bool = False
-    """A publish of it got no answer in time, or one that says that it is not known."""
-    answered_ids: set[str] = field(default_factory=set)
-
-    def is_too_early(self, message_id: str, at_ms: int) -> bool:
-        earliest_ms = self.earliest_ms
-        if self.is_stray(message_id):
-            # Nobody has moved that one: it is due as its id says.
-            earliest_ms = read_id(message_id).due_ms
-        return at_ms < earliest_ms - self.skew_ms
-
-    def is_stray(self, message_id: str) -> bool:
-        """Whether it is not the message that was answered, and a request had been given up that may
-        have been served."""
-        return self.is_abandoned and message_id not in (self.answered_ids or {message_id})
-
-    def publish_answered(self, message_id: str, due_ms: int, now_ms: int) -> None:
-        self.answered_ids.add(message_id)
-        # SkewedOrder has slots, so it is another class than the one that was decorated.
-        Order.publish_answered(self, message_id, due_ms, now_ms)
+    def is_too_early(self, at_ms: int) -> bool:
+        return at_ms < self.earliest_ms - self.skew_ms
 
 
 class ChaosLedger(DemoLedger):
@@ -153,17 +134,6 @@ class ChaosLedger(DemoLedger):
         first_ms, last_ms = in_flight_ms(receipt, before_ms)
         spans = self.handovers[shard] + self.cut_off[shard]
         return any(span.from_ms <= last_ms and first_ms <= span.to_ms for span in spans)
-
-    def abandoned(self, document: Any) -> None:
-        """Nobody knows of a publish, which may be served later."""
-        for message in document if isinstance(document, list) else [document]:
-            order = self.orders[message["body"]["order"]]
-            assert isinstance(order, SkewedOrder)
-            order.is_abandoned = True
-
-    def is_stray(self, order: Order, receipt: Receipt) -> bool:
-        assert isinstance(order, SkewedOrder)
-        return order.is_stray(receipt.message_id)
 
     def may_come_late(self, order: Order, at_ms: int) -> bool:
         shard = shard_of_order(order)

@@ -38,10 +38,6 @@ def deliver(ledger, order, at_ms):
     return ledger.receive("hook", message_id, order.body, settled=True)
 
 
-def deliver_as(ledger, order, message_id):
-    return ledger.receive("hook", message_id, order.body, settled=True)
-
-
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_handover_excuses_a_repetition_of_its_shard_alone(ledger, shard):
     order = published(ledger, shard)
@@ -101,33 +97,16 @@ def test_an_owner_that_is_cut_off_cannot_hear_that_it_has_delivered(ledger):
     assert not judge(ledger).repeated_recorded
 
 
-def test_a_request_that_was_given_up_may_be_served_behind_the_cancel(ledger):
+def test_a_publish_that_was_held_up_is_never_excused(ledger):
+    """Its key is that of the message that was answered and cancelled, and stays taken."""
     order = published(ledger, 0)
     order.cancelled_ms = DUE - 50
     ledger.at_ms = DUE
     ledger.receive("hook", IDS[0][:-1] + "2", order.body, settled=True)
     verdict = judge(ledger)
     assert verdict.other_id == verdict.fired_cancelled == [order]
-    ledger.abandoned({"body": order.body})
-    assert judge(ledger).is_clean
-    deliver_as(ledger, order, IDS[0])
-    assert judge(ledger).fired_cancelled == [order]
-
-
-@pytest.mark.parametrize(("early_ms", "is_early"), [(0, False), (1, True)])
-def test_what_is_served_late_is_due_as_its_id_says(ledger, early_ms, is_early):
-    """The message that was answered was moved; this one was not."""
-    order = published(ledger, 0)
-    order.move_answered(2 * DUE, 10)
-    ledger.abandoned({"body": order.body})
-    due_ms = DUE + 500
-    ledger.at_ms = due_ms - early_ms
-    stray = f"0000{due_ms:012x}" + 20 * "1"
-    ledger.receive("hook", stray, order.body, settled=True)
-    assert bool(judge(ledger).early) == is_early
-    ledger.at_ms = 2 * DUE - 1
-    deliver_as(ledger, order, IDS[0])
-    assert judge(ledger).early == [order]
+    ledger.thaws[0].append(Span(DUE, DUE + THAW_MS))
+    assert judge(ledger).other_id == [order]
 
 
 @pytest.mark.parametrize(("early_ms", "is_early"), [(900, False), (901, True)])

@@ -129,7 +129,7 @@ class DatedOrder(Order):
     def _note(self) -> None:
         self.earliest.append((self.clock(), self.earliest_ms))
 
-    def is_too_early(self, message_id: str, at_ms: int) -> bool:
+    def is_too_early(self, at_ms: int) -> bool:
         known = bisect_right(self.earliest, at_ms, key=lambda step: step[0])
         return known == 0 or at_ms < self.earliest[known - 1][1]
 
@@ -191,7 +191,7 @@ class BrokersLedger(DemoLedger):
         from_ms = self.server_clock_ms(entry.from_ms)
         to_ms = self.server_clock_ms(entry.to_ms)
         message_id = entry.headers["delay-id"]
-        order.is_early |= order.is_too_early(message_id, to_ms)
+        order.is_early |= order.is_too_early(to_ms)
         order.message_ids.add(message_id)
         order.receipts[name].append(
             StoredReceipt(to_ms, message_id, to_ms, kind=kind, from_ms=from_ms)

@@ -83,7 +83,7 @@ class SoakOrder(Order):
 
     clock: ServerClock = field(default_factory=ServerClock)
 
-    def is_too_early(self, message_id: str, at_ms: int) -> bool:
+    def is_too_early(self, at_ms: int) -> bool:
         # Of what was not answered nobody knows when the server heard of it, and so when it is due.
         return self.answered and not self.clock.has_shown(self.earliest_ms, self.asked_ms, at_ms)
 
@@ -128,9 +128,7 @@ class SoakLedger(DemoLedger):
         # The clock may have been set back before the server heard of a delay.
         order.earliest_ms = due_ms
         for receipts in order.receipts.values():
-            order.is_early |= any(
-                order.is_too_early(receipt.message_id, receipt.at_ms) for receipt in receipts
-            )
+            order.is_early |= any(order.is_too_early(receipt.at_ms) for receipt in receipts)
 
     def is_due(self, order: Order, before_ms: int = 0) -> bool:
         """Whether it was to be delivered by now, or so long before."""

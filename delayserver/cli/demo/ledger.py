@@ -130,12 +130,12 @@ class Order:
     def received(self, subscription: str, message_id: str, at_ms: int, *, settled: bool) -> Receipt:
         """It has come."""
         receipt = Receipt(at_ms, message_id, at_ms if settled else None)
-        self.is_early |= self.is_too_early(message_id, at_ms)
+        self.is_early |= self.is_too_early(at_ms)
         self.receipts[subscription].append(receipt)
         self.message_ids.add(message_id)
         return receipt
 
-    def is_too_early(self, message_id: str, at_ms: int) -> bool:
+    def is_too_early(self, at_ms: int) -> bool:
         """Whether it must not have come at that time, by what is known now."""
         return at_ms < self.earliest_ms
 
@@ -245,11 +245,6 @@ class DemoLedger:
             return False
         first_ms, last_ms = in_flight_ms(receipt, before_ms)
         return any(first_ms <= kill_ms <= last_ms for kill_ms in self.kills_of(order))
-
-    def is_stray(self, order: Order, receipt: Receipt) -> bool:
-        """Whether a delivery is of a message that nobody was told of, because a request that its
-        sender had given up was served later: never, where nothing holds requests up."""
-        return False
 
     def may_come_late(self, order: Order, at_ms: int) -> bool:
         """Whether a delivery that came then may have been sent long before: never, where nobody
@@ -387,17 +382,14 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
     if order.is_garbled:
         verdict.garbled.append(order)
     receipts = [receipt for some in order.receipts.values() for receipt in some]
-    strays = {receipt.message_id for receipt in receipts if ledger.is_stray(order, receipt)}
-    if len(order.message_ids - strays) > 1:
+    if len(order.message_ids) > 1:
         verdict.other_id.append(order)
     if order.refused and receipts:
         verdict.refused_came.append(order)
     if order.is_early:
         verdict.early.append(order)
     if order.cancelled_ms is not None and any(
-        _broke_cancel(ledger, order, receipt, order.cancelled_ms)
-        for receipt in receipts
-        if receipt.message_id not in strays
+        _broke_cancel(ledger, order, receipt, order.cancelled_ms) for receipt in receipts
     ):
         verdict.fired_cancelled.append(order)
     if any(_broke_record(ledger, order, some) for some in order.receipts.values()):
