@@ -114,6 +114,19 @@ def test_a_seed_repeats_itself() -> None:
     assert run_replica_world(7).counts == run_replica_world(7).counts
 
 
+@pytest.mark.parametrize("back_ms", [0, 1500])
+def test_replicas_whose_clocks_are_set_are_compared(back_ms: int) -> None:
+    """A node whose clock is behind the log claims nothing: it ends, and starts again."""
+    with ReplicaWorld(0) as world:
+        world._chance.is_calm = True
+        world._start()
+        world._running.rest()
+        world._end_tenure("kill")
+        world.clock.set(-back_ms)
+        world._agree()
+        assert world.counts["replicas compared"] == 1
+
+
 # ── bugs ───────────────────────────────────────────────────────────────────────────────────────
 
 
