@@ -117,34 +117,37 @@ class Clients(Actor):
             self._new_message(rng.choice(SUBJECTS), rng.choice(KEYS) if keyed else None)
             for _ in range(count)
         ]
-        cancelled = [self._is_held_by_cancelled(message) for message in messages]
+        holders = [self._cancelled_holder(message) for message in messages]
         try:
             published = publish_all(self._server.engine.publishing, messages, self._clock.now_ms)
         except DelayServerError:
             return
-        for message, one, is_held in zip(messages, published, cancelled, strict=True):
-            if is_held and not one.duplicate:
-                raise Violation(
-                    f"a publish of {message.payload.key!r} behind its cancel is new (I5)"
-                )
-            self._await_publish(message, one)
+        for message, one, holder in zip(messages, published, holders, strict=True):
+            self._await_publish(message, one, holder)
 
-    def _is_held_by_cancelled(self, message: NewMessage) -> bool:
-        """Whether its key is that of a message that was cancelled, and whose window is not over."""
+    def _cancelled_holder(self, message: NewMessage) -> int | None:
+        """The cancelled message that has its key, and whose window is not over."""
         key = message.payload.key
         if key is None or self._ledger.may_be_damaged():
-            return False
+            return None
         window_ms = self._server.settings.dedupe_window_ms
-        return self._ledger.is_held_by_cancelled(
-            message.subject, key, window_ms, self._clock.latest_ms
-        )
+        return self._ledger.cancelled_holder(message.subject, key, window_ms, self._clock.latest_ms)
 
-    def _await_publish(self, message: NewMessage, one: Accepted) -> None:
+    def _await_publish(
+        self, message: NewMessage, one: Accepted, cancelled_holder: int | None = None
+    ) -> None:
+        """`cancelled_holder`: the message from which it must not have taken its key."""
         seq = self._server.engine.ids.decode(one.message_id).seq
 
         def answered() -> None:
             self._ledger.published(seq)
             known = self._ledger.messages[seq]
+            # A client may have replaced the cancelled one, which was not durable by then.
+            had_key_before = self._ledger.had_key_before.get(seq, 0)
+            if had_key_before == cancelled_holder and not one.duplicate:
+                raise Violation(
+                    f"a publish of {message.payload.key!r} behind its cancel is new (I5)"
+                )
             if known.payload.body != message.payload.body:
                 raise Violation(f"the publish of {seq} was answered for other content (I3)")
             if one.duplicate:

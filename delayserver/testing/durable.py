@@ -78,6 +78,8 @@ class DurableRecords(Observer):
         self.sources = SourceRecords(self.counts)
         self._by_key: dict[tuple[int, str], int] = {}
         """Subject and key → the newest message."""
+        self.had_key_before: dict[int, int] = {}
+        """Message → the message that had its key until then."""
         self._entries: dict[int, tuple[int, int, int]] = {}
         """Schedule row → due time, message, subscription."""
         self._removed: set[tuple[int, int]] = set()
@@ -125,13 +127,18 @@ class DurableRecords(Observer):
             if due_ms + window_ms > latest_ms:
                 yield message
 
-    def is_held_by_cancelled(self, subject: str, key: str, window_ms: int, latest_ms: int) -> bool:
-        """Whether the message that holds a key was cancelled, and nothing else may have the key."""
+    def cancelled_holder(
+        self, subject: str, key: str, window_ms: int, latest_ms: int
+    ) -> int | None:
+        """The cancelled message that no publish may take this key from; None if there is none.
+
+        A client that replaces it may, and that need not be durable yet."""
         numbers = (number for number, name in self.subjects.items() if name == subject)
         seq = self._by_key.get((next(numbers, 0), key))
         if seq is None or not self.messages[seq].cancelled:
-            return False
-        return self._entries[self.messages[seq].where[0]][0] + window_ms > latest_ms
+            return None
+        is_held = self._entries[self.messages[seq].where[0]][0] + window_ms > latest_ms
+        return seq if is_held else None
 
     def committed(self, rows: bytes, payload: bytes) -> None:
         self._apply(rows, payload)
@@ -348,6 +355,8 @@ class DurableRecords(Observer):
             known = self._by_key.get((subject_id, payload.key))
             if known is not None and self._surely_waits(known) and not is_taken:
                 raise Violation(f"message {seq} has the key of message {known}, which waits (I3)")
+            if known is not None:
+                self.had_key_before[seq] = known
             self._by_key[subject_id, payload.key] = seq
         self.schedules.published(payload, due_ms)
         if payload.options is not None and payload.options.group is not None:

@@ -7,7 +7,10 @@ from functools import cache
 
 import pytest
 
-from delayserver.testing import run_world
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.records.message import Payload
+from delayserver.testing import World, run_world
+from storage.rows import HOUR_MS
 from tests.depth import every, least, missing_max
 
 WORLDS = 60
@@ -69,6 +72,42 @@ def test_no_world_breaks_a_promise(first: int) -> None:
 def test_long_lives_break_no_promise() -> None:
     for seed in every(4, range(LONG_WORLDS)):
         run_world(20_000 + seed, lives=4, steps=500)
+
+
+def test_a_replacement_that_is_not_durable_may_give_up_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ledger knows only the cancelled message, which would hold the key for an hour."""
+    with World(0) as world:
+        world.settings = world.settings.model_copy(update={"dedupe_window_ms": 0})
+        world._start()
+        server, clients, clock = world._running, world.clients, world.clock
+
+        def next_is_due_in(delay_ms: int) -> None:
+            payload = Payload(b"1", key="k1")
+            message = NewMessage("misc", clock.now_ms + delay_ms, payload)
+            monkeypatch.setattr(clients, "_new_message", lambda *_: message)
+
+        def cancel_newest() -> int:
+            seq = server.engine.sequencer.next_seq - 1
+            server.engine.messages.cancel(seq, clients._new_message("misc", "k1").due_ms)
+            return seq
+
+        next_is_due_in(HOUR_MS)
+        clients.publish()
+        first = cancel_newest()
+        server.rest()
+        assert world.ledger.messages[first].cancelled
+        next_is_due_in(10)
+        clients.replace()
+        second = cancel_newest()
+        assert second not in world.ledger.messages
+        clock.move(20)
+        next_is_due_in(HOUR_MS)
+        clients.publish()
+        server.rest()
+        third = max(world.ledger.messages)
+        assert world.ledger.had_key_before == {second: first, third: second}
 
 
 def test_a_seed_repeats_itself() -> None:
