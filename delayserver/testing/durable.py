@@ -91,6 +91,8 @@ class DurableRecords(Observer):
         """How often a message was to be delivered again, by message and subscription."""
         self._made_seqs: dict[int, int] = {}
         """Subscription → the record that made it."""
+        self._made_by_ms: dict[int, int] = {}
+        """Subscription → the latest moment that any clock had shown when that was durable."""
         self.heartbeats: dict[str, tuple[bytes, int]] = {}
         """Key → body and timeout, of those that are durable."""
         self._deadlines_ms: dict[bytes, int] = {}
@@ -254,8 +256,13 @@ class DurableRecords(Observer):
             after = definition.timeout_ms, definition.paused, definition.deleted
             if sum(one != other for one, other in zip(before, after, strict=True)) > 1:
                 raise Violation(f"a change of {definition.name} was undone: {before}, {after}")
+        self._note_definition(seq, definition)
+
+    def _note_definition(self, seq: int, definition: Subscription) -> None:
+        """A definition is durable, and may follow the one before."""
         self.subscriptions[definition.id] = definition
         self._made_seqs.setdefault(definition.id, seq)
+        self._made_by_ms.setdefault(definition.id, self.clock.latest_ms)
 
     def _redrive(self, seq: int, message: DurableMessage, heir_id: int, target: int) -> None:
         """Only what was dead when the call began is redriven, and once."""

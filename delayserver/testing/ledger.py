@@ -74,9 +74,6 @@ class Ledger(DurableRecords):
         """Message → subscriptions that saw it, whatever the server knows."""
         self.delivered: dict[int, set[int]] = {}
         """Message → subscriptions whose delivery is recorded."""
-        self._unclaimed: dict[int, int] = {}
-        """Message that fired while no subscription matched → the last record by then. The first
-        that comes gets it; those that are made later have no claim to it."""
         self.dropped: set[int] = set()
         self._completed: set[int] = set()
         """Messages that the answers to events have counted."""
@@ -101,19 +98,8 @@ class Ledger(DurableRecords):
                 if due_ms < last_ms:
                     raise Violation(f"due at {due_ms}, fired after {last_ms} (I13)")
                 last_ms = due_ms
-            for seq in batch.rows["seq"].tolist():
-                self._note_unclaimed(seq)
         seqs = (seq for batch in batches for seq in batch.rows["seq"].tolist())
         self.groups.fired(seqs, self.durable_seq)
-
-    def _note_unclaimed(self, row_seq: int) -> None:
-        message = self.messages.get(self._entries.get(row_seq, (0, 0, 0))[1])
-        if message is None or message.seq in self._unclaimed or message.payload.to is not None:
-            return
-        subject = self.subjects[message.subject_id]
-        known = self.subscriptions.values()
-        if not any(one.matches(subject) and not one.deleted for one in known):
-            self._unclaimed[message.seq] = self.durable_seq
 
     def sent(self, subscription: Subscription, delivery: DueDelivery) -> None:
         self.counts["sent"] += 1
@@ -625,11 +611,10 @@ class Ledger(DurableRecords):
         """Of all rows there ever were."""
         return (due_ms for due_ms, _, _ in self._entries.values())
 
-    def check_all_delivered(self, faithful: Iterable[Subscription]) -> None:
-        """Whether everything arrived: at those that were there all the time, at the others what was
-        published since they were made, and at anybody."""
-        since = {s.id: self._made_seqs[s.id] for s in self.subscriptions.values() if not s.deleted}
-        since |= {subscription.id: 0 for subscription in faithful}
+    def check_all_delivered(self) -> None:
+        """Whether everything arrived: at each subscription that exists what fell due since it was
+        made, and anything at one of them at least."""
+        existing = [one for one in self.subscriptions.values() if not one.deleted]
         if self.heartbeats:
             raise Violation(f"heartbeats never fired: {self.heartbeats} (I3)")
         self.check_outcomes()
@@ -643,19 +628,25 @@ class Ledger(DurableRecords):
                 if direct_id not in delivered | message.dead:
                     raise Violation(f"message {message.seq} never came where it says (I3)")
                 continue
-            for subscription_id, made_seq in since.items():
-                subscription = self.subscriptions[subscription_id]
+            for subscription in existing:
                 if (
-                    message.seq > made_seq
-                    and self._made_seqs[subscription_id]
-                    <= self._unclaimed.get(message.seq, self.durable_seq)
-                    and subscription.matches(subject)
+                    subscription.matches(subject)
                     and len(subscription.spans) == 1
-                    and subscription_id not in delivered | message.dead
+                    and self._falls_due_since_made(message, subscription.id)
+                    and subscription.id not in delivered | message.dead
                 ):
                     raise Violation(f"message {message.seq} never came to {subscription.name} (I3)")
             if not delivered and not message.dead and message.seq not in self.dropped:
                 raise Violation(f"message {message.seq} was lost (I3)")
+
+    def _falls_due_since_made(self, message: DurableMessage, subscription_id: int) -> bool:
+        """Whether a message certainly fell due when the subscription existed already: its row is
+        newer, or was due later than any clock showed until the subscription was durable.
+
+        A message that is due between the decision and the disk may have been for others."""
+        row_seq = message.where[0]
+        made_seq, latest_ms = self._made_seqs[subscription_id], self._made_by_ms[subscription_id]
+        return row_seq > made_seq or self._entries[row_seq][0] > latest_ms
 
     def check_outcomes(self) -> None:
         """Whether each outcome that somebody has asked for is told, and none twice as long as its

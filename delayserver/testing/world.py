@@ -533,7 +533,7 @@ class World:
             self._jump_to_next()
         else:
             raise Violation(f"it never comes to rest: {self._leftovers()}")
-        self.ledger.check_all_delivered(self.operators.faithful)
+        self.ledger.check_all_delivered()
         self.operators.list_dead_letters()
         server.rest()
         self._keep_keys()

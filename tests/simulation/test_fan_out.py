@@ -21,7 +21,7 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subjects import matches
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
+from delayserver.testing import Ledger, SimulatedClock, SimulatedServer, Violation
 from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
 from storage.testing.catalog import MemoryCatalog
@@ -61,6 +61,7 @@ class FanOut(RuleBasedStateMachine):
         super().__init__()
         self.clock = SimulatedClock()
         self.ledger = Ledger()
+        self.ledger.clock = self.clock
         self.rng = random.Random(0)
         self.disk, self.catalog = SimulatedFiles(rng=self.rng), MemoryCatalog()
         self.known: dict[int, Known] = {}
@@ -220,7 +221,7 @@ class FanOut(RuleBasedStateMachine):
             matching = [one for one in self.exists().values() if one.matches(message.subject)]
             is_done = message.had_by or message.is_given_up
             assert is_done or not matching, f"nobody got {seq}"
-        self.ledger.check_all_delivered(()) if all(
+        self.ledger.check_all_delivered() if all(
             any(one.matches(subject) for one in self.exists().values()) for subject in SUBJECTS
         ) else None
 
@@ -315,6 +316,23 @@ def test_what_was_dropped_for_one_who_is_gone_is_not_lost_for_all(ending: str) -
     machine.end(ending)
     machine.what_nobody_matches_waits()
     machine.teardown()
+
+
+def test_the_ledger_knows_what_falls_due_since_a_subscription_was_made() -> None:
+    machine = FanOut()
+    machine.start()
+    machine.publish("a.x", 5)
+    machine.publish("a.x", HOUR_MS)
+    machine.clock.move(10)  # The server has not looked at it yet.
+    machine.subscribe("a.x")
+    machine.subscribe("a.x")
+    machine.teardown()
+    delivered = machine.ledger.delivered
+    early, late = machine.known
+    assert (delivered[early], delivered[late]) == ({1}, {1, 2})
+    delivered[late].remove(2)
+    with pytest.raises(Violation, match=f"message {late} never came to s2"):
+        machine.ledger.check_all_delivered()
 
 
 TestFanOut = FanOut.TestCase

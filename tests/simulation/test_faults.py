@@ -363,7 +363,7 @@ def drain(machine: Machine) -> None:
     for by_ms in (0, 1000, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, FAR_MS // 2, 60, FAR_MS):
         scenario.pass_time(by_ms)
         scenario.deliver()
-    machine.ledger.check_all_delivered(FAITHFUL)
+    machine.ledger.check_all_delivered()
     assert not scenario.server.engine.hours.unsettled()
 
 
@@ -491,7 +491,7 @@ def test_no_descriptor_at_any_call_ends_a_server_that_runs(first: int, moment: M
         machine, faults = scenario.machine, scenario.faults
         try:
             scenario.run()
-            machine.ledger.check_all_delivered(FAITHFUL)
+            machine.ledger.check_all_delivered()
             # What was deleted is known nowhere, though its deletion may have been interrupted.
             assert keys_of(machine.disk, machine.catalog) == {}, faults.struck
             for table in (Table.HOURS, Table.CHANGES, Table.WATCHES, Table.ARCHIVES):

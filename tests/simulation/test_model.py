@@ -400,7 +400,7 @@ class Model(RuleBasedStateMachine):
             self.clock.move(HOUR_MS)
             self.server.tick()
             self.server.rest()
-        self.ledger.check_all_delivered((HOOK,)) if self._all_pushed() else None
+        self.ledger.check_all_delivered() if self._all_pushed() else None
 
     def _all_pushed(self) -> bool:
         return all(message.subject == "push" for message in self.known.values())

@@ -58,8 +58,7 @@ class ShardLedger(Ledger):
                 raise Violation(f"{definition.name} was deleted, and is back (I3)")
             if definition.timeout_ms < known.timeout_ms:
                 raise Violation(f"a change of {definition.name} was undone")
-        self.subscriptions[definition.id] = definition
-        self._made_seqs.setdefault(definition.id, seq)
+        self._note_definition(seq, definition)
 
 
 class Outside:

@@ -270,7 +270,7 @@ class ShardsWorld:
         self.consumers.check_answered()
         promises.check_nothing_is_left()
         for shard in machine.shards:
-            shard.ledger.check_all_delivered(())
+            shard.ledger.check_all_delivered()
 
     def _end_schedules(self) -> None:
         """All that was due has run; with them nothing would ever come to rest."""
