@@ -183,9 +183,8 @@ class Ledger(DurableRecords):
             single_file = queue.rows.single_file
             if single_file is None or queue.subscription.paused or server.is_held(queue):
                 continue
-            leave_ms, _ = server.engine.dispatcher._wakes.get(queue.subscription.id, (-1, 0))
-            if queue.held_until_ms > server.stopwatch() or leave_ms == queue.held_until_ms:
-                continue  # Its receiver wanted nothing for a while, and nobody has looked since.
+            if queue.held_until_ms > server.stopwatch() or server.is_to_be_looked_at(queue):
+                continue  # Its receiver wants nothing for a while, or time passed without a look.
             waiting = seqs_of(single_file.slices())
             others = {*queue.reserved, *seqs_of(queue.rows.slices())}.difference(waiting)
             subscription = queue.subscription

@@ -453,6 +453,11 @@ class SimulatedServer(Shard):
         leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
         return 0 < leave_ms - self.stopwatch() <= HELD_LOOK_MS
 
+    def is_to_be_looked_at(self, queue: Queue) -> bool:
+        """The next look at the clock lets its rows leave, or gives them up."""
+        leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
+        return leave_ms <= self.stopwatch()
+
     def _stands_still(self, queue: Queue) -> bool:
         """It is to be looked at again, and later than rows of its subscription may have to wait."""
         leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
