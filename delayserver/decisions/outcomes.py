@@ -178,6 +178,11 @@ def _failed(delivery: DueDelivery, result: Result, now_ms: int) -> DueDelivery:
     return msgspec.structs.replace(delivery, payload=payload)
 
 
+def _is_answered(result: Result) -> bool:
+    """Whether a receiver has answered, or nothing was sent to it."""
+    return not isinstance(result, Failed) or (result.tried is not None and result.tried.status > 0)
+
+
 def _from_now(options: MessageOptions | None, now_ms: int) -> MessageOptions | None:
     """What is delivered again because somebody asked lives as long as it did, from now on."""
     return None if options is None else msgspec.structs.replace(options, since_ms=now_ms)
@@ -427,7 +432,7 @@ class Outcomes:
         self, deliveries: list[DueDelivery], result: Result, now_ms: int
     ) -> Subscription | None:
         """Returns the subscription, if it exists still."""
-        self._dispatcher.end_request(deliveries)
+        self._dispatcher.end_request(deliveries, is_answered=_is_answered(result))
         subscription = self._registry.by_id(deliveries[0].subscription_id)
         policy = _OF_NO_SUBSCRIPTION
         if subscription is not None:

@@ -41,6 +41,7 @@ from delayserver.delivery.queue import READ_ROWS_MAX, Handout, Queue
 from delayserver.delivery.settler import pack_settled
 from delayserver.delivery.single_file import SingleFile
 from delayserver.delivery.sink import Recorded, Tried
+from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.records.direct import is_direct
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.receivers import shares
@@ -75,8 +76,7 @@ more."""
 PUMP_ITEMS = 10
 """A queue that is pumped counts for so many items if something leaves it."""
 REQUESTS_MAX = 32
-"""Requests that leave a queue in one go: each takes 0.1 ms, and those that begin together may end
-together, without an answer."""
+"""Requests that leave a queue in one go: each takes 0.1 ms."""
 SERVE_ITEMS = 10
 """Giving connections to queues that wait, which are pumped then, counts for so many items."""
 LOOK_ITEMS = 200
@@ -543,13 +543,20 @@ class Dispatcher:
             self._look_soon(queue, deadlines)
             queue.rows.let_go()
         queue.keep()
-        wait_ms, outdated_ms = queue.rows.wait_ms(instant), queue.rows.outdated_ms(now_ms)
+        wait_ms, outdated_ms = self._wait_ms(queue, instant), queue.rows.outdated_ms(now_ms)
         if wait_ms is None and outdated_ms is None:
             return
         present_ms = instant.present_ms
         leave_ms = NEVER_MS if wait_ms is None else present_ms + wait_ms
         outdated_ms = NEVER_MS if outdated_ms is None else outdated_ms
         self._wake_at(subscription.id, instant, leave_ms, outdated_ms)
+
+    def _wait_ms(self, queue: Queue, instant: Instant) -> int | None:
+        """How long until rows of a queue may leave though nothing else happens; None: never."""
+        wait_ms = queue.rows.wait_ms(instant)
+        if queue.starts_slowly(instant):
+            return LOOK_MS if wait_ms is None else min(wait_ms, LOOK_MS)
+        return wait_ms
 
     def _wake_at(
         self, subscription_id: int, instant: Instant, leave_ms: int, outdated_ms: int
@@ -599,7 +606,10 @@ class Dispatcher:
         ready = queue.rows.ready(instant)
         if not ready:
             return 0
-        wanted = 1 if subscription.batch_max else min(rows_max, ready, requests_max)
+        room = queue.slow_start.room(instant.present_ms)
+        if not room:
+            return 0
+        wanted = 1 if subscription.batch_max else min(rows_max, ready, requests_max, room)
         taken = self.connections.take(subscription.id, host_of(subscription), wanted)
         if not taken:
             return 0
@@ -607,6 +617,7 @@ class Dispatcher:
             rows_max = taken
         used = min(taken, self._start(queue, rows_max, None, instant, taken))
         self.connections.give_back(subscription.id, taken - used)
+        queue.slow_start.begin(used)
         return used
 
     def wake(self, now_ms: int, budget: TurnBudget | None = None) -> int | None:
@@ -831,8 +842,9 @@ class Dispatcher:
             self.connections.give_back(handout.subscription.id, handout.connections)
         else:
             requests = self._on_handout(queue, handout, deliveries, now_ms)
-            if handout.connections:
-                self.connections.give_back(handout.subscription.id, handout.connections - requests)
+            if unused := handout.connections - requests if handout.connections else 0:
+                self.connections.give_back(handout.subscription.id, unused)
+                queue.slow_start.on_answered(unused)
             if handout.request is None and not (requests and handout.as_batch):
                 self.pump(queue, now_ms)  # There is no answer that will do it.
 
@@ -881,9 +893,11 @@ class Dispatcher:
             if requests:
                 is_free = queue.free_places() > 0
                 host = host_of(subscription)
-                if not (is_free and self.connections.take(subscription.id, host, 1)):
+                has_room = queue.slow_start.room(self._stopwatch()) > 0
+                if not (is_free and has_room and self.connections.take(subscription.id, host, 1)):
                     self._put_back(queue, deliveries.select(which))
                     continue
+                queue.slow_start.begin(1)
                 handout.connections += 1
             requests += 1
             batch = [deliveries[index] for index in which.tolist()]
@@ -970,7 +984,7 @@ class Dispatcher:
         for fired in deliveries.slices(np.arange(len(deliveries))):
             queue.rows.put_back(fired)
 
-    def end_request(self, deliveries: list[DueDelivery]) -> None:
+    def end_request(self, deliveries: list[DueDelivery], *, is_answered: bool) -> None:
         """A request is over, and another may be sent. The caller settles, releases or returns each
         of the deliveries that it carried."""
         subscription_id = deliveries[0].subscription_id
@@ -979,6 +993,8 @@ class Dispatcher:
         queue = self._queues.get(subscription_id)
         if queue is not None:
             queue.posts.discard(deliveries[0].entry.seq)
+            if is_answered:
+                queue.slow_start.on_answered()
 
     def hold(self, subscription_id: int, hold_ms: int) -> None:
         """The receiver of a subscription wants nothing for so long."""

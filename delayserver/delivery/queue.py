@@ -19,6 +19,7 @@ from delayserver.delivery.backlog import Backlog, Instant
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.permits import Permit
+from delayserver.delivery.slow_start import SlowStart
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
@@ -108,6 +109,8 @@ class Queue:
     withheld: dict[str, list[FiredRows]] = field(default_factory=dict)
     """Rows by subject that left for a consumer which may not read them: after another subject, or
     from a deleted subscription, there may be such. They wait for one that may."""
+    slow_start: SlowStart = field(default_factory=SlowStart)
+    """Of its requests, if it is a webhook's."""
     permit: Permit | None = None
     """Of a webhook whose limits are those of several shards together."""
 
@@ -241,6 +244,16 @@ class Queue:
             return 0
         return min(self.subscription.batch_max, self._rows_free())
 
+    def starts_slowly(self, instant: Instant) -> bool:
+        """Whether webhooks could leave now, if those that are out might become more at once."""
+        return (
+            self.subscription.is_pushed
+            and not self.subscription.takes_many
+            and not self.slow_start.room(instant.present_ms)
+            and self.free_places() > 0
+            and self.rows.ready(instant) > 0
+        )
+
     def _rows_free(self) -> int:
         """How many rows may leave in batches before others are settled."""
         # Rows whose failure is not recorded yet are on their way without a request.
@@ -266,7 +279,7 @@ class Queue:
             # Rows that were permitted and have not begun may all begin at the same moment.
             rows = min(rows, max(0, burst - self._not_begun()))
         free = max(0, self.subscription.max_in_flight - self.used_places())
-        places = min(-(-rows // size), free)
+        places = min(-(-rows // size), free, self.slow_start.room(instant.present_ms))
         self.permit.want(places, min(rows, places * size))
 
     def keep(self) -> None:

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 DISK_CHECK_S = 1.0
 REASON_CHARACTERS_MAX = 1000
 """The longest reason that a client may give for an attempt that failed; the rest is cut."""
+ANSWERS_MAX = 32
+"""Answers whose consequences are drawn in one turn of the event loop: 0.1 ms each."""
 CLIENTS = frozenset(("aiormq", "confluent_kafka", "nats", "pamqp", "redis"))
 """Modules of others whose callbacks are on our event loop: the clients of brokers."""
 LOOK_MS = 1000
@@ -274,7 +276,8 @@ class Server(Shard):
         deadline = self._loop.time() + drain_s
         if self._sending:
             await asyncio.wait(self._sending, timeout=drain_s)
-            self._on_answers()
+            while self._answers:
+                self._on_answers()
         for task in self._sending:
             task.cancel()
         # Behind this nothing leaves any more, whoever owns the shard then.
@@ -536,8 +539,10 @@ class Server(Shard):
         self._answers.append((deliveries, result))
 
     def _on_answers(self) -> None:
-        """All that came in this turn of the loop."""
-        answers, self._answers = self._answers, []
+        """Those that came in this turn of the loop, or some of them if there are many."""
+        answers, self._answers = self._answers[:ANSWERS_MAX], self._answers[ANSWERS_MAX:]
+        if self._answers:
+            self.call_soon(self._on_answers)
         self.engine.outcomes.on_sent(answers, self.clock())
 
     # ── time, disk and memory ──────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import HELD_LOOK_MS
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.delivery.sink import Recorded
+from delayserver.delivery.slow_start import AT_ONCE, LOOK_MS
 from delayserver.records.horizon import Mark
 from delayserver.records.message import DueDelivery, MessageOptions, ScheduleEntry
 from delayserver.records.subscriptions import KafkaTarget, Subscription
@@ -134,6 +135,38 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6, 7]
     assert not parts.dispatcher.holds(ScheduleEntry(5, START_MS))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"drop_older_than_ms": 60_000}, {"rate_per_s": 10_000, "rate_burst": 1000}]
+)
+def test_requests_without_an_answer_become_more_by_one_each_millisecond(
+    more: dict[str, int],
+) -> None:
+    one = webhook(max_in_flight=1000, **more)
+    parts = Parts(one)
+    parts.fire(*[(seq, START_MS) for seq in range(1000)])
+
+    def leave() -> int:
+        before = len(parts.ports.sent)
+        while parts.ports.handouts or parts.ports.turns:
+            if parts.ports.handouts:
+                for carried in [[each] for each in parts.read()]:
+                    assert parts.dispatcher.may_begin(one, carried, NOW_MS)
+            parts.turn()
+        return len(parts.ports.sent) - before
+
+    assert leave() == AT_ONCE
+    for _ in range(3):
+        assert parts.dispatcher.wake(NOW_MS) == LOOK_MS
+        parts.wait(parts.stopwatch.shows_ms + LOOK_MS)
+        parts.dispatcher.wake(NOW_MS)
+        assert leave() == LOOK_MS
+    for _, answered in parts.ports.sent[:10]:
+        parts.dispatcher.end_request([answered], is_answered=True)
+        parts.dispatcher.settle_delivered(answered, NOW_MS)
+    parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
+    assert leave() == 10
 
 
 def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
@@ -461,13 +494,13 @@ def test_batches_leave_one_by_one_and_count_as_requests() -> None:
     second = parts.read()
     assert posts(parts) == [[1, 2, 3], [4, 5, 6]]
     assert parts.ports.handouts == []
-    parts.dispatcher.end_request(first)
+    parts.dispatcher.end_request(first, is_answered=True)
     for one in first:
         parts.dispatcher.settle_delivered(one, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     parts.read()
     assert posts(parts)[2:] == [[7, 8]]
-    parts.dispatcher.end_request(second)
+    parts.dispatcher.end_request(second, is_answered=True)
     assert len(parts.dispatcher.queue(hook).posts) == 1
 
 
@@ -476,7 +509,7 @@ def test_what_failed_and_is_not_recorded_yet_keeps_its_place_in_the_bound() -> N
     parts = Parts(hook)
     parts.fire(*((seq, START_MS) for seq in range(1, 7)))
     first = parts.read()
-    parts.dispatcher.end_request(first)
+    parts.dispatcher.end_request(first, is_answered=True)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert parts.ports.handouts == []
     for one in first:
@@ -507,7 +540,7 @@ def test_a_batch_that_is_too_long_leaves_the_rest_in_front(monkeypatch: pytest.M
     assert parts.waiting(hook) == [3, 4, 5]
     queue = parts.dispatcher.queue(hook)
     assert (queue.in_flight, queue.reserved) == (2, {1, 2})
-    parts.dispatcher.end_request(sent[:2])
+    parts.dispatcher.end_request(sent[:2], is_answered=True)
     for one in sent[:2]:
         parts.dispatcher.settle_delivered(one, NOW_MS)
     parts.dispatcher.pump(queue, NOW_MS)
@@ -812,7 +845,7 @@ def test_webhooks_that_were_read_go_back_and_were_no_attempt(batch_max: int) -> 
     while parts.ports.handouts:
         for one in parts.read():
             sent.append((one.entry.seq, one.origin.attempt))
-            parts.dispatcher.end_request([one])
+            parts.dispatcher.end_request([one], is_answered=True)
             parts.dispatcher.settle_delivered(one, NOW_MS)
         parts.dispatcher.pump(queue, NOW_MS)
     assert sorted(sent) == [(5, 1), (6, 1), (7, 1)]
@@ -1112,7 +1145,7 @@ def assert_may_not_begin(change: Callable[[Parts, Subscription], None], batch_ma
     request = [one, other] if batch_max else [one]
     change(parts, hook)
     assert not parts.dispatcher.may_begin(hook, request, NOW_MS)
-    parts.dispatcher.end_request(request)
+    parts.dispatcher.end_request(request, is_answered=True)
     for each in request:
         parts.dispatcher.return_delivery(each, each.attempt)
     queue = parts.dispatcher.queues()
@@ -1187,7 +1220,7 @@ def test_what_waits_for_a_connection_uses_up_no_more_of_a_rate_than_its_burst() 
 def test_what_could_not_begin_gives_back_its_part_of_the_rate() -> None:
     hook = webhook(rate_per_s=1.0, rate_burst=1)
     parts, (one,) = connecting(hook, 1, 2)
-    parts.dispatcher.end_request([one])
+    parts.dispatcher.end_request([one], is_answered=True)
     parts.dispatcher.return_delivery(one, one.attempt)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
     assert parts.handouts() == [[1]]
@@ -1202,7 +1235,7 @@ def test_a_new_rate_holds_from_its_answer_on(
     parts.change(msgspec.structs.replace(hook, rate_per_s=2.0, rate_burst=2))
     for one in waits:
         assert not parts.dispatcher.may_begin(hook, [one], NOW_MS)
-        parts.dispatcher.end_request([one])
+        parts.dispatcher.end_request([one], is_answered=True)
         parts.dispatcher.return_delivery(one, one.attempt)
     queue = parts.dispatcher.queue(hook)
     parts.dispatcher.pump(queue, NOW_MS)
@@ -1215,7 +1248,7 @@ def test_a_queue_that_is_held_leaves_when_the_receiver_said() -> None:
     hook = webhook(max_in_flight=1)
     parts, (one,) = connecting(hook, 1, 2)
     assert parts.dispatcher.may_begin(hook, [one], NOW_MS)
-    parts.dispatcher.end_request([one])
+    parts.dispatcher.end_request([one], is_answered=True)
     parts.dispatcher.hold(hook.id, 1_000)
     parts.dispatcher.return_delivery(one, one.attempt)
     parts.dispatcher.pump(parts.dispatcher.queue(hook), NOW_MS)
@@ -1250,7 +1283,7 @@ def test_webhooks_leave_as_far_as_there_are_places_and_take_turns() -> None:
     left: list[list[int]] = []
     while sent:
         done = sent.pop(0)
-        parts.dispatcher.end_request([done])
+        parts.dispatcher.end_request([done], is_answered=True)
         parts.dispatcher.settle_delivered(done, NOW_MS)
         parts.turn()
         for _ in parts.handouts():
@@ -1277,7 +1310,7 @@ def test_no_place_is_lost(fate: str, batch_max: int) -> None:
     sent = parts.read(*unreadable, options=options)
     if fate == "sent":
         for request in [sent] if batch_max else [[one] for one in sent]:
-            parts.dispatcher.end_request(request)
+            parts.dispatcher.end_request(request, is_answered=True)
     assert parts.dispatcher.connections.free == 10
 
 

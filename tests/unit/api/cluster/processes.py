@@ -130,7 +130,7 @@ class Process:
     def end(self, request: Request, *, fails: bool = False) -> None:
         self.requests.remove(request)
         dispatcher = self.parts.dispatcher
-        dispatcher.end_request(request.carried)
+        dispatcher.end_request(request.carried, is_answered=not fails)
         for one in request.carried:
             if fails:
                 self.recording.append(one)

@@ -724,8 +724,8 @@ def test_stories_reach_the_limit() -> None:
 
 
 def test_notices_are_short() -> None:
-    cluster = Cluster(COUNT, hook(max_in_flight=100))
-    cluster.processes[0].fire(100)
+    cluster = Cluster(COUNT, hook(max_in_flight=60))
+    cluster.processes[0].fire(60)
     cluster.run()
     [notice] = [notice for _, topic, notice in cluster.processes[0].told if topic == ASK]
-    assert msgspec.msgpack.decode(notice) == [[1, 100, 100, 0, 0]]
+    assert msgspec.msgpack.decode(notice) == [[1, 60, 60, 0, 0]]
