@@ -76,8 +76,9 @@ class Subscribing:
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over what has fired though it is not due yet, in the process before."""
         now_ms = self._dispatcher.now_ms
-        spans = (span for one in self._registry for span in one.history)
-        # If the clock was set back since a definition was recorded, what had fallen due then has.
+        # If the clock was set back since a definition was recorded, or a deletion, what had fallen
+        # due then has: who comes now is to get what a deleted one has left.
+        spans = self._registry.spans()
         ahead = (mark for span in spans for mark in span.marks if mark.before_ms > now_ms)
         self._horizon = Horizon([*fired, *ahead])
         self._horizon.advance(self._sequencer.next_seq - 1, now_ms)

@@ -473,6 +473,11 @@ class Registry:
         """A subscription that was deleted, as long as its history may be needed."""
         return self._departed.get(subscription_id)
 
+    def spans(self) -> Iterator[SubjectSpan]:
+        """All that the histories say, also of those that were deleted."""
+        for one in (*self._by_id.values(), *self._departed.values()):
+            yield from one.history
+
     def next_id(self) -> int:
         """A number that no subscription ever had."""
         self._last_id += 1

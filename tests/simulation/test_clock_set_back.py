@@ -34,6 +34,8 @@ class Machine:
         self.clock.move(HOUR_MS)
         self.received: list[tuple[int, str]] = []
         """Bodies, and the subscriptions they came to."""
+        self.status = 200
+        """What receivers answer."""
         self.start()
 
     def start(self) -> None:
@@ -56,7 +58,7 @@ class Machine:
                 name = self.server.engine.registry.by_id(delivery.subscription_id)
                 assert name is not None
                 self.received.append((int(delivery.payload.body), name.name))
-                self.server.answer([delivery], WebhookResponse(200))
+                self.server.answer([delivery], WebhookResponse(self.status))
                 self.server.rest()
 
     def publish(self, body: int, delay_ms: int) -> tuple[int, int]:
@@ -77,6 +79,13 @@ class Machine:
         )
         self.server.engine.subscribing.put_subscription(made)
         self.server.rest()
+
+    def change(self, name: str, **changes: bool) -> None:
+        known = self.server.engine.registry.by_name(name)
+        assert known is not None
+        changed = known.with_changes(**changes)
+        self.server.engine.subscribing.put_subscription(changed)
+        self.look()
 
     def wait(self, by_ms: int) -> None:
         self.clock.move(by_ms)
@@ -107,6 +116,23 @@ def test_a_subscription_that_is_made_when_the_clock_was_set_back(restarts: str) 
         (3, "first"),
         (3, "second"),
     ]
+
+
+def test_a_retry_that_a_deleted_one_left_is_for_who_comes_when_the_clock_was_set_back() -> None:
+    machine = Machine()
+    machine.subscribe("first")
+    machine.publish(1, delay_ms=5)
+    machine.status = 503
+    machine.wait(10)
+    machine.change("first", paused=True)
+    machine.wait(10_000)  # The retry has fallen due.
+    machine.change("first", deleted=True)
+    machine.clock.set(-BACK_MS)
+    machine.status = 200
+    machine.restart()
+    machine.subscribe("second")
+    machine.wait(2 * BACK_MS)
+    assert machine.received == [(1, "first"), (1, "second")]
 
 
 def test_what_is_published_when_the_clock_was_set_back_is_for_everybody() -> None:
