@@ -44,12 +44,14 @@ from delayserver.records.content import content_digest, has_content
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import (
     Payload,
+    ScheduleEntry,
     State,
     encode_payload,
     option_flags,
     row_flags,
 )
 from delayserver.records.message_id import ID_BYTES
+from delayserver.records.message_state import own_row
 from delayserver.records.tables import KeyEntry, pack_key_values
 from delayserver.schedule.wheel_rows import route_of
 from delayserver.slices import Work, at_once
@@ -373,8 +375,7 @@ class Publishing:
 
     def _duplicate(self, known: KeyEntry) -> Accepted:
         """The answer to a message that is there already."""
-        change = self._sequencer.changes(known.seq).get(0)
-        due_ms = change.due_ms if change else known.due_ms
+        due_ms = self._due_ms(known)
         # The due time may come from a move that is not durable yet. If the answer left before, and
         # the move were rolled back, the client would wait for a moment at which nothing fires.
         group = self._messages.group_of_change(known.seq) or self._groups.group_of(known.seq)
@@ -421,12 +422,15 @@ class Publishing:
         entry = self._sequencer.key(key_hash)
         if entry is None:
             return None
-        change = self._sequencer.changes(entry.seq).get(0)
-        due_ms = change.due_ms if change is not None else entry.due_ms
-        if due_ms + self._settings.dedupe_window_ms > now_ms:
+        if self._due_ms(entry) + self._settings.dedupe_window_ms > now_ms:
             return entry
         located = self._messages.locate(entry.seq, entry.due_ms)
         return entry if located.state in (State.SCHEDULED, State.DELIVERING) else None
+
+    def _due_ms(self, entry: KeyEntry) -> int:
+        """When the message that a key stands for is due, or was."""
+        first = ScheduleEntry(entry.seq, entry.due_ms)
+        return own_row(first, self._sequencer.changes(entry.seq)).due_ms
 
     def replace(
         self,

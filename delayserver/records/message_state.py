@@ -85,6 +85,20 @@ OPEN = (State.SCHEDULED, State.DELIVERING)
 """A delivery in one of these states has not ended."""
 
 
+def own_row(first: ScheduleEntry, changes: Mapping[int, Change]) -> ScheduleEntry:
+    """The row by which a message is due that is `first` by its id: where it was moved to, if it
+    was. Of one whose retry was cancelled, the later of that and `first`: where the clock was set
+    back, a retry may be due before its message."""
+    whole = changes.get(0)
+    if whole is None:
+        return first
+    row = ScheduleEntry(whole.entry_seq, whole.due_ms)
+    is_of_retry = whole.state == ChangeState.CANCELLED and any(
+        number and change.entry_seq == row.seq for number, change in changes.items()
+    )
+    return first if is_of_retry and first.due_ms > row.due_ms else row
+
+
 def state_of(
     first: ScheduleEntry,
     changes: Mapping[int, Change],
@@ -102,7 +116,7 @@ def state_of(
         is_open = State.SCHEDULED if at is Place.WAITS else State.DELIVERING
         return MessageState(State.DELIVERED if at is Place.GONE else is_open, first)
     whole = changes.get(0)
-    entry = first if whole is None else ScheduleEntry(whole.entry_seq, whole.due_ms)
+    entry = own_row(first, changes)
     is_cancelled = whole is not None and whole.state == ChangeState.CANCELLED
     deliveries = {
         subscription_id: _delivery(change, place, is_cancelled)

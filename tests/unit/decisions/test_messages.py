@@ -237,6 +237,27 @@ def test_a_cancelled_message_gives_its_key_back_behind_the_dedupe_window(
         assert parts.publishing.publish_one(late, now_ms).duplicate is duplicate
 
 
+def test_a_key_stays_taken_where_the_retry_that_was_cancelled_was_due_before_the_message(
+    parts: MessageParts,
+) -> None:
+    """The clock was set back, and then the message was redriven."""
+    seq = published(parts, key="1001")
+    advance(parts, LATER_MS)
+    parts.dispatcher.parked.remove(ScheduleEntry(seq, LATER_MS))
+    retry = parts.sequencer.append(
+        RecordKind.REDRIVE, due_ms=SOON_MS, message_seq=seq, subscription_id=1, attempt=1
+    )
+    parts.sequencer.put_change(retry, seq, 1, Change(ChangeState.RETRYING, retry, SOON_MS, 1, 1))
+    parts.insert(retry, SOON_MS, route=ROUTE_SUBSCRIPTION | 1)
+    parts.commit()
+    parts.messages.cancel(seq, LATER_MS)
+    window_ms = parts.publishing._settings.dedupe_window_ms
+    for now_ms, duplicate in ((LATER_MS + window_ms - 1, True), (LATER_MS + window_ms, False)):
+        again = parts.publishing.publish_one(message(now_ms + 1, key="1001"), now_ms)
+        assert again.duplicate is duplicate
+    assert parts.messages.locate(seq, LATER_MS).entry == ScheduleEntry(seq, LATER_MS)
+
+
 def test_a_duplicate_of_a_moved_message_has_its_new_time(parts: MessageParts) -> None:
     seq = published(parts, key="1001")
     parts.messages.move(seq, LATER_MS, NEXT_HOUR_MS, Payload(b"{}", key="1001"), 1)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import msgspec
 import pytest
 
 from delayserver.records.message import ScheduleEntry, State
-from delayserver.records.message_state import OPEN, ArrivedDelivery, MessageState, Place, state_of
+from delayserver.records.message_state import (
+    OPEN,
+    ArrivedDelivery,
+    MessageState,
+    Place,
+    own_row,
+    state_of,
+)
 from delayserver.records.tables import Change, ChangeState
 
 FIRST = ScheduleEntry(7, 1000)
@@ -87,6 +95,18 @@ def test_nothing_of_a_cancelled_message_is_scheduled() -> None:
     assert found.state is State.CANCELLED and told(found) == {A: (State.CANCELLED, 2)}
     found = state({0: CANCELLED, A: RETRY, B: DEAD}, settled={A: ArrivedDelivery(2, 2001)})
     assert told(found) == {A: (State.DELIVERED, 2), B: (State.DEAD, 1)}
+
+
+@pytest.mark.parametrize(("due_ms", "row"), [(2000, AGAIN), (900, FIRST)])
+def test_one_whose_retry_was_cancelled_is_due_by_the_later_row(
+    due_ms: int, row: ScheduleEntry
+) -> None:
+    """A clock that was set back has the retry due before the message."""
+    cancelled, retry = (msgspec.structs.replace(one, due_ms=due_ms) for one in (CANCELLED, RETRY))
+    found = state({0: cancelled, A: retry})
+    assert (found.state, found.entry) == (State.CANCELLED, row)
+    # Where it was moved, by whichever way, that is when it is due.
+    assert own_row(FIRST, {0: cancelled}) == ScheduleEntry(AGAIN.seq, due_ms)
 
 
 def test_a_retry_that_has_ended_has_arrived() -> None:
