@@ -27,7 +27,7 @@ from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
 from delayserver.server.engine import Engine
 from storage.frame import Rows
-from storage.rows import concatenate, is_among, select
+from storage.rows import HOUR_MS, concatenate, is_among, select
 
 TOGETHER_MAX: Final = 10_000
 """Leases that are read at once, unless one pull has more."""
@@ -54,23 +54,42 @@ class LeasedRows(NamedTuple):
     leased_by: NDArray[np.uint32]
     """The subscription of each."""
     hours: NDArray[np.intp]
+    attempts: Rows
+    """ATTEMPT_DTYPE, of rows that have come back and are due."""
 
     @classmethod
-    def of(cls, loaded: Sequence[LoadedHour]) -> "LeasedRows":
+    def of(cls, loaded: Sequence[LoadedHour], kept: KeptLeases, now_ms: int) -> "LeasedRows":
         """Those of these hours."""
+        attempts = kept.attempts
+        if len(attempts):
+            due = _due_seqs(loaded, np.unique(attempts["seq"]), now_ms)
+            attempts = select(attempts, is_among(attempts["seq"], due))
         return cls(
             concatenate([hour.leased for hour in loaded], WHEEL_DTYPE),
             np.concatenate([np.zeros(0, np.uint32), *(hour.leased_by for hour in loaded)]),
             np.repeat([hour.hour for hour in loaded], [len(hour.leased) for hour in loaded]),
+            attempts,
         )
+
+
+def _due_seqs(
+    loaded: Sequence[LoadedHour], seqs: NDArray[np.uint64], now_ms: int
+) -> NDArray[np.uint64]:
+    """Which of these rows are due and wait, or are held by consumers."""
+    due = [np.zeros(0, np.uint64)]
+    for hour in loaded:
+        rows = hour.rows(hour.find(seqs))
+        due_ms = hour.hour * HOUR_MS + rows["due_offset_ms"].astype(np.int64)
+        due += [rows["seq"][due_ms <= now_ms], hour.leased["seq"]]
+    return np.unique(np.concatenate(due))
 
 
 def take_over(kept: KeptLeases, leased: LeasedRows, engine: Engine, reader: Reader) -> None:
     """Hold the leases that the last process has left."""
-    rows, leased_by, hours = leased
+    rows, leased_by, hours, attempts = leased
     of_lease = kept.leased()["subscription_id"]
     for subscription in list(engine.registry):
-        _take_attempts(kept.attempts, subscription, engine)
+        _take_attempts(attempts, subscription, engine)
         mine = leased_by == subscription.id
         if not mine.any():
             continue

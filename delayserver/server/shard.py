@@ -143,7 +143,7 @@ class Shard(ABC):
             recovered.fired,
         )
         self.on_recovered(recovered)
-        self._leased = LeasedRows.of(recovered.loaded)
+        self._leased = LeasedRows.of(recovered.loaded, store.kept, now_ms)
         self._is_first = recovered.next_seq == 1
         importer = Importer(self.files, catalog, identity.stamp)
         self._make_workers(store.loader, importer, surroundings)

@@ -198,6 +198,22 @@ def test_the_attempts_of_what_came_back_are_known() -> None:
         machine.restart()
 
 
+def test_what_came_back_and_is_not_due_again_leaves_nothing_to_remember() -> None:
+    """The clock was set back: a row that waits again can be cancelled."""
+    machine = Machine()
+    machine.publish(b"1")
+    [(token, delivery)] = machine.pull().items()
+    machine.server.engine.outcomes.nack([token], 0, machine.clock())
+    machine.server.stop()
+    machine.clock.set(-600_000)
+    machine.start()
+    machine.server.engine.messages.cancel(delivery.entry.seq, delivery.entry.due_ms)
+    machine.server.rest()
+    machine.pass_ms(700_000)
+    assert machine.pull() == {}
+    assert not any(queue.attempts for queue in machine.server.engine.dispatcher.queues())
+
+
 def test_a_kill_ends_leases_and_counts_one_attempt_more_that_uses_up_none() -> None:
     machine = Machine({"max_attempts": 2})
     machine.publish(b"1")
