@@ -29,6 +29,12 @@ from delayserver.times import parse_time_ms
 from storage.catalog import Catalog, Table
 
 
+def _is_passed(state: ScheduleState, planned_ms: int) -> bool:
+    """Whether a state says that a planned time was run before the clock was set back."""
+    from_ms, until_ms = state.passed_from_ms, state.passed_until_ms
+    return 0 < from_ms <= planned_ms and (until_ms == ENDED_MS or planned_ms < until_ms)
+
+
 def unpack_schedule_change(data: bytes) -> ScheduleChange:
     """The change in the payload of a SCHEDULE, as the server reads it."""
     change, problem = SCHEDULE_CHANGES.read(data)
@@ -110,14 +116,16 @@ class ScheduleRecords:
         self, name: str, schedule: Schedule, before: ScheduleState, state: ScheduleState
     ) -> None:
         """A schedule goes on before the time at which it was. Raises Violation unless nothing from
-        there on has been run, up to what it is to leave out."""
+        there on has been run, but for what it is to leave out."""
         self._counts["schedules set back"] += 1
         made, since_ms, next_ms = self._made[name], before.since_ms, state.next_ms
         is_before = next_ms < before.next_ms or before.next_ms == ENDED_MS
         was_run = {
             one
             for one in made
-            if next_ms <= one < since_ms and schedule.following_ms(one - 1) == one
+            if next_ms <= one < since_ms
+            and schedule.following_ms(one - 1) == one
+            and not _is_passed(state, one)
         }
         is_planned = schedule.following_ms(next_ms - 1) == next_ms
         if was_run or not is_before or not is_planned or state.skipped != before.skipped:
