@@ -312,7 +312,7 @@ class Calls:
 
     def ack(
         self,
-        subscription: Subscription,
+        subscription_id: int,
         tokens: list[str],
         done: Callable[[list[str], Exception | None], None],
     ) -> None:
@@ -325,13 +325,13 @@ class Calls:
             else:
                 done(expired, error)
 
-        self._engine.outcomes.ack(tokens, self.clock(), subscription.id, settled)
+        self._engine.outcomes.ack(tokens, self.clock(), subscription_id, settled)
 
-    def ack_soon(self, subscription: Subscription, tokens: list[str]) -> list[str]:
+    def ack_soon(self, subscription_id: int, tokens: list[str]) -> list[str]:
         """Acknowledge leases for somebody who does not wait for the record, which is made within
         `settle_sync_ms`. Returns those that were over. Raises StoppingError: nothing was done."""
         self.check_running()
-        return self._engine.outcomes.ack(tokens, self.clock(), subscription.id)
+        return self._engine.outcomes.ack(tokens, self.clock(), subscription_id)
 
     def check_running(self) -> None:
         """Raises StoppingError."""
@@ -346,19 +346,19 @@ class Calls:
 
     def nack(
         self,
-        subscription: Subscription,
+        subscription_id: int,
         tokens: list[str],
         delay_ms: int,
         done: Callable[[list[str], Exception | None], None],
     ) -> None:
         """Give leased messages back; `done` gets the tokens that were over, once the others are
         recorded, or what kept them from being so. Raises OverloadedError."""
-        self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription.id, done)
+        self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription_id, done)
         self._shard.tick_soon()
 
-    def extend(self, subscription: Subscription, tokens: list[str], lease_ms: int) -> list[str]:
+    def extend(self, subscription_id: int, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        expired = self._engine.outcomes.extend(tokens, lease_ms, subscription.id)
+        expired = self._engine.outcomes.extend(tokens, lease_ms, subscription_id)
         self._shard.tick_soon()  # A lease may have been made shorter.
         return expired
 

@@ -132,7 +132,7 @@ class Subscribers(Actor):
         done = [] if self.is_refusing else held[: rng.choice((0, 0, 1, 3))]
         for lease in done:
             self._give_up(lease, seen=True)
-        server.calls.ack_soon(subscription, [lease.token for lease in done])
+        server.calls.ack_soon(subscription.id, [lease.token for lease in done])
         self._counts["acked by a pull"] += len(done)
         request = PullRequest(most, lease_ms, wait_ms, answer, least)
         fetch = server.calls.pull(subscription, request)

@@ -81,14 +81,14 @@ class Endings:
         Raises what the own shard raises: then nothing was done."""
         parts = places_by_shard(tokens, self._peers.own, self._peers.count)
         if parts.keys() <= {self._peers.own}:
-            self._end_own(ending, subscription, tokens, duration_ms, done)
+            self._end_own(ending, subscription.id, tokens, duration_ms, done)
             return
         joined = _Joined(tokens, len(parts), done)
         own = parts.pop(self._peers.own, None)
         if own is not None:
             some = [tokens[place] for place in own]
             joined_own = partial(joined.told, own)
-            self._end_own(ending, subscription, some, duration_ms, joined_own)
+            self._end_own(ending, subscription.id, some, duration_ms, joined_own)
         for shard, places in parts.items():
             some = [tokens[place] for place in places]
             body = _encode(_Leased(ending, subscription.id, some, duration_ms))
@@ -116,9 +116,6 @@ class Endings:
         if call.path != LEASES_PATH:
             return None
         leased = _decode(call.body)
-        subscription = self._calls.registry.by_id(leased.subscription_id)
-        if subscription is None:
-            return PeerAnswer(200, (), _encode(leased.tokens))
         future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
         def done(expired: list[str], error: Exception | None = None) -> None:
@@ -129,13 +126,17 @@ class Endings:
             else:
                 future.set_exception(error)
 
-        self._end_own(leased.ending, subscription, leased.tokens, leased.duration_ms, done)
+        # The subscription may be deleted here, and not yet where the call came in. Its leases are
+        # held on, and keep their messages from others.
+        self._end_own(
+            leased.ending, leased.subscription_id, leased.tokens, leased.duration_ms, done
+        )
         return PeerAnswer(200, (), _encode(await future))
 
     def _end_own(
         self,
         ending: Ending,
-        subscription: Subscription,
+        subscription_id: int,
         tokens: list[str],
         duration_ms: int,
         done: ToldExpired,
@@ -143,13 +144,13 @@ class Endings:
         calls = self._calls
         match ending:
             case Ending.ACK:
-                calls.ack(subscription, tokens, done)
+                calls.ack(subscription_id, tokens, done)
             case Ending.ACK_SOON:
-                done(calls.ack_soon(subscription, tokens))
+                done(calls.ack_soon(subscription_id, tokens))
             case Ending.NACK:
-                calls.nack(subscription, tokens, duration_ms, done)
+                calls.nack(subscription_id, tokens, duration_ms, done)
             case Ending.EXTEND:
-                done(calls.extend(subscription, tokens, duration_ms))
+                done(calls.extend(subscription_id, tokens, duration_ms))
 
 
 class _Joined:

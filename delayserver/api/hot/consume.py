@@ -195,7 +195,7 @@ class Consuming:
         self._calls.check_handing_out()
         acked: AckedDocument | None = None
         if leases is not None:
-            over = self._calls.ack_soon(subscription, leases)
+            over = self._calls.ack_soon(subscription.id, leases)
             acked = AckedDocument(len(leases) - len(over), over)
 
         def answer(pulled: Pulled) -> None:
@@ -230,19 +230,19 @@ class Consuming:
 
     def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
         """As `Calls.ack`."""
-        self._calls.ack(subscription, leases, done)
+        self._calls.ack(subscription.id, leases, done)
 
     def nack(
         self, subscription: Subscription, leases: list[str], delay_ms: int, done: ToldExpired
     ) -> None:
         """As `Calls.nack`. Raises OverloadedError."""
-        self._calls.nack(subscription, leases, delay_ms, done)
+        self._calls.nack(subscription.id, leases, delay_ms, done)
 
     def extend(
         self, subscription: Subscription, leases: list[str], lease_ms: int, done: ToldExpired
     ) -> None:
         """As `Calls.extend`, and `done` is told."""
-        done(self._calls.extend(subscription, leases, lease_ms))
+        done(self._calls.extend(subscription.id, leases, lease_ms))
 
 
 def _nothing() -> None:

@@ -228,12 +228,10 @@ class ShardConsumers:
                 self._told_over(held)
 
     def _lasts(self, held: Held) -> bool:
-        """Whether it is certainly not over."""
-        shard = self._machine.shards[held.shard]
+        """Whether it is certainly not over; it outlasts its subscription."""
         return (
             self._promises.held.get(held.token) is held
             and held.until_ms > self._machine.clock.stopwatch_ms()
-            and shard.running.engine.registry.by_id(held.subscription_id) is not None
         )
 
     def _told_over(self, held: Held) -> None:

@@ -170,7 +170,7 @@ def test_what_was_settled_before_is_not_pending(tmp_path: Path) -> None:
         server.calls.pull(worker, PullRequest(10, 60_000, 20_000, answer, min_messages=count))
         await answered.wait()
         acked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        server.calls.ack(worker, found, lambda expired, error: acked.set_result(None))
+        server.calls.ack(worker.id, found, lambda expired, error: acked.set_result(None))
         await acked
 
     async def body(server: Server) -> None:

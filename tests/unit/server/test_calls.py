@@ -144,9 +144,9 @@ def test_what_a_consumer_that_is_gone_would_get_is_for_the_next(machine: Machine
     [pulled] = answers
     assert calls.waiting(consumer) == (0, 1)
     done: list[list[str]] = []
-    calls.ack(consumer, ["nobody's"], lambda over, error: done.append(over))
+    calls.ack(consumer.id, ["nobody's"], lambda over, error: done.append(over))
     assert done == [["nobody's"]]
-    calls.ack(consumer, pulled.tokens, lambda over, error: done.append(over))
+    calls.ack(consumer.id, pulled.tokens, lambda over, error: done.append(over))
     assert len(done) == 1  # not before it is recorded
     machine.wait(calls.settled)
     assert done[1:] == [[]]
@@ -293,7 +293,7 @@ def test_dead_letters_of_a_deleted_subscription_are_found_by_its_name(machine: M
     assert (delivery.message_id, delivery.attempt) == (second, 1)
     seq, due_ms = delivery.origin.message_seq, delivery.origin.published_due_ms
     assert calls.locate(seq, due_ms).state is State.DELIVERING
-    calls.ack(calls.subscription("s1"), [token], lambda over, error: None)
+    calls.ack(calls.subscription("s1").id, [token], lambda over, error: None)
     machine.wait(calls.checkpoint)
     assert calls.locate(seq, due_ms).state is State.DELIVERED
 

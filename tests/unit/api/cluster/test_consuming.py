@@ -832,6 +832,34 @@ def test_whether_a_shard_that_ends_has_done_what_it_was_asked_is_not_known(
     world.run(test())
 
 
+@pytest.mark.parametrize("action", ["ack", "pull", "nack", "extend"])
+def test_leases_of_a_subscription_that_is_deleted_at_their_shard_are_not_over(
+    world: World, action: str
+) -> None:
+    """And not yet where the call comes in."""
+    more: dict[str, Any] = {"extend": {"lease": "1m"}}.get(action, {})
+    deleted = subscription(1, subject="*", created_ms=world.clock(), deleted=True)
+    heir = subscription(2, name="s2", subject="*", created_ms=world.clock())
+
+    async def test() -> None:
+        leases = await of_all(world)
+        world.subscribe(deleted, 2)
+        world.subscribe(heir, 2)
+        if action == "pull":
+            asked = world.pull(1, ack=leases, wait=0)
+        else:
+            asked = world.call(1, action, leases=leases, **more)
+        await world.move(1000)
+        assert asked.document["expired"] == []
+        inherited = world.call(2, "pull", to="s2", max=10, wait=0)
+        await world.move(1000)
+        assert len(inherited.messages) == (2 if action == "nack" else 0)
+        held = world.servers[2].engine.outcomes.leases.count()
+        assert held == (2 if action in ("nack", "extend") else 0)
+
+    world.run(test())
+
+
 @pytest.mark.parametrize("action", ["pull", "nack"])
 def test_what_a_shard_refuses_is_the_answer(world: World, action: str) -> None:
     async def test() -> None:
