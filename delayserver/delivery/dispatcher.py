@@ -615,10 +615,15 @@ class Dispatcher:
             return 0
         if not subscription.batch_max:
             rows_max = taken
+        queue.slow_start.begin(taken)
         used = min(taken, self._start(queue, rows_max, None, instant, taken))
-        self.connections.give_back(subscription.id, taken - used)
-        queue.slow_start.begin(used)
+        self._give_back(queue, taken - used)
         return used
+
+    def _give_back(self, queue: Queue, count: int) -> None:
+        """So many connections were taken for requests that do not leave."""
+        self.connections.give_back(queue.subscription.id, count)
+        queue.slow_start.on_answered(count)
 
     def wake(self, now_ms: int, budget: TurnBudget | None = None) -> int | None:
         """Let rows leave whose time has come; returns how long until the next may, in ms: 0 if the
@@ -842,9 +847,8 @@ class Dispatcher:
             self.connections.give_back(handout.subscription.id, handout.connections)
         else:
             requests = self._on_handout(queue, handout, deliveries, now_ms)
-            if unused := handout.connections - requests if handout.connections else 0:
-                self.connections.give_back(handout.subscription.id, unused)
-                queue.slow_start.on_answered(unused)
+            if handout.connections:
+                self._give_back(queue, handout.connections - requests)
             if handout.request is None and not (requests and handout.as_batch):
                 self.pump(queue, now_ms)  # There is no answer that will do it.
 

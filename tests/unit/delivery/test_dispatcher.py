@@ -14,6 +14,7 @@ from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import HELD_LOOK_MS
+from delayserver.delivery.queue import Handout
 from delayserver.delivery.settler import DISPATCH_ROW
 from delayserver.delivery.sink import Recorded
 from delayserver.delivery.slow_start import AT_ONCE, LOOK_MS
@@ -167,6 +168,22 @@ def test_requests_without_an_answer_become_more_by_one_each_millisecond(
         parts.dispatcher.settle_delivered(answered, NOW_MS)
     parts.dispatcher.pump(parts.dispatcher.queue(one), NOW_MS)
     assert leave() == 10
+
+
+def test_reads_that_are_answered_at_once_let_no_more_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts(webhook(max_in_flight=1000))
+
+    def read(handout: Handout) -> None:
+        parts.ports.handouts.append(handout)
+        parts.read()
+
+    monkeypatch.setattr(parts.ports, "read", read)
+    parts.fire(*[(seq, START_MS) for seq in range(1000)])
+    while parts.ports.turns:
+        parts.turn()
+    assert len(parts.ports.sent) == AT_ONCE
 
 
 def test_what_becomes_free_while_bodies_are_read_is_read_together() -> None:
