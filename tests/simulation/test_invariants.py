@@ -27,6 +27,7 @@ from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.queue import Queue
 from delayserver.delivery.reader import Reader
+from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import KafkaTarget, SubjectSpan, Subscription
@@ -140,6 +141,9 @@ def a_receiver_that_hangs_leaves_connections() -> None:
     machine.clock.move(1)
     server.tick()
     server.rest()
+    while server.tick() <= LOOK_MS:  # Its requests become more, one in each millisecond.
+        machine.clock.move(LOOK_MS)
+        server.rest()
     quick = msgspec.structs.replace(subscribe(server, "quick"), url="http://127.0.0.1:1/")
     server.engine.subscribing.put_subscription(quick)
     machine.publish(server, machine.clock.now_ms + 1)
