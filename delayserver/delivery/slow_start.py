@@ -18,9 +18,8 @@ Time is an argument, from a clock that nobody sets.
 
 from typing import Final
 
-AT_ONCE: Final = 64
-"""Requests that may leave at once, at first and after a while in which few left: the
-`max_in_flight` of a subscription that says nothing."""
+AT_ONCE: Final = 32
+"""Requests that may leave at once, at first and after a while in which few left."""
 LOOK_MS: Final = 5
 """A queue that has no room is looked at again after so long: then it has room for as many."""
 

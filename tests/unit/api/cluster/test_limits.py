@@ -110,14 +110,14 @@ def test_of_one_place_everybody_has_a_turn() -> None:
 
 
 def test_what_is_told_in_a_turn_goes_in_one_notice() -> None:
-    cluster = Cluster(COUNT, hook(max_in_flight=50))
+    cluster = Cluster(COUNT, hook(max_in_flight=25))
     process, home = cluster.processes[0], cluster.processes[HOME]
     process.told.clear()
-    process.fire(60)
+    process.fire(30)
     cluster.run()
     assert [topic for _, topic, _ in process.told] == [ASK]
-    assert len(process.requests) == 50
-    for request in process.requests[:17]:
+    assert len(process.requests) == 25
+    for request in process.requests[:8]:
         process.end(request)
     cluster.run()
     assert [topic for _, topic, _ in process.told] == [ASK, ASK]
@@ -724,8 +724,8 @@ def test_stories_reach_the_limit() -> None:
 
 
 def test_notices_are_short() -> None:
-    cluster = Cluster(COUNT, hook(max_in_flight=60))
-    cluster.processes[0].fire(60)
+    cluster = Cluster(COUNT, hook(max_in_flight=30))
+    cluster.processes[0].fire(30)
     cluster.run()
     [notice] = [notice for _, topic, notice in cluster.processes[0].told if topic == ASK]
-    assert msgspec.msgpack.decode(notice) == [[1, 60, 60, 0, 0]]
+    assert msgspec.msgpack.decode(notice) == [[1, 30, 30, 0, 0]]
