@@ -20,7 +20,7 @@ from typing import Final
 
 AT_ONCE: Final = 32
 """Requests that may leave at once, at first and after a while in which few left."""
-LOOK_MS: Final = 5
+LOOK_MS: Final = 2
 """A queue that has no room is looked at again after so long: then it has room for as many."""
 
 
