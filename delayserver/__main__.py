@@ -16,7 +16,7 @@ NEEDED = ("typer", "numpy", "fastapi")
 def main() -> None:
     """The entry point of the command."""
     if sys.argv[1:2] == ["serve"]:
-        # A server takes SIGHUP when it can (delayserver.api.hangups). Until then it waits.
+        # A server takes SIGHUP when it can (delayserver.serve.hangups). Until then it waits.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

@@ -21,7 +21,7 @@ DelayServerError
 ├── ShardAwayError          the shard that is asked starts, or has just ended
 ├── StandbyError            who was asked is on standby for a shard, and cannot say more now
 ├── MisdirectedError        another shard has it, and the caller wants to ask there by itself
-├── LinkError               what comes over a link is not from another shard (api.cluster.sealed)
+├── LinkError               what comes over a link is not from another shard (shards.sealed)
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 ├── OutletError             a client of a broker cannot be opened (delivery.outlets)
 ├── FeedError               a topic cannot be read (delivery.feeds)

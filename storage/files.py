@@ -3,8 +3,8 @@
 All paths are relative to the root that a `Files` was made for, with forward slashes. Writes are
 positioned (`pwrite`), so that a write that failed half-way can simply be repeated, and no file has
 a position that two callers could disagree on. There are two implementations with one contract:
-`OsFiles` here, and `SimulatedFiles` in `storage.testing.files`, which can fail, tear and drop any
-call.
+`OsFiles` here, and `SimulatedFiles` in `tests.world.storage.files`, which can fail, tear and drop
+any call.
 
 Cost: one system call per call; `sync_all` has up to 15 threads of its own, which end with it.
 Threads: every method may be called from any thread; the callers see to it that a file has one

@@ -43,7 +43,7 @@ was interrupted at its very beginning leaves the others."""
 LIFE_BYTES: Final = 8
 """Random bytes in the name of a life."""
 UNNAMED_LIFE: Final = "unnamed"
-"""The life of shards without a supervisor, which names it (`delayserver.api.supervisor`)."""
+"""The life of shards without a supervisor, which names it (`delayserver.serve.supervisor`)."""
 _FIRST_SHARD: Final = "shard-0000"
 _VERSION: Final = 1
 _FILE_MAX_BYTES: Final = 4096

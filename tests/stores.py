@@ -20,9 +20,9 @@ from storage.directory import (
 )
 from storage.errors import StorageError
 from storage.files import Files
-from storage.testing.faults import FaultyFiles
-from storage.testing.files import SimulatedFiles
 from storage.tiered_catalog import TieredCatalog
+from tests.world.storage.faults import FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 SIMULATED_MAX = 8
 """So many are kept until the test is over; one that makes more has the oldest checked before."""

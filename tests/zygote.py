@@ -42,12 +42,12 @@ from typing import Any
 REQUEST_MAX_BYTES = 128 * 1024
 MODULES = (
     "delayserver.cli.serve",
-    "delayserver.api.process",
+    "delayserver.serve.process",
     "delayserver.api.rest.app",
-    "delayserver.api.supervisor",
-    "delayserver.api.cluster.joining",
-    "delayserver.api.cluster.news",
-    "delayserver.api.cluster.node",
+    "delayserver.serve.supervisor",
+    "delayserver.cluster.joining",
+    "delayserver.cluster.news",
+    "delayserver.serve.node",
     "delayserver.delivery.amqp_sink",
     "delayserver.delivery.kafka_sink",
     "delayserver.delivery.kafka_source",
@@ -148,7 +148,7 @@ def main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
     for name in MODULES:
         import_module(name)
-    for name in import_module("delayserver.api.app").IMPORTED_LATE:
+    for name in import_module("delayserver.serve.app").IMPORTED_LATE:
         import_module(name)
     gc.collect()
     gc.freeze()  # The collector need not look at it, and so copies none of it.

@@ -1,15 +1,25 @@
-"""The HTTP API, version 1. In the order to read it in:
+"""The HTTP API, version 1: what a call means. In reading order:
 
-process    from settings to a process that serves until it is told to stop
-app        what stands before what: access, the hot calls, the others
-access     who may call
-scopes     which call needs which scope
-intake     what a client publishes, from JSON, NDJSON, MessagePack or Arrow to checked messages
-conditions versions of a message: If-Match, ETag
-hot        the calls that are made for each message, without a framework
-documents  answers that hold messages
-problems   errors as problem documents (RFC 9457)
-rest       all other calls, on FastAPI, and the OpenAPI document
+access           who may call
+scopes           which call needs which scope
+hot              the calls that are made for each message, without a framework
+intake           what a client publishes, from bytes to checked messages
+schedule_intake  schedules as clients write them
+json_pieces      a long array of JSON, decoded some of its items at a time
+packed           batches in MessagePack
+arrow            batches as a stream of Apache Arrow
+second_look      all that is wrong with a document that was refused
+conditions       versions of a message: If-Match, ETag
+documents        answers that hold messages
+fields           types of fields, with what the OpenAPI document says of them
+problems         errors as problem documents (RFC 9457)
+rest             all other calls, on FastAPI, and the OpenAPI document
+map_call         GET /v1/cluster, whoever answers
+finish           the last of an answer: how long it took, compression
+exit             every answer about a shard leaves the process through here
+leaving          the exit of what goes through ASGI
+moving           connections of clients on their way to the next server of the process
+cluster          former names of modules
 
 Whatever a call asks for, it asks `delayserver.server.calls`.
 """

@@ -23,6 +23,7 @@ from delayserver.api.fields import (
     PendingState,
     Time,
 )
+from delayserver.backup.shelf import BackupState, BackupStep, BackupView
 from delayserver.delivery.batch import body_fields
 from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.queries.attempts import AttemptsView
@@ -34,7 +35,6 @@ from delayserver.records.schedules import CatchUp, KnownSchedule, Overlap
 from delayserver.records.sources import KnownSource, OnError
 from delayserver.records.subscriptions import MASK, RetrySchedule
 from delayserver.records.tables import Heartbeat, OnEvent
-from delayserver.recovery.backups import BackupState, BackupStep, BackupView
 from delayserver.times import format_duration, format_time
 from storage.errors import DamageError
 

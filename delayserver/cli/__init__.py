@@ -22,6 +22,8 @@
     pipeline_lateness pipeline lateness
     pipeline_watch  pipeline watch
     serve          serve: every setting is an option
+    named          show, pause, resume, delete of schedules and sources
+    here           the server that the settings of this environment start
     demo           a small shop, and a server that is killed in the middle
 
 Exit status: 0 done, 1 refused by the server (or: damage found), 2 wrong usage, 3 no server there,
@@ -141,7 +143,7 @@ def main() -> None:
     """The entry point of the command `delayserver`."""
     modules = modules_of(sys.argv[1:])
     if modules == ("serve",):
-        # What a start makes lives until the end; `delayserver.api.process`, and the supervisor,
+        # What a start makes lives until the end; `delayserver.serve.process`, and the supervisor,
         # turn the collector on again.
         gc.disable()
     make_app(modules)(prog_name="delayserver")

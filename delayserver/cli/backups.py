@@ -32,7 +32,7 @@ from storage.errors import StorageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from delayserver.recovery.restoring import Restored
+    from delayserver.backup.restoring import Restored
 
 POLL_S: Final = 0.5
 DAMAGED_STATUS: Final = 1
@@ -201,7 +201,7 @@ def restore(
     Status 0: the directory is sound. 1: it is damaged. 2: it could not be made."""
     import time
 
-    from delayserver.recovery.restoring import restore
+    from delayserver.backup.restoring import restore
 
     with (
         error_exit(as_json=as_json, also=(StorageError, OSError), kind=CannotRun),
@@ -228,8 +228,8 @@ def restore(
 
 def _until_ms(until: str | None, now_ms: int) -> int | None:
     """The moment that `--until` names. Raises typer.BadParameter."""
+    from delayserver.backup.shipped_log import LATEST_MS
     from delayserver.errors import InputError
-    from delayserver.recovery.shipped_log import LATEST_MS
     from delayserver.times import format_time, read_time_ms
 
     if until is None:

@@ -77,9 +77,9 @@ def serve(config: Path | None = None, **options: Any) -> None:
             typer.echo(f"warning: {line}", err=True)
 
     if settings.shards > 1 or settings.cluster is not None:
-        from delayserver.api.supervisor import supervise as run
+        from delayserver.serve.supervisor import supervise as run
     else:
-        from delayserver.api.process import serve as run  # the wiring: all that a server needs
+        from delayserver.serve.process import serve as run  # the wiring: all that a server needs
 
     raise SystemExit(run(settings))
 

@@ -16,7 +16,10 @@ In reading order:
     writing     messages in JSON, and what JSON would change without a word
     replacing   what takes the place of a message, whatever becomes of answers
     calling     calls of any client: loops, forks, retries
+    cluster_map the map of a cluster as clients read it
     owners      which shard is asked at which address
+    nodes       where anything can be asked
+    following   a transport to whichever node can be reached
     producer    publish, cancel, move, replace, look up; events and heartbeats
     definitions what the clients of subscriptions, schedules and sources share
     subscriptions   webhooks and pulls, and their dead letters

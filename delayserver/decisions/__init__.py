@@ -1,7 +1,28 @@
 """Everything that appends a record to the message log, and nothing else does: each call is decided
-once, in one order, and answered when its group is durable.
+once, in one order, and answered when its group is durable. In reading order:
 
-Read in this order: `sequencer` gives a record its number, `group` holds it, `groups` follows the
-group until it is filed, `publishing` is one publish, `messages` looks up, cancels and moves, and
-`outcomes` is what comes of deliveries. What else there is uses these.
+sequencer         gives each record its number, in the one order
+group             records that are written and synced together, and answered together
+groups            a group on its way: open, committing, durable, filed
+overlay           changes since the last checkpoint that the catalog does not have yet
+new_messages      a message to publish, checked, and as it will be logged
+packing           rows of the message log, from columns that were decided together
+publishing        one publish, and many: which seq, which key
+delayed_produce   a publish is answered when the high watermark has passed it
+messages          look up, cancel, move
+cancels           the same decisions in columns
+whereabouts       where a schedule row is that may be still to come
+outcomes          the consequences of deliveries, and their records
+outcome_messages  a message that tells of the outcome of another one
+subscribing       a subscription is added, changed or removed
+failing           since when a webhook has had nothing but failures
+events            one call completes everything that watches a key, exactly once
+watches           which messages an event completes
+heartbeats        a message that is published unless somebody keeps saying that all is well
+defining          definitions under names, each with a state that moves on
+scheduling        publishes again and again, each planned time once
+sourcing          publishes records of a topic, each offset once
+imports           adopts what a bulk load has staged, all or nothing
+importer          looks at a staged import before anything is decided
+imported_keys     keys of an import, until the catalog has them
 """

@@ -7,7 +7,7 @@
 A server alone has none: there a queue counts what is in flight by itself, and `Backlog` has the
 bucket of the rate.
 
-Cost: see who counts (`delayserver.api.cluster.limits`). Threads: belongs to the event loop.
+Cost: see who counts (`delayserver.shards.limits`). Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,21 @@
-"""The wiring: one shard's parts, the threads that move them, and the calls that the API makes."""
+"""The wiring: one shard's parts, the threads that move them, and the calls that the API makes. In
+reading order:
+
+server          a shard moved by real threads, an event loop and a clock
+shard           the parts of one data directory, and the ports between them
+threads         each runs one part, fed by a queue
+engine          everything that the event loop decides, as one synchronous state machine
+calls           all that the API and the queries may ask of a server
+futures         what is told by a callback, as a future
+alarm           rings at its moment, to a tenth of a millisecond
+clock_watch     whether somebody has set the clock
+loop_turns      how long each turn of the event loop takes
+webhook_sink    each webhook is traced, sent and counted
+source_runner   publishes what a feed reads
+backups         backups are begun, watched, listed, deleted
+carried_leases  leases over a planned restart
+descriptors     the budget of open files and sockets
+gauges          the counts of a server
+metrics         … for Prometheus
+telemetry       spans for OpenTelemetry
+"""

@@ -8,7 +8,7 @@
 One is made at a time. It is tied to no request: who began it asks how far it is. One that failed is
 remembered until the next one, or the end of the process, and leaves no files.
 
-Cost: of the event loop nothing but the calls; see `delayserver.recovery.backing_up` for the thread.
+Cost: of the event loop nothing but the calls; see `delayserver.backup.backing_up` for the thread.
 Threads: belongs to the event loop.
 """
 
@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from delayserver.errors import ConflictError, DelayServerError, InputError, NotFoundError
-from delayserver.recovery.backing_up import BackingUp, ReadPace, WantedBackup
-from delayserver.recovery.backups import (
+from delayserver.backup.backing_up import BackingUp, ReadPace, WantedBackup
+from delayserver.backup.log_shipping import LogShipper
+from delayserver.backup.shelf import (
     NAME_PATTERN,
     BackupManifest,
     BackupStep,
@@ -34,8 +34,8 @@ from delayserver.recovery.backups import (
     read_whole,
     view_of,
 )
-from delayserver.recovery.log_shipping import LogShipper
-from delayserver.recovery.shipped_log import read_reaches
+from delayserver.backup.shipped_log import read_reaches
+from delayserver.errors import ConflictError, DelayServerError, InputError, NotFoundError
 from delayserver.recovery.snapshots import HeldSnapshot, Snapshots, measure_settled
 from delayserver.recovery.store import Store
 from delayserver.security.tokens import TOKENS_FILE
@@ -455,7 +455,7 @@ class BackupMaker:
         return making.run(snapshot, taken.at_ms, timeline=taken.timeline)
 
     def _check(self, place: str) -> str:
-        # 15 ms of a start, which `delayserver.api.app` has behind it.
+        # 15 ms of a start, which `delayserver.serve.app` has behind it.
         from delayserver.recovery.check import check_path
 
         assert self._settings.backup_dir is not None

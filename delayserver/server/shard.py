@@ -3,7 +3,7 @@
     Engine ── ports ──▶ committer, replay, loader, reader, settler ── post ──▶ Engine.on_…
 
 What does not depend on how time passes stands here, once: `delayserver.server.server` lets real
-threads and an event loop move it, `delayserver.testing` moves it by hand, so that the simulation
+threads and an event loop move it, `tests.world` moves it by hand, so that the simulation
 runs the wiring of the server and not a copy of it.
 
 Cost: one call per group, handout or hour; nothing per message but what the parts do.

@@ -9,8 +9,24 @@ design                  how                                   add         cancel
 ``HeapTimer``           heap with index, repeating timers     O(log n)    O(log n)   nothing
 ======================  ====================================  ==========  =========  ===============
 
-When in doubt take ``HierarchicalTimer``. Reading order: ``interface`` (the contract), ``chain``,
-``wheel``, then any design, then the drivers.
+When in doubt take ``HierarchicalTimer``. In reading order:
+
+interface           the contract of each timer, and the one loop that fires them
+chain               a linked list: the buckets of all wheels
+wheel               ticks, the life of a handle: the common part of the three wheels
+simple_wheel        an array of lists
+hashed_wheel        one wheel, with rounds
+hierarchical        wheels of growing ticks
+indexed_heap        a heap whose elements know where they stand
+heap                a priority queue, with timers that repeat
+locked              a lock around any timer
+asyncio_driver      one ``call_later`` for all timers together
+thread_driver       a pool of threads: leader and followers
+scheduled_executor  heap and pool together
+timeouts            the timeouts of the event loop
+purgatory           operations that wait for an event, but not for ever
+rates               a token bucket
+due_table           due times under names
 
     >>> timer = HierarchicalTimer(start_ms=0)
     >>> handle = timer.add(lambda: print("too late"), delay_ms=30_000)

@@ -10,7 +10,7 @@ Runs what is named, one after the other, and writes its figures down: into measu
 keeps the runs, and from that alone into the page. A run takes the place of an earlier one of the
 same command; what other commands measured stays. Without a name, all benchmarks are run, and the
 options go to each. Besides the benchmarks there are `crash` (scripts/crash), `soak` (scripts/soak),
-`simulation` (python -m delayserver.testing) and `tampering` (… .tampering). A run that fails, or
+`simulation` (python -m tests.world) and `tampering` (… .tampering). A run that fails, or
 whose counts do not agree, is left out.
 """
 
@@ -55,8 +55,8 @@ OTHERS = {
     "turns": ("scripts/bench", "turns"),
     "crash": ("scripts/crash",),
     "soak": ("scripts/soak",),
-    "simulation": ("python", "-m", "delayserver.testing"),
-    "tampering": ("python", "-m", "delayserver.testing.tampering"),
+    "simulation": ("python", "-m", "tests.world"),
+    "tampering": ("python", "-m", "tests.world.tampering"),
 }
 """What is run only if it is named; `client` is a part of `levels`."""
 

@@ -4,7 +4,7 @@ The engine keeps totally ordered logs to which several processes may append. An 
 with the record's offset once a quorum has it; offsets follow one another without gaps, but in the
 log of what is settled, where transactions leave marks that are no records. All that
 makes several processes agree is in the records (`storage.replicated.office`), so the engine may be
-any that can do this: `storage.replicated.kafka` is one, `storage.testing.engine` another.
+any that can do this: `storage.replicated.kafka` is one, `tests.world.storage.engine` another.
 
 Threads: an `EngineLog` belongs to one thread at a time. Who reads in one thread and appends in
 another opens the log twice.

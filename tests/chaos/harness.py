@@ -33,7 +33,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from delayserver.api.cluster.watch import ReplicaNote
 from delayserver.cli.demo.ledger import Outage, Receipt, judge
 from delayserver.cli.demo.process import ServerFailed, damage_in, free_port
 from delayserver.cli.demo.receiver import PEER, Receiver
@@ -45,6 +44,7 @@ from delayserver.client.transport import (
     Transport,
 )
 from delayserver.clocks import wall_clock_ms
+from delayserver.cluster.watch import ReplicaNote
 from storage.errors import EngineError
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.api.cluster.sight import LOST_ROUNDS
 from delayserver.cli.demo.process import free_port
+from delayserver.cluster.sight import LOST_ROUNDS
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.cluster.doors import doors

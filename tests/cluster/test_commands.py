@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from delayserver.api.cluster.placement import in_order
-from delayserver.api.cluster.watch import ReplicaNote
 from delayserver.cli import make_app
+from delayserver.cluster.placement import in_order
+from delayserver.cluster.watch import ReplicaNote
 from storage.replicated.envelope import Beat, Claim, LogRecord, encode
 from storage.replicated.kafka import KafkaEngine
 from storage.replicated.kafka_settings import ClientSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.api.reporting import EXIT_FENCED
+from delayserver.serve.reporting import EXIT_FENCED
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.cluster.brokers import Brokers
 from tests.cluster.nodes import NodeProcess, delayserver, new_cluster, running, until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.api.cluster.placement import Placement
+from delayserver.cluster.placement import Placement
 from delayserver.recovery.shards import check_shards
 from storage.directory import FORMAT_FILE
 from storage.replicated.kafka_settings import ClusterUrl

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvloop
 
+from delayserver.backup.restoring import restore
 from delayserver.cli.demo.ledger import Order
 from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
@@ -22,7 +23,6 @@ from delayserver.errors import NotFoundError
 from delayserver.queries.look_up import Queries
 from delayserver.records.message import State
 from delayserver.records.message_id import read_id
-from delayserver.recovery.restoring import restore
 from delayserver.server.server import Server
 from storage.errors import StorageError
 from storage.files import OsFiles

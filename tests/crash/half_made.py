@@ -23,15 +23,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from delayserver.backup import restoring
+from delayserver.backup.restoring import SKIPPED_SEQS
+from delayserver.backup.shipped_log import LATEST_MS
 from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.records.tables import read_checkpoint
-from delayserver.recovery import restoring
 from delayserver.recovery.check import check_path
-from delayserver.recovery.restoring import SKIPPED_SEQS
-from delayserver.recovery.shipped_log import LATEST_MS
 from delayserver.server.server import Server
 from storage.catalog import MAX_BYTES, LmdbCatalog
 from storage.errors import DirectoryKindError

@@ -25,7 +25,7 @@ from storage.frame import Rows, seal, unseal
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import DISPATCH_DTYPE, MESSAGE_DTYPE, SCHEDULE_DTYPE, LogKind
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 DIRECTORIES = {version: Path(__file__).parent / f"v{version}" for version in (1, 2, 3)}
 HOUR = 498_663  # 2026-11-20T15 UTC

@@ -75,14 +75,14 @@ from delayserver.records.tables import (
     unpack_import,
 )
 from delayserver.schedule.filing import parts_by_bucket, schedule_rows
-from delayserver.testing.schedule_records import unpack_schedule_change
-from delayserver.testing.source_records import unpack_source_change
 from storage.catalog import Table
 from storage.definitions_log import Definition, definitions_in, encode_definitions
 from storage.frame import Frame, Rows, encode, scan, seal
 from storage.notes import Note, encode_note, framed, unpack_notes
 from storage.rows import DISPATCH_DTYPE, MESSAGE_DTYPE, NO_KEY, LogKind, RecordKind
 from tests.golden.make import BODY, HOUR, KEY_HASH, START_MS, fill
+from tests.world.schedule_records import unpack_schedule_change
+from tests.world.source_records import unpack_source_change
 
 GOLDEN = Path(__file__).with_name("records.txt")
 STAMP = 0x01020304

@@ -19,7 +19,6 @@ from storage.frame import Frame, unseal
 from storage.hour_log import HourLog
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
-from storage.testing.files import SimulatedFiles
 from tests.golden.make import (
     BODY,
     DAY,
@@ -38,6 +37,7 @@ from tests.golden.make import (
     message_rows,
     schedule_rows,
 )
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 0x01020304
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import uvloop
 
-from delayserver.api import process
-from delayserver.api.certificates import Certificates
-from delayserver.api.cluster.map import ClusterMap
-from delayserver.api.cluster.standby import StandbyFront
-from delayserver.api.listening import BACKLOG, bind
 from delayserver.api.moving import Moving
 from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
+from delayserver.serve import process
+from delayserver.serve.certificates import Certificates
+from delayserver.serve.listening import BACKLOG, bind
+from delayserver.serve.standby import StandbyFront
 from delayserver.server.server import Server
+from delayserver.shards.map import ClusterMap
 from storage.files import OsFiles
 
 

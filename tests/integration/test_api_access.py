@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from delayserver.api.app import TOLD_HEADERS
 from delayserver.api.scopes import PUBLIC, RULES, Of
 from delayserver.config import Settings
 from delayserver.errors import AccessError
 from delayserver.security.tokens import Action, TokenFile
+from delayserver.serve.app import TOLD_HEADERS
 from delayserver.server.server import Server
 from storage.files import OsFiles
 from tests.integration.api_support import ApiServer, make_token, unique

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from delayserver.backup.restoring import restore
 from delayserver.cli import make_app, modules_of
 from delayserver.client import AsyncBackups
-from delayserver.recovery.restoring import restore
 from delayserver.times import parse_time_ms
 from storage.message_log import DIRECTORY as MESSAGES
 from tests.integration.api_support import ApiServer, now_ms, unique

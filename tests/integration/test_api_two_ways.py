@@ -12,11 +12,11 @@ import httpx
 import msgpack
 import pytest
 
-from delayserver.api.app import make_app
 from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.config import Settings
 from delayserver.decisions.delayed_produce import Level
 from delayserver.queries.look_up import Queries
+from delayserver.serve.app import make_app
 from delayserver.server.server import Server
 from tests.arrow_streams import ARROW, arrow_of
 from tests.integration.api_support import ApiServer, make_token

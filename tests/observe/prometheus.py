@@ -11,14 +11,14 @@ from typing import Any, Self
 import httpx
 from prometheus_client import CollectorRegistry, generate_latest
 
-from delayserver.api.cluster.exposition import merge_metrics, standby_metrics
 from delayserver.config import Settings
 from delayserver.server.gauges import Gauges
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
+from delayserver.shards.exposition import merge_metrics, standby_metrics
 from tests.observe.rules import shortened, yaml
 from tests.sinks.programs import Program, need
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SCRAPE, EVALUATION = "300ms", "200ms"
 

@@ -12,9 +12,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from delayserver.api import process
-from delayserver.api.cluster.place import ShardPlace
 from delayserver.cli import main
+from delayserver.serve import process
+from delayserver.shards.place import ShardPlace
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
 from tests.integration.api_support import ApiServer

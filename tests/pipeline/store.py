@@ -15,14 +15,14 @@ from delayserver.decisions.outcomes import Replayable
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
 from storage.buckets import bucket_path
 from storage.catalog import LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, open_identity
 from storage.files import OsFiles
 from storage.rows import HOUR_MS, LogKind
 from storage.shards import fix_shard_count, shard_directory
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
 
 HOUR = 494_500
 START_MS = HOUR * HOUR_MS

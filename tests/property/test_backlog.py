@@ -14,9 +14,9 @@ from delayserver.delivery.catch_up import Pace
 from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.lane import Room
 from delayserver.schedule.wheel_rows import FiredRows, route_bits
-from delayserver.testing.server import longest_wait_ms
 from storage.rows import FLAG_OPTIONS, HOUR_MS
 from tests.unit.fakes import HOUR, START_MS, seqs, subscription, wheel_rows
+from tests.world.server import longest_wait_ms
 
 NO_LIMIT = 1 << 40
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from storage.catalog import Catalog, LmdbCatalog, Table
-from storage.testing.catalog import MemoryCatalog
+from tests.world.storage.catalog import MemoryCatalog
 
 MAX_BYTES = 1 << 20
 TABLES = (Table.KEYS, Table.CHANGES)

@@ -21,7 +21,7 @@ from storage.frame import (
     unseal,
 )
 from storage.rows import DTYPES, LogKind
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 0xC0FFEE
 PATH = "file"

@@ -27,7 +27,7 @@ from storage.frame import (
 )
 from storage.frame_runs import FrameRun, scan_heads, scan_runs
 from storage.rows import DTYPES, LogKind
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 0xC0FFEE
 PATH = "file"

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.api.cluster.placement import Placement, in_order
+from delayserver.cluster.placement import Placement, in_order
 
 NAMES = st.text("abcn1234.-_", min_size=1, max_size=8)
 ZONES = st.sampled_from(["", "x", "y", "z", "w"])

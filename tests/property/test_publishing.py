@@ -14,8 +14,8 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.errors import ConflictError, InputError, InputErrors
 from delayserver.records.ids import KeyHasher
-from delayserver.testing.publishes import columns_of
 from tests.unit.fakes import SECRET, START_MS, MessageParts
+from tests.world.publishes import columns_of
 
 SUBJECTS = ("order.unpaid", "envelope")
 KEYS = ("a", "é", "k" * 256)

@@ -10,7 +10,7 @@ from storage.replicated import envelope
 from storage.replicated.envelope import Beat, Claim, FramePart, LeasesPart, LogRecord, Release
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import DTYPES, LogKind
-from storage.testing.replicated import LOG, STAMP, verdicts
+from tests.world.storage.replicated import LOG, STAMP, verdicts
 
 U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -22,7 +22,7 @@ from delayserver.records.tables import (
 )
 from storage.catalog import Table
 from storage.rows import RecordKind
-from storage.testing.catalog import MemoryCatalog
+from tests.world.storage.catalog import MemoryCatalog
 
 KEYS = 4
 MESSAGES = 3

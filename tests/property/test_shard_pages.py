@@ -8,7 +8,8 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayserver.api.cluster.pages import (
+from delayserver.api.documents import ShardPageDocument
+from delayserver.shards.pages import (
     Place,
     Spot,
     merge_pages,
@@ -17,7 +18,6 @@ from delayserver.api.cluster.pages import (
     start_of,
     write_cursor,
 )
-from delayserver.api.documents import ShardPageDocument
 
 dues = st.integers(0, 6)
 seqs = st.integers(0, 5)

@@ -8,18 +8,18 @@ from collections import Counter
 
 import pytest
 
-from delayserver.recovery.backups import BackupManifest
-from delayserver.recovery.log_shipping import LogShipper
-from delayserver.recovery.shipped_log import LATEST_MS, find_cut
+from delayserver.backup.log_shipping import LogShipper
+from delayserver.backup.shelf import BackupManifest
+from delayserver.backup.shipped_log import LATEST_MS, find_cut
 from storage.directory import Identity
 from storage.errors import BackupError, ShortageError, StorageError
 from storage.files import Files
 from storage.frame import Frame, scan
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import STAMP, message_group
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 IDENTITY = Identity(stamp=STAMP, shard=0, id_secret=bytes(16))
 HELD_MAX_BYTES = 5 * 4096

@@ -23,17 +23,15 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
+from delayserver.backup.log_shipping import LogShipper
+from delayserver.backup.restoring import SKIPPED_SEQS, PartToRestore, Restoring, verify_file
+from delayserver.backup.shelf import BackupManifest, Shelf
+from delayserver.backup.shipped_log import LATEST_MS, LogCut, find_cut
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.records.tables import read_checkpoint
-from delayserver.recovery.backups import BackupManifest, Shelf
 from delayserver.recovery.check import check
 from delayserver.recovery.incoming import ASIDE, finish_swap, set_aside
-from delayserver.recovery.log_shipping import LogShipper
-from delayserver.recovery.restoring import SKIPPED_SEQS, PartToRestore, Restoring, verify_file
-from delayserver.recovery.shipped_log import LATEST_MS, LogCut, find_cut
-from delayserver.testing import Violation
-from delayserver.testing.server import START_MS
 from storage import kinds
 from storage.catalog import Writes
 from storage.catalog_file import DATA_FILE
@@ -43,13 +41,10 @@ from storage.files import Files, replace_file
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
 from storage.swap import is_unfinished
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from tests.peers import content_of
 from tests.simulation.below import Below
 from tests.simulation.test_shipped_log import rows_in
-from tests.unit.recovery.test_backing_up import LIFE, back_up
+from tests.unit.backup.test_backing_up import LIFE, back_up
 from tests.unit.recovery.test_incoming import (
     IDENTITY,
     Source,
@@ -58,6 +53,11 @@ from tests.unit.recovery.test_incoming import (
     incoming,
     old_replica,
 )
+from tests.world import Violation
+from tests.world.server import START_MS
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 NEXT_LIFE = "the next life"
 MOMENTS = tuple(Moment)

@@ -18,9 +18,6 @@ from delayserver.records.message import DueDelivery, Payload, Watch
 from delayserver.records.sources import SourceRecord
 from delayserver.records.subscriptions import KafkaTarget, Subscription
 from delayserver.server.threads import CheckpointRequest
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
-from delayserver.testing.server import START_MS
 from delayserver.times import format_time
 from storage.buckets import DAY_MS
 from storage.catalog import LmdbCatalog
@@ -29,6 +26,9 @@ from storage.errors import DamageError
 from storage.files import OsFiles
 from storage.key_runs import DIRECTORY as KEYS_DIRECTORY
 from storage.rows import HOUR_MS
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
+from tests.world.server import START_MS
 
 SETTINGS = Settings(
     segment_bytes=4096, checkpoint_ms=60_000, lead_ms=100, settle_sync_ms=0, group_max_bytes=1 << 20

@@ -21,7 +21,6 @@ from storage.directory import open_identity
 from storage.errors import DamageError, UnreadableError
 from storage.files import OsFiles, replace_file
 from storage.frame import Damage
-from storage.testing.files import SimulatedFiles
 from tests.depth import every, least
 from tests.simulation.on_disk import (
     BODIES,
@@ -35,6 +34,7 @@ from tests.simulation.on_disk import (
     make_directory,
 )
 from tests.simulation.test_bit_rot import CONTENTS, DIRECTORY, Receiver, work
+from tests.world.storage.files import SimulatedFiles
 
 EVERY_CATALOG_PAGES = 3
 

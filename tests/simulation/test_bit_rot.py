@@ -15,14 +15,14 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
 from storage.directory import LOG_DIRECTORIES
 from storage.errors import DamageError
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.depth import every
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096, checkpoint_ms=60_000, lead_ms=100, settle_sync_ms=0, group_max_bytes=1 << 20

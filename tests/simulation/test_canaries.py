@@ -5,7 +5,7 @@ nearly always a violation of the ledger, else the typed error or the assertion b
 itself notices. Anything else is a mistake of the canary (a patch whose signature is out of date
 dies of a TypeError, and proves nothing), and fails the test.
 
-The invariants are those of the design notes; `delayserver.testing.ledger` says which check speaks
+The invariants are those of the design notes; `tests.world.ledger` says which check speaks
 for which. Bugs that the worlds cannot see, or hardly, are those of `test_invariants.py`."""
 
 import re
@@ -70,9 +70,6 @@ from delayserver.schedule.wheel import Wheel
 from delayserver.server import calls, shard
 from delayserver.server.calls import Calls
 from delayserver.server.engine import Engine
-from delayserver.testing import Violation, run_world, server
-from delayserver.testing.source_records import unpack_source_change
-from delayserver.testing.world import Theme, has_groups, theme_of
 from delayserver.timers.rates import TokenBucket
 from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
@@ -81,10 +78,13 @@ from storage.frame import seal
 from storage.hour_log import HourLog
 from storage.key_runs import RunState, RunWriter
 from storage.rows import HOUR_MS, SEQ_MAX, RecordKind
-from storage.testing.files import SimulatedFile
 from storage.tiered_catalog import TieredCatalog, _as_columns
 from tests.depth import every
 from tests.simulation.catching import caught_seeds, first_catch
+from tests.world import Violation, run_world, server
+from tests.world.source_records import unpack_source_change
+from tests.world.storage.files import SimulatedFile
+from tests.world.world import Theme, has_groups, theme_of
 
 WORLDS_MAX = 1000
 """Some are caught in one world of a hundred; which ones changes with every file call."""

@@ -10,14 +10,12 @@ import pytest
 from delayserver.records.tables import DEFINITIONS_KEY, read_definitions_place
 from delayserver.recovery.check import check_path
 from delayserver.recovery.definitions import differences, read_generation
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
 from storage.catalog import LmdbCatalog, Table
 from storage.check import Severity
 from storage.definitions_log import DIRECTORY as DEFINITIONS
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.errors import DiskError
 from storage.files import OsFiles
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from tests.depth import every, least
 from tests.simulation.on_disk import (
     CATALOG_BYTES,
@@ -28,6 +26,8 @@ from tests.simulation.on_disk import (
     deliver_all,
     make_directory,
 )
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 
 
 def opened(directory: Path) -> LmdbCatalog:

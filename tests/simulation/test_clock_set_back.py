@@ -12,11 +12,11 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=1 << 20, lead_ms=1000, checkpoint_ms=1, retention_ms=HOUR_MS, settle_sync_ms=0

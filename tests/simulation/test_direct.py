@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from delayserver.decisions import outcomes, publishing
-from delayserver.testing import Violation, run_world
-from delayserver.testing.clients import Clients
 from tests.depth import every, least
 from tests.simulation.catching import first_catch
+from tests.world import Violation, run_world
+from tests.world.clients import Clients
 
 Patch = pytest.MonkeyPatch
 WORLDS_MAX = 40

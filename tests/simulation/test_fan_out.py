@@ -21,12 +21,12 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subjects import matches
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import Ledger, SimulatedClock, SimulatedServer, Violation
-from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.depth import every
+from tests.world import Ledger, SimulatedClock, SimulatedServer, Violation
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,

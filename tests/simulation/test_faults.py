@@ -38,17 +38,19 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived, OnEvent
 from delayserver.schedule.archives import retired_hours
 from delayserver.server.threads import ConfirmRequest
-from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
-from delayserver.testing.durable import StagedRow
-from delayserver.testing.operators import FAITHFUL, filed_rows
-from delayserver.testing.publishes import publish_all
-from delayserver.testing.server import stage
 from storage.buckets import DAY_MS
 from storage.catalog import Table
 from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import (
+from tests.depth import every
+from tests.stores import keys_of
+from tests.world import Ledger, SimulatedClock, SimulatedServer
+from tests.world.durable import StagedRow
+from tests.world.operators import FAITHFUL, filed_rows
+from tests.world.publishes import publish_all
+from tests.world.server import stage
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import (
     Fault,
     FaultKind,
     Faults,
@@ -57,9 +59,7 @@ from storage.testing.faults import (
     NumberedCall,
     SimulatedCrash,
 )
-from storage.testing.files import SimulatedFiles
-from tests.depth import every
-from tests.stores import keys_of
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,

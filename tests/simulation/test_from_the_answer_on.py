@@ -13,11 +13,11 @@ from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 COUNT = 4
 URL, OTHER_URL = "http://127.0.0.1:9000/", "http://127.0.0.1:9001/"

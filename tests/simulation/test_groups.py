@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from delayserver.delivery.single_file import SingleFile
-from delayserver.testing import Violation, World, run_world, world
 from tests.depth import every, least
 from tests.simulation.catching import first_catch
+from tests.world import Violation, World, run_world, world
 
 Patch = pytest.MonkeyPatch
 WORLDS_MAX = 300

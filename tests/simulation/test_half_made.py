@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from storage.errors import DirectoryKindError
-from storage.testing.files import SimulatedFiles
 from tests.depth import every
 from tests.simulation.half_made import (
     adoptions,
@@ -21,6 +20,7 @@ from tests.simulation.half_made import (
     restore_into,
     restores,
 )
+from tests.world.storage.files import SimulatedFiles
 
 RUNS = 1000
 pytestmark = pytest.mark.unchecked("hundreds of machines, each of which is checked here")

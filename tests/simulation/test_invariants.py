@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from delayserver.backup import restoring
+from delayserver.backup.shelf import BackupManifest, Shelf, encode_manifest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.scheduling import WantedSchedule
@@ -33,24 +35,22 @@ from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import KafkaTarget, SubjectSpan, Subscription
 from delayserver.records.tables import Archived
 from delayserver.records.understanding import Understanding
-from delayserver.recovery import restoring
-from delayserver.recovery.backups import BackupManifest, Shelf, encode_manifest
 from delayserver.schedule.archives import Archives, retired_hours
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from delayserver.server.threads import CheckpointRequest, ConfirmRequest
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer, Violation
-from delayserver.testing.publishes import publish_all
 from storage import frame, kinds
 from storage.buckets import bucket_path
 from storage.catalog import Table
 from storage.errors import DirectoryLockedError
 from storage.files import Files, OsFiles, replace_file
 from storage.rows import HOUR_MS, LogKind
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.simulation.half_made import backups, kept, restores
+from tests.world import Observer, SimulatedClock, SimulatedServer, Violation
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(segment_bytes=1 << 20, lead_ms=1000)
 MESSAGES = 20

@@ -13,12 +13,12 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import NotFoundError
 from delayserver.records.message import Payload
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 PULL = subscription(1, name="pull", subject="job", type="pull")
 HOOK = subscription(2, name="hook", subject="push", type="webhook", rate_per_s=1.0, rate_burst=1)

@@ -26,19 +26,19 @@ from delayserver.errors import ConflictError
 from delayserver.records.message import DueDelivery, Payload, ScheduleEntry, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import CheckpointRequest
-from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.depth import every
+from tests.world import Ledger, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(
     segment_bytes=4096,
     checkpoint_ms=1000,
     lead_ms=50,
     # Longer than all steps together: what is past it is unknown to the server, not to the model.
-    # `delayserver.testing` has worlds with short ones.
+    # `tests.world` has worlds with short ones.
     retention_ms=1000 * HOUR_MS,
     dedupe_window_ms=0,
     settle_sync_ms=0,

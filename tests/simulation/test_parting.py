@@ -15,9 +15,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from delayserver.api.cluster import watch
-from delayserver.api.cluster.placement import Placement
-from delayserver.api.cluster.watch import (
+from delayserver.cluster import watch
+from delayserver.cluster.placement import Placement
+from delayserver.cluster.watch import (
     PROGRESS_S,
     Heard,
     News,

@@ -17,13 +17,13 @@ from delayserver.records.tables import (
 from delayserver.recovery.definitions import differences, read_generation
 from delayserver.recovery.repair_catalog import Rebuilt, published_digest
 from delayserver.recovery.repair_logs import Mender
-from delayserver.testing import World
 from storage.buckets import bucket_path
 from storage.catalog import Table
 from storage.directory import open_identity
 from storage.rows import HOUR_MS, LogKind
 from tests.depth import every
 from tests.stores import keys_of
+from tests.world import World
 
 WORLDS = 12
 LIVES = 5

@@ -18,7 +18,6 @@ from delayserver.records.message import Payload
 from delayserver.records.tables import CHECKPOINT_KEY
 from delayserver.recovery.check import check_path
 from delayserver.recovery.repair import RepairReport, repair, repair_path
-from delayserver.testing.server import START_MS
 from storage.catalog import LmdbCatalog, Table, Writes
 from storage.directory import CATALOG_DIRECTORY, FORMAT_FILE, LOCK_FILE, open_identity
 from storage.errors import (
@@ -29,7 +28,6 @@ from storage.errors import (
 )
 from storage.files import OsFiles
 from storage.rows import HOUR_MS
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 from tests.depth import SIMULATION, every, is_whole, least
 from tests.simulation.on_disk import (
     BODIES,
@@ -48,6 +46,8 @@ from tests.simulation.on_disk import (
     flip,
     make_directory,
 )
+from tests.world.server import START_MS
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
 
 DATA_FILE = "catalog/data.mdb"
 SLOW = pytest.mark.timeout(600)

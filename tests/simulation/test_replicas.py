@@ -1,6 +1,6 @@
 """Worlds of a shard with replicas, and bugs that are planted in what makes one shard of them.
 
-`python -m delayserver.testing --replicas --cycles 10000 --jobs 2` runs more of the same."""
+`python -m tests.world --replicas --cycles 10000 --jobs 2` runs more of the same."""
 
 import logging
 from collections import Counter
@@ -15,8 +15,6 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.delivery.settler import Settler
 from delayserver.recovery.standby import Standby
-from delayserver.testing import Violation
-from delayserver.testing.replicas import ReplicaWorld, run_replica_world
 from storage.errors import DamageError, FencedError
 from storage.replicated import adoption
 from storage.replicated.envelope import Adopt, FramePart, LeasesPart, join
@@ -29,6 +27,8 @@ from storage.replicated.reader import RecordReader, frame_of
 from storage.rows import LogKind
 from tests.depth import every, missing_max
 from tests.simulation.catching import first_catch
+from tests.world import Violation
+from tests.world.replicas import ReplicaWorld, run_replica_world
 
 WORLDS = 30
 WORLDS_MAX = 150

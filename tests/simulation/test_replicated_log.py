@@ -1,7 +1,7 @@
 """Nodes on a replicated log, in some hundred worlds; and bugs that they must notice.
 
 Each canary is a patch of the real code that breaks one rule. It is caught by what the world looks
-at from outside (`storage.testing.replicated`); anything else is a mistake of the canary itself."""
+at from outside (`tests.world.storage.replicated`); anything else is a mistake of the canary."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from storage.replicated import lease
 from storage.replicated.envelope import Claim, FramePart
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.office import Office, RecordVerdict
-from storage.testing.replicated import ProtocolViolation, ReplicatedWorld
 from tests.depth import every, missing_max
 from tests.simulation.catching import first_catch
+from tests.world.storage.replicated import ProtocolViolation, ReplicatedWorld
 
 WORLDS = 200
 WORLDS_MAX = 100

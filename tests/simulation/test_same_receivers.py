@@ -16,11 +16,11 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing import Observer, SimulatedClock, SimulatedServer
-from delayserver.testing.publishes import publish_all
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.depth import every
+from tests.world import Observer, SimulatedClock, SimulatedServer
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(segment_bytes=4096, lead_ms=1000, checkpoint_ms=1, settle_sync_ms=0)
 SUBJECTS = ("orders", "orders.late", "refunds")

@@ -1,6 +1,6 @@
 """Worlds of several shards, and bugs that are planted in what makes one server of them.
 
-`python -m delayserver.testing --shards 3 --cycles 10000 --jobs 2` runs more of the same."""
+`python -m tests.world --shards 3 --cycles 10000 --jobs 2` runs more of the same."""
 
 import logging
 import os
@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 import structlog
 
-from delayserver.api.cluster import endings
-from delayserver.api.cluster.allotment import Allotment
-from delayserver.api.cluster.definitions import Definitions
-from delayserver.api.cluster.demand import Demand
-from delayserver.api.cluster.gathering import Gathering
-from delayserver.api.cluster.limits import _Permit
-from delayserver.api.cluster.link import _Link
-from delayserver.api.cluster.supply import Supply
 from delayserver.server.calls import Calls
-from delayserver.testing import Violation
-from delayserver.testing.shards import run_shards_world
+from delayserver.shards import endings
+from delayserver.shards.allotment import Allotment
+from delayserver.shards.definitions import Definitions
+from delayserver.shards.demand import Demand
+from delayserver.shards.gathering import Gathering
+from delayserver.shards.limits import _Permit
+from delayserver.shards.link import _Link
+from delayserver.shards.supply import Supply
 from tests.depth import every, least, missing_max
 from tests.simulation.catching import first_catch
+from tests.world import Violation
+from tests.world.shards import run_shards_world
 
 WORLDS = 10
 WORLDS_MAX = 300
@@ -89,7 +89,7 @@ def test_a_seed_repeats_itself() -> None:
     program = (
         "import structlog, logging; structlog.configure("
         "wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL));"
-        "from delayserver.testing.shards import run_shards_world as run;"
+        "from tests.world.shards import run_shards_world as run;"
         "world = run(7);"
         "print(sorted(world.all_counts.items()), world.rng.random())"
     )

@@ -12,12 +12,11 @@ from typing import NamedTuple, cast
 import numpy as np
 import pytest
 
-from delayserver.recovery.backups import BackupManifest
-from delayserver.recovery.log_shipping import LogShipper
-from delayserver.recovery.shipped_log import LATEST_MS, find_cut
+from delayserver.backup.log_shipping import LogShipper
+from delayserver.backup.shelf import BackupManifest
+from delayserver.backup.shipped_log import LATEST_MS, find_cut
 from delayserver.recovery.snapshots import HeldSnapshot
 from delayserver.recovery.store import Surroundings
-from delayserver.testing.server import Observer, SimulatedServer
 from storage.catalog import Catalog, Table
 from storage.directory import Identity, open_identity
 from storage.errors import BackupError
@@ -26,12 +25,13 @@ from storage.frame import scan
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import MessageLog
 from storage.rows import SCHEDULE_DTYPE, LogKind
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.depth import every, least
 from tests.peers import content_of
 from tests.simulation.test_snapshots import Taken, WorldOfSnapshots
+from tests.world.server import Observer, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 WORLDS = 10
 LIVES = 4

@@ -1,6 +1,6 @@
 """Worlds with a seed: many lives of the real server, any interleaving, every promise checked.
 
-`python -m delayserver.testing --cycles 100000 --jobs 2` runs more of the same."""
+`python -m tests.world --cycles 100000 --jobs 2` runs more of the same."""
 
 from collections import Counter
 from functools import cache
@@ -9,9 +9,9 @@ import pytest
 
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
-from delayserver.testing import World, run_world
 from storage.rows import HOUR_MS
 from tests.depth import every, least, missing_max
+from tests.world import World, run_world
 
 WORLDS = 60
 LONG_WORLDS = 6

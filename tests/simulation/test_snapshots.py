@@ -10,16 +10,16 @@ import numpy as np
 from delayserver.recovery.incoming import Incoming
 from delayserver.recovery.snapshots import HeldSnapshot, Snapshots, measure_settled
 from delayserver.server.threads import SnapshotRequest
-from delayserver.testing import World
-from delayserver.testing.server import SimulatedServer
 from storage.check import assert_clean
 from storage.directory import open_identity
 from storage.errors import StorageError
 from storage.rows import DISPATCH_DTYPE
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.depth import every, least
 from tests.peers import LocalPeer, content_of, settled_in
+from tests.world import World
+from tests.world.server import SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 WORLDS = 24
 LIVES = 3

@@ -1,17 +1,17 @@
 """Somebody who can make checksums alters a data directory, and the audit has a name for it.
 
-`python -m delayserver.testing.tampering --runs 10000 --jobs 2` runs more of the same."""
+`python -m tests.world.tampering --runs 10000 --jobs 2` runs more of the same."""
 
 from pathlib import Path
 
 import pytest
 
 from delayserver.pipeline.audits.audit import audit_here
-from delayserver.testing.tampering import runs, victims
-from delayserver.testing.tampering.runs import ALTERATIONS, Noticed, TamperedWorld, shrink, tamper
-from delayserver.testing.tampering.victims import Victim, make_victim
 from storage.rows import HOUR_MS
 from tests.depth import every
+from tests.world.tampering import runs, victims
+from tests.world.tampering.runs import ALTERATIONS, Noticed, TamperedWorld, shrink, tamper
+from tests.world.tampering.victims import Victim, make_victim
 
 WORLDS = 12
 SEEDS_MAX = 60

@@ -29,10 +29,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from delayserver.api import process
 from delayserver.clocks import wall_clock_ms
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
+from delayserver.serve import process
 from delayserver.server import backups, server
 from delayserver.server.metrics import TimedFiles
 from storage.errors import DiskFullError, ExhaustedError, UnreadableError

@@ -51,7 +51,6 @@ from delayserver.schedule.wheel_rows import (
     FiredRows,
 )
 from delayserver.slices import Slices
-from delayserver.testing.publishes import publish_all
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
@@ -71,9 +70,10 @@ from storage.rows import (
     RecordKind,
     concatenate,
 )
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import FaultyFiles
-from storage.testing.files import SimulatedFiles
+from tests.world.publishes import publish_all
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 HOUR = 500_000
 """The hour that most tests play in."""

@@ -1,4 +1,4 @@
-"""What holds for all source: randomness of tests, names of classes."""
+"""Rules for all source: randomness of tests, names of classes, lists of modules."""
 
 import ast
 import subprocess
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("tests/**/*.py", "*/testing.py", "*/testing/**/*.py")
-SOURCES = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
+SOURCES = sorted(ROOT.glob("tests/**/*.py"))
 MODULES = ("random", "numpy.random", "secrets")
 """Nothing of these but what takes a seed."""
 SEEDED = ("random.Random", "numpy.random.default_rng")
@@ -218,3 +217,24 @@ def test_what_both_sides_have_is_on_both_sides() -> None:
         for name in public_classes(source)
     }
     assert BOTH_SIDES - of_client == BOTH_SIDES - of_others == set()
+
+
+# ---- the modules of a folder ---------------------------------------------------------------------
+
+PACKAGES = sorted(
+    path for root in ("delayserver", "storage") for path in ROOT.glob(f"{root}/**/__init__.py")
+)
+
+
+@pytest.mark.parametrize("init", PACKAGES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_folder_lists_its_modules_in_reading_order(init: Path) -> None:
+    """Each has a line that begins with its name, and the list names nothing else."""
+    modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+    modules |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
+    text = ast.get_docstring(ast.parse(init.read_text())) or ""
+    first_words = [line.split()[0].rstrip("/") for line in text.splitlines() if line.strip()]
+    assert modules <= {*first_words}, "the docstring says what each module is for"
+    _, _, behind = text.partition("eading order:\n\n")
+    listed = [line.split()[0].rstrip("/") for line in behind.split("\n\n")[0].splitlines()]
+    assert {*listed} <= modules, "the list has names that are not there"
+    assert len(listed) == len({*listed})

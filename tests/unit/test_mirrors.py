@@ -46,7 +46,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/integration/test_api_two_ways.py": ("delayserver/api/hot/consume.py",),
     "tests/integration/test_api_webhooks.py": ("delayserver/server/webhook_sink.py",),
     "tests/integration/test_client_processes.py": ("delayserver/client/replacing.py",),
-    "tests/integration/test_cluster_map.py": ("delayserver/api/cluster/map_call.py",),
+    "tests/integration/test_cluster_map.py": ("delayserver/api/map_call.py",),
     "tests/integration/test_examples.py": (
         "delayserver/examples/django_shop.py",
         "delayserver/examples/fastapi_shop.py",
@@ -58,7 +58,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/api/rest/openapi.py",
     ),
     "tests/integration/test_sharded_server.py": ("delayserver/cli/demo/sharded.py",),
-    "tests/integration/test_supervisor.py": ("delayserver/api/cluster/joining.py",),
+    "tests/integration/test_supervisor.py": ("delayserver/cluster/joining.py",),
     "tests/integration/test_webhook_sender.py": (
         "delayserver/delivery/batch.py",
         "delayserver/delivery/sender.py",
@@ -128,27 +128,28 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "tests/property/test_backlog.py": ("delayserver/delivery/catch_up.py",),
     "tests/property/test_publishing.py": ("delayserver/decisions/new_messages.py",),
-    "tests/property/test_shard_pages.py": ("delayserver/api/cluster/pages.py",),
+    "tests/property/test_shard_pages.py": ("delayserver/shards/pages.py",),
     "tests/simulation/test_catalog_rot.py": ("storage/catalog_file.py",),
     "tests/simulation/test_repair.py": ("delayserver/recovery/repair.py",),
     "tests/simulation/test_shards.py": (
-        "delayserver/api/cluster/demand.py",
-        "delayserver/api/cluster/member.py",
+        "delayserver/shards/demand.py",
+        "delayserver/shards/member.py",
     ),
     "tests/simulation/test_snapshots.py": ("delayserver/recovery/snapshots.py",),
-    "tests/unit/api/cluster/test_consuming.py": (
-        "delayserver/api/cluster/endings.py",
-        "delayserver/api/cluster/gathering.py",
-        "delayserver/api/cluster/local.py",
-        "delayserver/api/cluster/peers.py",
-        "delayserver/api/cluster/supply.py",
+    "tests/unit/shards/test_consuming.py": (
+        "delayserver/shards/endings.py",
+        "delayserver/shards/gathering.py",
+        "delayserver/shards/local.py",
+        "delayserver/shards/peers.py",
+        "delayserver/shards/supply.py",
     ),
-    "tests/unit/api/cluster/test_keeping.py": ("delayserver/api/cluster/copying.py",),
-    "tests/unit/api/cluster/test_limits.py": ("delayserver/api/cluster/allotment.py",),
-    "tests/unit/api/cluster/test_link.py": ("delayserver/api/cluster/place.py",),
-    "tests/unit/api/cluster/test_real_shards.py": ("delayserver/api/cluster/front.py",),
-    "tests/unit/api/cluster/test_router.py": ("delayserver/api/cluster/forwarding.py",),
-    "tests/unit/api/cluster/test_sharing.py": ("delayserver/api/cluster/proofs.py",),
+    "tests/unit/cluster/test_keeping.py": ("delayserver/cluster/copying.py",),
+    "tests/unit/shards/test_limits.py": ("delayserver/shards/allotment.py",),
+    "tests/unit/shards/test_link.py": ("delayserver/shards/place.py",),
+    "tests/unit/shards/test_real_shards.py": ("delayserver/shards/front.py",),
+    "tests/unit/shards/test_router.py": ("delayserver/cluster/forwarding.py",),
+    "tests/unit/cluster/test_reports.py": ("delayserver/api/cluster/reports.py",),
+    "tests/unit/cluster/test_sharing.py": ("delayserver/cluster/proofs.py",),
     "tests/unit/api/hot/test_cancel.py": (
         "delayserver/api/hot/answers.py",
         "delayserver/api/hot/paths.py",
@@ -201,13 +202,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/delivery/permits.py",
     ),
     "tests/unit/delivery/test_transaction_sink.py": ("delayserver/delivery/sink.py",),
-    "tests/unit/records/test_sharding.py": ("delayserver/api/cluster/routed.py",),
+    "tests/unit/records/test_sharding.py": ("delayserver/shards/routed.py",),
     "tests/unit/recovery/test_check.py": ("delayserver/schedule/expansion.py",),
     "tests/unit/recovery/test_incoming.py": ("storage/swap.py",),
     "tests/unit/recovery/test_replica.py": ("delayserver/recovery/store.py",),
     "tests/unit/server/test_backups.py": (
-        "delayserver/recovery/backups.py",
-        "delayserver/recovery/restoring.py",
+        "delayserver/backup/shelf.py",
+        "delayserver/backup/restoring.py",
     ),
     "tests/unit/server/test_calls.py": (
         "delayserver/delivery/delayed_fetch.py",
@@ -232,7 +233,7 @@ def modules() -> Iterator[str]:
     for package in ("delayserver", "storage"):
         for path in sorted((ROOT / package).glob("**/*.py")):
             name = path.relative_to(ROOT).as_posix()
-            if not path.name.startswith("__") and not name.startswith("delayserver/testing/"):
+            if not path.name.startswith("__"):
                 yield name
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from storage.files import OsFiles
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.stores import SIMULATED_MAX, Stores
 from tests.unit.fakes import START_MS, Disk, Log
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/v1"

@@ -1,1 +1,4 @@
-"""Several shards behind one address: who owns what, who is asked, how answers are put together."""
+"""Names under which reproductions of defects find modules that have moved:
+
+reports  `delayserver.cluster.reports`
+"""

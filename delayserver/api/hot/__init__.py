@@ -10,5 +10,6 @@ answers    an answer, before it goes out
 protocol   the way in over the wire, past ASGI
 heads      … what the head of a request says
 connection … what a client may send there, and how long it may take
+bodies     bodies that have come whole and wait: bounded bytes
 asgi       the way in for any ASGI server
 """

@@ -14,7 +14,7 @@
                `unread_max_bytes` together; the client with most of them is cut off
     no request for `idle_timeout_ms`: the connection ends
 
-How many there may be is the business of the acceptor (`delayserver.api.acceptor`). A request that
+How many there may be is the business of the acceptor (`delayserver.serve.acceptor`). A request that
 comes in one piece is never timed. Each connection is looked at now and then by one timer of its
 own, whatever happens on it meanwhile.
 

@@ -9,7 +9,7 @@
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
 two ways in, as for publishing (`delayserver.api.hot.publish`). What is done for a call that was
 read and checked stands in methods of its own: where there are several shards, all of them are asked
-(`delayserver.api.cluster.consuming`).
+(`delayserver.shards.consuming`).
 
 Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the event loop.
 """

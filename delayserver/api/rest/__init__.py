@@ -5,12 +5,17 @@ common        what all routes share: the parts that answer, statuses, types of p
 authorize     whether the caller has the scope that the call needs
 messages      publish, look up, move, cancel; the list of what waits
 subscriptions who gets the messages; pull; dead letters
+targets       … where a subscription sends them
 timers        heartbeats and events
 named         what schedules and sources have in common: conditions, pages, who may change them
 schedules     what is published again and again
 sources       topics that messages are taken from
 bulk          imports and archives
+backups       consistent copies of what the server has
+tokens        what the own token allows, and which there are
 operations    health, metrics, stats, forecast
 models        what comes in, checked, and what goes out, as OpenAPI shows it
 openapi       … what FastAPI cannot know of it
+docs_page     the OpenAPI document for people
+console       the server for operators, in a browser
 """

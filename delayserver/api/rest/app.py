@@ -1,6 +1,6 @@
 """Everything that is not hot, as one application on FastAPI.
 
-Cost: 0.4 s of CPU to import and to make, which is why `delayserver.api.app` does it when it is
+Cost: 0.4 s of CPU to import and to make, which is why `delayserver.serve.app` does it when it is
 first asked, or some time after the start. Threads: made in any thread; what it makes belongs to the
 event loop.
 """
@@ -15,9 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import delayserver
-from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.hot.asgi import Asgi, GoneError, HotPath
 from delayserver.api.intake import Intake
+from delayserver.api.map_call import ShardMap
 from delayserver.api.problems import (
     MEDIA_TYPE,
     Problem,
@@ -61,7 +61,7 @@ times: RFC 3339 with an offset, or integer milliseconds since the epoch.
 """
 
 
-def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ClusterMap) -> Asgi:
+def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) -> Asgi:
     """The application of a server, whose hot calls are those of `path`."""
     registry = CollectorRegistry()
     registry.register(calls.gauges.metrics)

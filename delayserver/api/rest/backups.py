@@ -1,6 +1,6 @@
 """Backups: consistent copies of what the server has, in the directory that its settings name.
 
-Where there are shards, each makes its part (`delayserver.api.cluster.router` asks all of them).
+Where there are shards, each makes its part (`delayserver.shards.router` asks all of them).
 
 Cost: about 100 µs per call, and the reading of manifests in a thread. Threads: belongs to the event
 loop.
@@ -14,7 +14,7 @@ from delayserver.api.documents import BackupDocument, BackupListDocument, backup
 from delayserver.api.rest import models
 from delayserver.api.rest.common import CONFLICT, LOGGED, STORED, PartsOf, json_answer
 from delayserver.api.rest.openapi import answer
-from delayserver.recovery.backups import NAME_PATTERN
+from delayserver.backup.shelf import NAME_PATTERN
 
 BackupPath = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
 Wanted = Annotated[models.BackupModel, Body()]

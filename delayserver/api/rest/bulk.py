@@ -4,7 +4,7 @@ The rows themselves do not go through HTTP: a bulk load writes files below the d
 an archive is made of the hours' files.
 
 Where there are shards, each has imports and archives of its own: a call says with `shard` which one
-it is for (`delayserver.api.cluster.router` sends it there; a server alone has no use for it).
+it is for (`delayserver.shards.router` sends it there; a server alone has no use for it).
 
 Cost: about 100 µs per call; the list of archives reads all retired hours. Threads: belongs to the
 event loop.

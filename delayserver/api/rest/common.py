@@ -13,10 +13,10 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.convertors import Convertor, register_url_convertor
 
-from delayserver.api.cluster.map import ClusterMap
 from delayserver.api.documents import PLACES_HEADER, ShardPageDocument, encode
 from delayserver.api.hot.asgi import HotPath
 from delayserver.api.intake import Intake
+from delayserver.api.map_call import ShardMap
 from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
@@ -86,7 +86,7 @@ class Parts:
     intake: Intake
     path: HotPath
     """Answers the calls that are hot, also where they come through FastAPI."""
-    cluster: ClusterMap
+    cluster: ShardMap
     queries: Queries
     attempts: AttemptQueries
     dead_letters: DeadLetters

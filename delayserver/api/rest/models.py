@@ -19,10 +19,10 @@ from pydantic import (
 )
 
 from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
+from delayserver.backup.shelf import NAME_PATTERN as BACKUP_NAME_PATTERN
 from delayserver.errors import InputError
 from delayserver.records.subjects import ANY_PATTERN, SUBJECT_PATTERN
 from delayserver.records.subscriptions import HEADERS_MAX, MASK
-from delayserver.recovery.backups import NAME_PATTERN as BACKUP_NAME_PATTERN
 from delayserver.times import parse_duration_ms
 from storage.rows import HOUR_MS
 

@@ -11,7 +11,6 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from delayserver.api.cluster.map_call import WAIT, answer_map
 from delayserver.api.documents import (
     NAMED_PAGE_MAX,
     ClusterDocument,
@@ -24,6 +23,7 @@ from delayserver.api.documents import (
 )
 from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
+from delayserver.api.map_call import WAIT, answer_map
 from delayserver.api.rest.authorize import CallerOf
 from delayserver.api.rest.common import INVALID, PROBLEM, Forward, PartsOf, json_answer
 from delayserver.api.rest.named import CursorQuery, LimitQuery

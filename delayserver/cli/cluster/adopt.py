@@ -133,7 +133,7 @@ class Reach:
 def _reaches(engine: "KafkaEngine", shard: int, nodes: Iterable[str]) -> list[Reach]:
     """Returns what each node says. A node that is there says it anew while this function waits,
     whatever its clock shows."""
-    from delayserver.api.cluster.watch import unpack_note
+    from delayserver.cluster.watch import unpack_note
 
     names = sorted(nodes)
     before = engine.noted_progress(names)

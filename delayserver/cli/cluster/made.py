@@ -143,7 +143,7 @@ def status(
 
     Status 0: all is well. 1: the topics are not as they have to be. 2: it could not be read."""
     with cluster_errors(as_json), open_engine(cluster, kafka_config) as engine:
-        from delayserver.api.cluster.placement import Placement
+        from delayserver.cluster.placement import Placement
         from storage.replicated.meta import MetaLog
 
         if not engine.has_topics():
@@ -229,7 +229,7 @@ def _limit(identity: "ClusterIdentity") -> int | None:
 
 def _replicas(engine: "KafkaEngine", nodes: dict[str, int]) -> dict[str, dict[int, int]]:
     """Of each node, how far the checkpoint of each of its replicas is."""
-    from delayserver.api.cluster.watch import unpack_note
+    from delayserver.cluster.watch import unpack_note
 
     def is_replica(text: str) -> bool:
         note = unpack_note(text)

@@ -44,7 +44,7 @@ def move(
 
     Status 0: the node owns it. 1: not within the time, but it may come. 2: it could not be asked.
     """
-    from delayserver.api.cluster.placement import Placement
+    from delayserver.cluster.placement import Placement
     from storage.replicated.meta import MetaLog, MoveRecord
 
     with (

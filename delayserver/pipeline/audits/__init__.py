@@ -12,6 +12,8 @@ In reading order:
     facts       what is left of an hour once it is judged
     plan        a directory at one moment, and the tasks
     judging     from a task to its facts
+    row_ids     message ids of rows, also of rows that no server writes
+    bodies      whether each payload that waits matches its checksum and its row
     groups      from counts to lines with percentiles
     verdicts    what is kept of an hour, so that it is not judged again
     open_hours  what keeps hours open that are over

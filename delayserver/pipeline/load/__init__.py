@@ -8,5 +8,7 @@ In reading order:
     text       the cells of CSV, the fields of JSON
     reading    rows of one schema out of files
     staging    what an executor does with the rows of its task
+    note       what was staged under its name, and the lock of its name
+    ids        which row of the table has become which message
     adoption   what the server is asked: begin, adopt, watch
 """

@@ -18,8 +18,8 @@ from typing import Any
 from levels.bench import Bench
 from servers import ROOT, BenchmarkError
 
-from delayserver.api.cluster.placement import in_order
 from delayserver.cli.demo.process import free_ports
+from delayserver.cluster.placement import in_order
 
 NODES = ("n1", "n2")
 COMMAND_MAX_S = 250

@@ -23,12 +23,12 @@ from delayserver.pipeline.audits.plan import make_plan
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports import audit_report
 from delayserver.records.tables import hour_key
-from delayserver.testing.resealing import rewrite
 from storage.buckets import bucket_path
 from storage.catalog import Table
 from storage.frame import HEADER_BYTES, Rows, encode, padded
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind, RecordKind
 from tests.pipeline.store import FAILED, HOUR, OK, Store
+from tests.world.resealing import rewrite
 
 NO_VIOLATIONS = dict.fromkeys(
     (

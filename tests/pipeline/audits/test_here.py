@@ -17,11 +17,11 @@ from delayserver.pipeline.audits.audit import Audit, audit_here, merge
 from delayserver.pipeline.audits.facts import HourFacts, merged, unpack_facts
 from delayserver.pipeline.audits.judging import judge_of
 from delayserver.pipeline.audits.plan import make_plan
-from delayserver.testing.resealing import read_frames, rewrite, write_frames
 from delayserver.times import format_time
 from storage.frame import HEADER_BYTES, Rows
 from storage.rows import HOUR_MS, LogKind
 from tests.pipeline.store import FAILED, HOUR, START_MS, Store
+from tests.world.resealing import read_frames, rewrite, write_frames
 
 WITHOUT = """
 import sys

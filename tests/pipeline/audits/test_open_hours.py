@@ -9,10 +9,10 @@ from rich.console import Console
 from delayserver.pipeline.audits import telling
 from delayserver.pipeline.audits.audit import Audit, audit_here
 from delayserver.pipeline.reports import audit_report
-from delayserver.testing.resealing import rewrite
 from storage.frame import Rows
 from storage.rows import HOUR_MS, LogKind
 from tests.pipeline.store import FAILED, Store
+from tests.world.resealing import rewrite
 
 
 def audited(store: Store) -> Audit:

@@ -12,11 +12,11 @@ from delayserver.cli import make_app
 from delayserver.pipeline.audits import telling
 from delayserver.pipeline.audits.audit import Audit, audit_here
 from delayserver.pipeline.audits.verdicts import Verdicts, VerdictsError
-from delayserver.testing.resealing import read_frames, rewrite, write_frames
 from delayserver.times import format_time
 from storage.buckets import hour_name
 from storage.rows import HOUR_MS, LogKind
 from tests.pipeline.store import FAILED, HOUR, START_MS, Store
+from tests.world.resealing import read_frames, rewrite, write_frames
 
 
 @pytest.fixture(scope="module")

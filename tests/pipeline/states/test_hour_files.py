@@ -10,10 +10,10 @@ from delayserver.pipeline.logs.logs import ALL, Range
 from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.settlement import HourRows
 from delayserver.pipeline.states.snapshot import open_directory, take_snapshot
-from delayserver.testing.resealing import read_frames, rewrite, write_frames
 from storage.frame import Damage, Rows
 from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, RecordKind
 from tests.pipeline.store import HOUR, Store
+from tests.world.resealing import read_frames, rewrite, write_frames
 
 NOTHING = np.empty(0, SCHEDULE_DTYPE)
 

@@ -21,13 +21,13 @@ from delayserver.pipeline.states.snapshot import open_directory, take_snapshot
 from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.horizon import Mark
 from delayserver.records.subscriptions import SubjectSpan, Subscription
-from delayserver.testing import World
 from storage.catalog import Catalog
 from storage.directory import open_identity
 from storage.files import Files
 from storage.frame import Damage, Rows
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, SCHEDULE_DTYPE, Outcome, RecordKind
 from tests.pipeline.store import HOUR, Store
+from tests.world import World
 
 DUE_MS = HOUR * HOUR_MS + 1000
 NOTHING = np.empty(0, SCHEDULE_DTYPE)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from delayserver.pipeline.states.snapshot import open_directory, take_snapshot
-from delayserver.testing.resealing import read_frames, write_frames
 from tests.pipeline.store import Store
+from tests.world.resealing import read_frames, write_frames
 
 
 def make_store(root: Path) -> Store:

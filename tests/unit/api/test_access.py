@@ -7,7 +7,7 @@ import pytest
 from delayserver.api.access import Access
 from delayserver.errors import AccessError, HeadTooLargeError, MalformedError
 from delayserver.security.tokens import TokenFile, TokenTable
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 TOKEN = "sixteen letters!"
 

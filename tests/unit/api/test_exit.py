@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from delayserver.api import exit as exit_module
-from delayserver.api.app import make_app
-from delayserver.api.cluster.local import ask_app
-from delayserver.api.cluster.peers import PeerAnswer, PeerCall
 from delayserver.api.exit import Exit, speaks_of_shard
 from delayserver.api.hot.answers import Answer, problem_answer, wire_of
 from delayserver.api.scopes import RULES
 from delayserver.config import Settings
 from delayserver.errors import NotFoundError, OverloadedError
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
+from delayserver.serve.app import make_app
+from delayserver.shards.local import ask_app
+from delayserver.shards.peers import PeerAnswer, PeerCall
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SAYS_NOTHING_OF_THE_SHARD = {
     ("GET", "/healthz"),

@@ -117,9 +117,9 @@ def test_what_is_named_is_run_and_written_down(
     assert bench(monkeypatch, "levels", "crash", "--minutes", "3") == 0
     assert commands == [["bench", "levels", "--minutes", "3"], ["crash", "--minutes", "3"]]
     assert bench(monkeypatch, "simulation") == 0
-    assert commands[2][1:] == ["-m", "delayserver.testing"]
+    assert commands[2][1:] == ["-m", "tests.world"]
     assert [one["command"] for one in json.loads((tmp_path / RUNS).read_text())["runs"]] == [
-        "python -m delayserver.testing",
+        "python -m tests.world",
         "scripts/bench levels --minutes 3",
         "scripts/crash --minutes 3",
     ]

@@ -14,7 +14,7 @@ from delayserver.config import Settings
 def served(cli, monkeypatch):
     """The settings that a server was started with, one for each start."""
     # The wiring itself is tried by the integration tests.
-    wiring = pytest.importorskip("delayserver.api.process")
+    wiring = pytest.importorskip("delayserver.serve.process")
     found: list[Settings] = []
 
     def serve(settings: Settings) -> int:

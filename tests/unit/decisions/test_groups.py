@@ -13,8 +13,8 @@ from delayserver.errors import OverloadedError, StoppingError
 from storage.errors import DiskFullError
 from storage.frame import seal
 from storage.rows import MESSAGE_DTYPE, RecordKind
-from storage.testing.catalog import MemoryCatalog
 from tests.unit.fakes import NotingPorts
+from tests.world.storage.catalog import MemoryCatalog
 
 ROW_BYTES = MESSAGE_DTYPE.itemsize
 FULL = DiskFullError("pwrite", "messages", "no space")

@@ -25,19 +25,19 @@ from delayserver.records.message import Payload, State
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import read_checkpoint
 from delayserver.recovery.check import check
-from delayserver.testing import Ledger, SimulatedClock, SimulatedServer
-from delayserver.testing.durable import StagedRow
-from delayserver.testing.publishes import publish_all
-from delayserver.testing.server import stage
 from storage import staging
 from storage.catalog import Table
 from storage.check import Severity
 from storage.errors import DiskFullError, StagingError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from storage.testing.files import SimulatedFiles
+from tests.world import Ledger, SimulatedClock, SimulatedServer
+from tests.world.durable import StagedRow
+from tests.world.publishes import publish_all
+from tests.world.server import stage
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from tests.world.storage.files import SimulatedFiles
 
 SUBJECT = "coupon"
 HOOK = Subscription(id=1, name="hook", subject="*", type="webhook", created_ms=0)

@@ -15,14 +15,14 @@ from delayserver.delivery.queue import READ_ROWS_MAX
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, MessageOptions, Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.testing.publishes import publish_all
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.errors import DamageError
 from storage.files import size_of
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
+from tests.world.publishes import publish_all
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 LEAD_MS = 10 * 60_000
 

@@ -21,7 +21,6 @@ from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.message import Payload, ScheduleEntry, State, decode_payload
 from delayserver.records.tables import Change, ChangeState, HourState, hour_key
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
-from delayserver.testing.publishes import publish_all
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
@@ -36,6 +35,7 @@ from tests.unit.fakes import (
     seqs,
     subscription,
 )
+from tests.world.publishes import publish_all
 
 SOON_MS = START_MS + 1_000
 LATER_MS = START_MS + 30 * MINUTE_MS

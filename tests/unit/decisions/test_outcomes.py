@@ -34,15 +34,11 @@ from delayserver.records.message import (
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.schedule.wheel_rows import FiredRows
-from delayserver.testing.publishes import publish_all
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from delayserver.timers.timeouts import Timeouts
 from delayserver.times import format_time
 from storage.errors import DiskFullError
 from storage.notes import Note
 from storage.rows import FLAG_OPTIONS, FLAG_REPLAY, HOUR_MS, MESSAGE_DTYPE, RecordKind
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
     START_MS,
     MessageParts,
@@ -53,6 +49,10 @@ from tests.unit.fakes import (
     seqs,
     subscription,
 )
+from tests.world.publishes import publish_all
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 
 @pytest.fixture

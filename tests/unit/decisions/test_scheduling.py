@@ -45,13 +45,13 @@ from delayserver.records.schedules import (
     unpack_state,
     upcoming,
 )
-from delayserver.testing.schedule_records import unpack_schedule_change
 from delayserver.times import format_time
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import unseal
 from storage.rows import RecordKind
 from tests.unit.fakes import START_MS, SUBJECT, MessageParts, Stopwatch, rows_of
+from tests.world.schedule_records import unpack_schedule_change
 
 MINUTE_MS = 60_000
 BODY = Payload(b'{"shop": 7}', Content.JSON, headers={"x-shop": "7"})

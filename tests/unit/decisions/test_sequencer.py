@@ -24,7 +24,7 @@ from storage.catalog import Table
 from storage.frame import crcs_of, seal, unseal
 from storage.rows import MESSAGE_DTYPE, NO_KEY, RecordKind
 from storage.staging import Keys
-from storage.testing.catalog import MemoryCatalog
+from tests.world.storage.catalog import MemoryCatalog
 
 KEY = bytes(range(16))
 OTHER_KEY = bytes(16 * [7])

@@ -13,12 +13,12 @@ from delayserver.errors import InputError, NotFoundError, OverloadedError, Preco
 from delayserver.records.message import Content, Payload
 from delayserver.records.sources import OnError, SourceRecord, SourceState
 from delayserver.records.subscriptions import KafkaTarget
-from delayserver.testing.source_records import unpack_source_change
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import unseal
 from storage.rows import RecordKind
 from tests.unit.fakes import START_MS, SUBJECT, MessageParts, rows_of
+from tests.world.source_records import unpack_source_change
 
 TOPIC = KafkaTarget("127.0.0.1:9092", "orders")
 

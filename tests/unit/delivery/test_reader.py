@@ -15,7 +15,6 @@ from storage.frame import Rows
 from storage.hour_log import HourLog
 from storage.notes import Note, encode_note
 from storage.rows import HOUR_MS
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
     HOUR,
     START_MS,
@@ -26,6 +25,7 @@ from tests.unit.fakes import (
     place_of,
     subscription,
 )
+from tests.world.storage.files import SimulatedFiles
 
 ONE = subscription(3)
 

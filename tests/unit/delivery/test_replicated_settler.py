@@ -12,10 +12,10 @@ from storage.hour_log import HourLog
 from storage.notes import Note, encode_note, unpack_notes
 from storage.replicated.settled import ROWS_MAX, SettledLog, encode_settled
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
-from storage.testing.engine import AppendOutcome, MemoryLog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, STAMP, START_MS, Stopwatch, dispatch_row
+from tests.world.storage.engine import AppendOutcome, MemoryLog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 
 class Replica:

@@ -13,9 +13,9 @@ from storage.frame import Damage, Frame
 from storage.hour_log import HourLog
 from storage.notes import Note, encode_note
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind, Outcome
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, STAMP, START_MS, Disk, dispatch_row
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from tests.world.storage.files import SimulatedFiles
 
 
 def recorded(disk: Disk, hour: int = HOUR) -> list[int]:

@@ -19,8 +19,8 @@ from delayserver.records.content import (
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.tables import KeyEntry
 from delayserver.recovery.repair_catalog import published_digest
-from delayserver.testing.publishes import publish_all
 from tests.unit.fakes import MessageParts
+from tests.world.publishes import publish_all
 
 # Equal length, equal CRC-32C, as text of a body; found by trying.
 ONE, OTHER = b'"pay 255990120062 EUR"', b'"pay 794891356550 EUR"'

@@ -9,7 +9,7 @@ from delayserver.records.definitions import (
 )
 from storage.catalog import Table, Writes
 from storage.definitions_log import Definition, State, apply
-from storage.testing.catalog import MemoryCatalog
+from tests.world.storage.catalog import MemoryCatalog
 
 
 def test_tables_keep_their_numbers() -> None:

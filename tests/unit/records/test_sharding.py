@@ -2,7 +2,6 @@
 
 import pytest
 
-from delayserver.api.cluster.routed import decode_named
 from delayserver.records.ids import IdCodec
 from delayserver.records.sharding import (
     outcome_key,
@@ -11,6 +10,7 @@ from delayserver.records.sharding import (
     shard_of_message,
     shard_of_name,
 )
+from delayserver.shards.routed import decode_named
 
 COUNT = 5
 

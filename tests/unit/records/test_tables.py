@@ -66,7 +66,7 @@ from delayserver.records.tables import (
 )
 from storage.catalog import Table
 from storage.frame import Damage
-from storage.testing.catalog import MemoryCatalog
+from tests.world.storage.catalog import MemoryCatalog
 
 
 @pytest.fixture

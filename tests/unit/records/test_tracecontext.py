@@ -9,9 +9,9 @@ from delayserver.records.message import Payload
 from delayserver.records.tables import KeyEntry
 from delayserver.records.tracecontext import trace_of, with_trace
 from delayserver.schedule.effects import content_digests
-from delayserver.testing.publishes import publish_all
 from storage.rows import MESSAGE_DTYPE
 from tests.unit.fakes import MessageParts
+from tests.world.publishes import publish_all
 
 ID, SPAN = b"0af7651916cd43dd8448eb211c80319c", b"b7ad6b7169203331"
 VALID = b"00-" + ID + b"-" + SPAN + b"-01"

@@ -43,8 +43,6 @@ from storage.files import Files, OsFiles, replace_file
 from storage.frame import Damage
 from storage.message_log import MessageLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,
     STAMP,
@@ -57,6 +55,8 @@ from tests.unit.storage.samples import (
     schedule_group,
     schedule_log,
 )
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SCHEDULE = "schedule/2026-11-20T15.schedule"
 CATALOG_BYTES = 1 << 20

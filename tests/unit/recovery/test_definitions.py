@@ -5,9 +5,9 @@ import pytest
 from delayserver.recovery.definitions import differences, read_generation
 from storage.catalog import Table
 from storage.definitions_log import Definition, DefinitionsLog, DefinitionsPlace, definitions_path
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import flip
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 7
 

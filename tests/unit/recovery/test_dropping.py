@@ -11,8 +11,8 @@ from delayserver.recovery.dropping import drop, is_dropped, make_room
 from storage.directory import DROPPED_FILE, FORMAT_FILE, Identity, open_identity
 from storage.files import Files
 from storage.replicated.own import OWN_FILE
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
 PARTS = (

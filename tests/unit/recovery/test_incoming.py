@@ -23,7 +23,6 @@ from delayserver.recovery.snapshots import (
     taken,
 )
 from delayserver.recovery.store import Surroundings
-from delayserver.testing.server import START_MS, Observer, SimulatedClock, SimulatedServer
 from storage.check import assert_clean
 from storage.directory import Identity, open_identity
 from storage.errors import CopySourceError, DamageError, NoPeerError, RepairUnfinishedError
@@ -31,10 +30,11 @@ from storage.files import Files
 from storage.replicated.own import OWN_FILE
 from storage.rows import HOUR_MS
 from storage.swap import is_unfinished
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from tests.peers import LocalPeer, content_of
+from tests.world.server import START_MS, Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
 

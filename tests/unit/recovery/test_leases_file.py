@@ -6,8 +6,8 @@ from delayserver.records.kept_leases import KeptLeases
 from delayserver.recovery.leases_file import LEASES_FILE, LeasesFile
 from storage.directory import Identity
 from storage.errors import StorageError
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from tests.world.storage.files import SimulatedFiles
 
 IDENTITY = Identity(7, 0, bytes(16))
 

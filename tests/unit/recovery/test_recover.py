@@ -24,9 +24,6 @@ from storage.definitions_log import DefinitionsPlace, definitions_path
 from storage.errors import DamageError, DiskFullError
 from storage.frame import HEADER_BYTES, Frame, seal
 from storage.rows import HOUR_MS, MESSAGE_DTYPE, RecordKind
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import (
     HOUR,
     MINUTE_MS,
@@ -40,6 +37,9 @@ from tests.unit.fakes import (
     rows_in,
     subscription,
 )
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 NEXT_MS = START_MS + HOUR_MS
 KEY = bytes(range(16))

@@ -9,8 +9,8 @@ from storage.frame import Frame
 from storage.hour_log import HourLog
 from storage.notes import Note, encode_note, unpack_notes
 from storage.rows import SEQ_MAX, LogKind
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, STAMP, START_MS, Disk, dispatch_row
+from tests.world.storage.files import SimulatedFiles
 
 NOTES = [Note(HOUR, seq, 1, 1, START_MS, 7, 204, f"thanks {seq}") for seq in (1, 2)]
 

@@ -18,7 +18,6 @@ from delayserver.recovery.check import check
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.catalog import Table
 from storage.directory import Identity
 from storage.errors import FencedError, ForeignDirectoryError
@@ -27,9 +26,10 @@ from storage.replicated.holder import Holder
 from storage.replicated.lease import LEASE_MS, MARGIN_MS
 from storage.replicated.log import BEATS_MAX
 from storage.rows import HOUR_MS, LogKind
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.engine import AppendOutcome, MemoryLog
-from storage.testing.files import SimulatedFiles
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.engine import AppendOutcome, MemoryLog
+from tests.world.storage.files import SimulatedFiles
 
 IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
 OK = WebhookResponse(200)

@@ -16,13 +16,6 @@ from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.check import check
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import LAG_MAX_MS, Standby
-from delayserver.testing.server import (
-    Observer,
-    SimulatedClock,
-    SimulatedServer,
-    simulated_surroundings,
-    stage,
-)
 from storage.directory import Identity
 from storage.errors import OtherHistoryError, ShortageError, StagingError, StorageError
 from storage.frame import Frame
@@ -33,10 +26,17 @@ from storage.replicated.reader import Read
 from storage.rows import HOUR_MS, LogKind
 from storage.staging import DIRECTORY as IMPORTS
 from storage.staging import manifest_path
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.engine import MemoryLog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, SimulatedCrash
-from storage.testing.files import SimulatedFiles
+from tests.world.server import (
+    Observer,
+    SimulatedClock,
+    SimulatedServer,
+    simulated_surroundings,
+    stage,
+)
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.engine import MemoryLog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 IDENTITY = Identity(stamp=77, shard=0, id_secret=bytes(range(16)))
 STEPS_MAX = 600

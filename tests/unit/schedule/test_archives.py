@@ -9,11 +9,11 @@ from delayserver.records.tables import Archived, read_archived
 from delayserver.schedule import purge as purge_module
 from delayserver.schedule.archives import extent_of, retired_hours
 from storage.errors import DiskFullError
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row
 from tests.unit.schedule.samples import DAY_MS, END_MS, purge, retired, settled_hour
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults
+from tests.world.storage.files import SimulatedFiles
 
 
 def archived(disk: Disk, hour: int = HOUR, **changes: int) -> Archived:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from delayserver.schedule.committed import Records, gather_payloads
 from storage.rows import HOUR_MS, SCHEDULE_DTYPE
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import START_MS, Disk, Log
+from tests.world.storage.files import SimulatedFiles
 
 
 def gathered(blob: bytes, starts: Sequence[int], lengths: Sequence[int]) -> bytes:

@@ -12,10 +12,10 @@ from storage.errors import DiskFullError
 from storage.frame import Frame
 from storage.hour_log import SET_ASIDE
 from storage.rows import HOUR_MS
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log
 from tests.unit.schedule.samples import rows_of
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from tests.world.storage.files import SimulatedFiles
 
 DAY = day_of(HOUR) + 4
 FAR_MS = start_ms(DAY)

@@ -36,9 +36,9 @@ from storage.catalog import ManyWrites, Table, Writes
 from storage.errors import DiskFullError
 from storage.frame import Damage, seal
 from storage.rows import RecordKind
-from storage.testing.catalog import MemoryCatalog
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, records, subscription
 from tests.unit.schedule.samples import KEY, NEXT_MS, change_of, rows_of
+from tests.world.storage.catalog import MemoryCatalog
 
 
 def dead_letter(reason: str) -> bytes:

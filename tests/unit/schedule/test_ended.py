@@ -8,7 +8,7 @@ import pytest
 from delayserver.schedule import ended as ended_module
 from delayserver.schedule.ended import Ended, is_among_sorted
 from storage.scratch import Scratch
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 
 @pytest.fixture(params=[(0, 1), (1 << 20, 1), (64, 3), (1 << 20, ended_module.PART_ROWS)])

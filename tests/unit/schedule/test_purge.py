@@ -11,8 +11,6 @@ from delayserver.schedule import purge as purge_module
 from storage.catalog import Table
 from storage.errors import DamageError, ExhaustedError
 from storage.rows import HOUR_MS, NO_KEY
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log
 from tests.unit.schedule.samples import (
     DAY_MS,
@@ -25,6 +23,8 @@ from tests.unit.schedule.samples import (
     rows_of,
     settled_hour,
 )
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 
 def test_an_hour_is_kept_for_its_retention(disk: Disk, log: Log) -> None:

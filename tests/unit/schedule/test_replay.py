@@ -19,11 +19,11 @@ from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.frame import Rows
 from storage.rows import HOUR_MS, NO_KEY
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, place_of, records, rows_in
 from tests.unit.schedule.samples import END_MS, KEY, NEXT_MS, frames, retired, rows_of
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 # ---- filing ----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from delayserver.security.tokens import (
 )
 from storage.errors import DamageError, FormatVersionError
 from storage.files import OsFiles, replace_file
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 NOW_MS = 1_000_000
 

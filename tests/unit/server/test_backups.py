@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import uvloop
 
+from delayserver.backup.backing_up import BackingUp
+from delayserver.backup.log_shipping import LogShipper
+from delayserver.backup.restoring import SKIPPED_SEQS, restore
+from delayserver.backup.shelf import BackupView
+from delayserver.backup.shipped_log import LATEST_MS
 from delayserver.clocks import wall_clock_ms
 from delayserver.config import MIB, Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import ConflictError, InputError, NotFoundError
 from delayserver.records.message import Payload
-from delayserver.recovery.backing_up import BackingUp
-from delayserver.recovery.backups import BackupView
-from delayserver.recovery.log_shipping import LogShipper
-from delayserver.recovery.restoring import SKIPPED_SEQS, restore
-from delayserver.recovery.shipped_log import LATEST_MS
 from delayserver.server.server import Server
-from delayserver.testing.server import stage
 from delayserver.times import parse_time_ms
 from storage.errors import BackupError, DamageError, DirectoryKindError, DiskFullError
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
 from tests.waiting import until
+from tests.world.server import stage
 
 Body = Callable[[Server], Coroutine[Any, Any, None]]
 

@@ -24,13 +24,13 @@ from delayserver.records.subscriptions import SPANS_MAX, SubjectSpan
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.errors import DamageError, DiskFullError
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
 from tests.waiting import turns
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from tests.world.storage.files import SimulatedFiles
 
 DAY_MS = 86_400_000
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from delayserver.errors import StoppingError
 from delayserver.records.message import DueDelivery, MessageOptions, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server import carried_leases
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 RESTARTS = int(os.environ.get("PLANNED_RESTARTS", "12"))
 """Any number is possible: `PLANNED_RESTARTS=200 pytest` this file."""

@@ -18,10 +18,10 @@ from delayserver.server.descriptors import (
     divided,
     within_limit,
 )
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.hour_log import HourLog
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 SETTINGS = Settings(connections_max=300, webhook_connections_max=100)
 

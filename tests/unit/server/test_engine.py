@@ -13,11 +13,11 @@ from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.records.message import Payload
 from delayserver.server.engine import LOOK_TURNS, STAND_STILL_MS
 from delayserver.slices import TURN_ITEMS
-from delayserver.testing.publishes import publish_all
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import subscription
+from tests.world.publishes import publish_all
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 
 class Machine:

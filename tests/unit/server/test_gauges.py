@@ -6,17 +6,17 @@ import random
 import re
 from pathlib import Path
 
-from delayserver.api.app import make_app
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.deadlines import LEFT_MAX
 from delayserver.records.message import Payload
+from delayserver.serve.app import make_app
 from delayserver.server.gauges import Gauges
 from delayserver.slices import TURN_ITEMS
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.rows import HOUR_MS
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.files import SimulatedFiles
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
 
 TESTS = Path(__file__).parents[2]
 OF_ONE = {

@@ -19,10 +19,10 @@ from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.engine import LOOK_TURNS
 from delayserver.server.server import Server
-from delayserver.testing import SimulatedClock
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
 from tests.waiting import turns
+from tests.world import SimulatedClock
 
 LEASE_MS = 600_000
 

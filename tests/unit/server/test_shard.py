@@ -13,12 +13,12 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.server.threads import QUICK_BYTES
-from delayserver.testing.server import Observer, SimulatedClock, SimulatedServer
 from storage.errors import DiskFullError, SyncError
 from storage.message_log import MessageLog
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from storage.testing.files import SimulatedFiles
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from tests.world.storage.files import SimulatedFiles
 
 DAY_MS = 86_400_000
 

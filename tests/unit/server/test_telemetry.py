@@ -18,7 +18,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_server_without_it_does_not_load_it() -> None:
     code = (
-        "import sys, delayserver.api.process; "
+        "import sys, delayserver.serve.process; "
         "assert not {'opentelemetry.sdk', 'delayserver.server.telemetry'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -48,9 +48,9 @@ from storage.errors import DiskFullError, ExhaustedError, SyncError
 from storage.frame import Frame
 from storage.message_log import MessageLog
 from storage.rows import HOUR_MS
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row, subscription
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 WAIT_S = 10
 NEXT_MS = START_MS + HOUR_MS

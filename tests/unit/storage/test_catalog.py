@@ -11,7 +11,7 @@ from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.catalog_columns import Columns
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.frame import crc32c
-from storage.testing.catalog import MemoryCatalog
+from tests.world.storage.catalog import MemoryCatalog
 
 MAX_BYTES = 1 << 20
 

@@ -24,9 +24,6 @@ from storage.files import FILE_MODE, Files, OsFiles
 from storage.frame import HEADER, HEADER_BYTES, Frame, crc32c, encode
 from storage.message_log import MessageLog
 from storage.rows import LogKind
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFile, SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,
     STAMP,
@@ -42,6 +39,9 @@ from tests.unit.storage.samples import (
     schedule_group,
     schedule_log,
 )
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFile, SimulatedFiles
 
 SCHEDULE = "schedule/2026-11-20T15.schedule"
 DISPATCH = "dispatch/2026-11-20T15.dispatch"

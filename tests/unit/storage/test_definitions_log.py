@@ -23,9 +23,9 @@ from storage.definitions_log import (
 from storage.errors import DiskError, DiskFullError
 from storage.files import Files, size_of
 from storage.frame import Damage, Frame
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import content, overwrite
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 77
 SLACK_BYTES = 600

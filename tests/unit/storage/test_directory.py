@@ -16,9 +16,9 @@ from storage.directory import (
     open_identity,
 )
 from storage.errors import DamageError, DirectoryLockedError, DiskError, FormatVersionError
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import content, overwrite
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 DOCUMENT = {"format": 1, "stamp": 7, "shard": 3, "id_secret": "00" * 16}
 

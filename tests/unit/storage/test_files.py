@@ -22,8 +22,8 @@ from storage.errors import (
     UnreadableError,
 )
 from storage.files import SECTOR_BYTES, UNREADABLE_BYTE, Buffer, Files, OsFile, OsFiles, read_past
-from storage.testing.faults import Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.faults import Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 
 @pytest.fixture(params=["os", "simulated", "faulty os", "faulty simulated"])

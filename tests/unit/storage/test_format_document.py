@@ -53,8 +53,8 @@ from storage.replicated.own import OWN_FILE, OwnLog
 from storage.replicated.settled import ROWS_MAX
 from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
 from storage.staging import DIRECTORY, Manifest, Part, write_manifest
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import content
+from tests.world.storage.files import SimulatedFiles
 
 DOCUMENT = files("storage").joinpath("FORMAT.md").read_text(encoding="utf-8")
 NUMPY_TYPES = {

@@ -27,8 +27,8 @@ from storage.frame import (
     unseal,
 )
 from storage.rows import DTYPES, LogKind, buffer_of
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import STAMP, dispatch_group, message_group, overwrite
+from tests.world.storage.files import SimulatedFiles
 
 PATH = "file"
 

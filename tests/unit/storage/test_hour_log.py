@@ -14,8 +14,6 @@ from storage.frame import Damage, Frame, unseal
 from storage.hour_log import HourLog
 from storage.kept import ENTRY_BYTES
 from storage.rows import FLAG_REMOVAL, SCHEDULE_DTYPE, LogKind, concatenate
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import (
     HOUR,
     append_rows,
@@ -29,6 +27,8 @@ from tests.unit.storage.samples import (
     schedule_group,
     schedule_log,
 )
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
+from tests.world.storage.files import SimulatedFiles
 
 PATH = "schedule/2026-11-20T15.schedule"
 

@@ -17,8 +17,8 @@ from storage.key_runs import (
     merged,
     run_path,
 )
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import overwrite
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 77
 

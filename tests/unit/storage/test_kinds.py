@@ -36,7 +36,7 @@ from storage.kinds import (
     write_mark,
 )
 from storage.shards import encode_shard_count, fix_shard_count
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 IDENTITY = Identity(stamp=7, shard=0, id_secret=bytes(16))
 FORMAT = encode_identity(IDENTITY)

@@ -14,8 +14,6 @@ from storage.files import Files
 from storage.frame import Damage, Frame, encode
 from storage.message_log import Durability, MessageLog
 from storage.rows import LogKind
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import (
     SEGMENT_BYTES,
     STAMP,
@@ -26,6 +24,8 @@ from tests.unit.storage.samples import (
     message_log,
     overwrite,
 )
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 SPARE = "messages/spare"
 

@@ -11,8 +11,8 @@ import pytest
 
 from storage.files import OsFiles
 from storage.scratch import Scratch
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 
 class CountingFiles(SimulatedFiles):

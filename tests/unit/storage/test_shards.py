@@ -8,7 +8,7 @@ from storage.directory import FORMAT_FILE
 from storage.errors import DamageError, FormatVersionError, ShardCountError
 from storage.files import replace_file
 from storage.shards import SHARDS_FILE, fix_shard_count, read_shard_count, shard_directory
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 
 def test_the_number_is_fixed_by_the_first_start() -> None:

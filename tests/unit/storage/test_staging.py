@@ -25,9 +25,9 @@ from storage.staging import (
     verify,
     write_manifest,
 )
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.unit.storage.samples import HOUR, STAMP, content, flip
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 START_MS = HOUR * HOUR_MS
 BODY_MAX = 1 << 20

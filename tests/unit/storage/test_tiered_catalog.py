@@ -14,10 +14,10 @@ from storage.catalog_columns import Columns
 from storage.errors import DamageError, DiskFullError
 from storage.files import Files, OsFiles
 from storage.key_runs import DIRECTORY, NOTHING, numbers_in, run_path
-from storage.testing.catalog import MemoryCatalog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
-from storage.testing.files import SimulatedFiles
 from storage.tiered_catalog import KeyTiers, TieredCatalog
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment, SimulatedCrash
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 77
 TIERS = KeyTiers(young_max=8, slice_rows=5, run_min=10, runs_max=1)

@@ -21,9 +21,9 @@ from delayserver.api.hot.connection import PART_BYTES, Phase, unsent_bytes
 from delayserver.api.hot.protocol import LINGER_S, make_protocol
 from delayserver.api.moving import Moving
 from delayserver.security.tokens import TokenFile, TokenTable
-from storage.testing.files import SimulatedFiles
 from tests.unit.api.hot.test_publish import Machine, message
 from tests.waiting import turns, wait_until
+from tests.world.storage.files import SimulatedFiles
 
 TOKEN = "sixteen letters!"
 BATCH, ONE = "/v1/messages/batch", "/v1/messages"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from delayserver.api.cluster.peers import PeerAnswer, PeerCall
-from tests.unit.api.cluster.shards import JSON_TYPE, RealShards, document_answer
+from delayserver.shards.peers import PeerAnswer, PeerCall
+from tests.unit.shards.shards import JSON_TYPE, RealShards, document_answer
 
 KEY = "/v1/subjects/orders/keys/k"
 HOOK = {"subject": "hooked", "type": "pull"}

@@ -16,9 +16,9 @@ from storage.replicated.envelope import Adopt, Beat, Claim, encode
 from storage.replicated.meta import AdoptRecord
 from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import Read, RecordReader
-from storage.testing.engine import MemoryLog
 from tests.unit.storage.replicated.test_holder import STAMP
 from tests.unit.storage.replicated.test_reader import BEAT, CLAIM, log_of, parts, seqs
+from tests.world.storage.engine import MemoryLog
 
 EMPTY = OfficeState()
 DECISION = AdoptRecord(0, "n1", 3, 5)

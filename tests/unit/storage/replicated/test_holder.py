@@ -14,8 +14,8 @@ from storage.replicated.holder import LEASES_PARTS, Holder
 from storage.replicated.lease import BEAT_MS, LEASE_MS, Tenure
 from storage.replicated.office import Office, OfficeState, RecordVerdict
 from storage.rows import DTYPES, LogKind
-from storage.testing.engine import AppendOutcome, MemoryLog
 from tests.unit.fakes import Stopwatch
+from tests.world.storage.engine import AppendOutcome, MemoryLog
 
 STAMP = 7
 

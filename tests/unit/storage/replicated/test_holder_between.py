@@ -11,7 +11,7 @@ from storage.replicated.holder import READ_MS, Holder
 from storage.replicated.lease import BEAT_MS, LEASE_MS, MARGIN_MS, Tenure
 from storage.replicated.office import Office
 from storage.rows import DTYPES, LogKind
-from storage.testing.engine import MemoryLog
+from tests.world.storage.engine import MemoryLog
 
 STAMP = 77
 

@@ -27,10 +27,10 @@ from storage.replicated.office import OfficeState
 from storage.replicated.own import OwnLog
 from storage.replicated.reader import RecordReader
 from storage.rows import DTYPES, LogKind
-from storage.testing.engine import AppendOutcome, MemoryLog
-from storage.testing.faults import Fault, FaultKind, Faults, FaultyFiles
-from storage.testing.files import SimulatedFiles
 from tests.unit.fakes import Stopwatch
+from tests.world.storage.engine import AppendOutcome, MemoryLog
+from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 7
 ROW = bytes(DTYPES[LogKind.MESSAGE].itemsize)

@@ -17,7 +17,7 @@ from storage.errors import (
     RecordDamageError,
 )
 from storage.replicated.meta import NODES_MAX, AdoptRecord, ClusterMeta, MetaLog, make_identity
-from storage.testing.engine import AppendOutcome, MemoryLog
+from tests.world.storage.engine import AppendOutcome, MemoryLog
 
 IDENTITY = make_identity("c", 3, "fsync", random.Random(1).randbytes, 3)
 OTHER = make_identity("c", 3, "fsync", random.Random(2).randbytes, 3)

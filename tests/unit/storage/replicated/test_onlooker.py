@@ -2,7 +2,7 @@
 
 from storage.replicated.envelope import Beat, Claim, LogRecord, Release, encode
 from storage.replicated.onlooker import TAIL_RECORDS, Onlooker
-from storage.testing.engine import MemoryLog
+from tests.world.storage.engine import MemoryLog
 
 
 def claim(node: int, epoch: int) -> Claim:

@@ -10,7 +10,7 @@ from storage.message_log import DIRECTORY, Durability, MessageLog
 from storage.replicated.office import OfficeState
 from storage.replicated.own import OWN_FILE, OwnLog
 from storage.rows import DTYPES, LogKind
-from storage.testing.files import SimulatedFiles
+from tests.world.storage.files import SimulatedFiles
 
 STAMP = 7
 ROW_BYTES = DTYPES[LogKind.MESSAGE].itemsize

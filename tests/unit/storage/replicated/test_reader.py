@@ -11,9 +11,9 @@ from storage.replicated.lease import LEASE_MS
 from storage.replicated.office import OfficeState, RecordVerdict
 from storage.replicated.reader import Read, RecordReader, frame_of
 from storage.rows import LogKind
-from storage.testing.engine import MemoryLog
 from tests.unit.storage.replicated.test_holder import STAMP
 from tests.unit.storage.replicated.test_holder import frame_of as a_frame
+from tests.world.storage.engine import MemoryLog
 
 
 def parts(seq: int, count: int, *, node: int = 1, epoch: int = 1) -> list[LogRecord]:

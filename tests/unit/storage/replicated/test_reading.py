@@ -4,7 +4,7 @@ import pytest
 
 from storage.errors import EngineError, OffsetRangeError
 from storage.replicated.reading import END_TRIES, TRIES, read_to_end
-from storage.testing.engine import READ_RECORDS_MAX, MemoryLog
+from tests.world.storage.engine import READ_RECORDS_MAX, MemoryLog
 
 
 def test_all_records_in_several_reads() -> None:

@@ -10,7 +10,7 @@ from storage.notes import Note, encode_note, unpack_notes
 from storage.replicated.envelope import PART_MAX_BYTES
 from storage.replicated.settled import ROWS_MAX, SettledLog
 from storage.rows import DISPATCH_DTYPE
-from storage.testing.engine import AppendOutcome, MemoryLog
+from tests.world.storage.engine import AppendOutcome, MemoryLog
 
 STAMP = 7
 

@@ -1,0 +1,425 @@
+"""The wiring: from settings to a process that serves until it is told to stop.
+
+    bind the port → lock and recover → start the threads → listen → … → drain → checkpoint → end
+
+The port is bound first, so that a port in use is known before anything is touched, but nobody can
+connect before recovery has ended. Imports are most of a start, so what is not needed to be ready
+comes behind it (`delayserver.serve.app`), and the collector is off until then.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+from uvicorn.server import ServerState
+
+from delayserver.api.hot.answers import Always
+from delayserver.api.moving import Moving
+from delayserver.cluster.membership import Lines, Membership
+from delayserver.config import Settings
+from delayserver.errors import DelayServerError, InputError
+from delayserver.log_writer import LogWriter
+from delayserver.recovery.memory_faults import MemoryFaults
+from delayserver.serve.acceptor import Acceptor
+from delayserver.serve.app import REST_AFTER_S, App, make_app
+from delayserver.serve.certificates import Certificates
+from delayserver.serve.hangups import Hangups, block
+from delayserver.serve.listening import BACKLOG, bind, listen, url_of
+from delayserver.serve.logs import finish_logging, set_up_logging
+from delayserver.serve.reporting import (
+    EXIT_FATAL,
+    EXIT_FENCED,
+    EXIT_REFUSED,
+    READY,
+    RECOVERED,
+    tell_line,
+    tell_supervisor,
+)
+from delayserver.serve.uvicorn_interface import check_uvicorn
+from delayserver.server.descriptors import within_limit
+from delayserver.server.server import Server
+from delayserver.shards.book import OwnerBook
+from delayserver.shards.exposition import Figure
+from delayserver.shards.place import ShardPlace
+from storage.directory import CATALOG_DIRECTORY
+from storage.errors import FencedError, StorageError
+from storage.files import OsFiles
+from storage.kinds import require_servable
+from storage.shards import find_directory_above, fix_shard_count
+
+if TYPE_CHECKING:
+    from delayserver.serve.node import NodeShard
+
+GRACE_S = 5
+GIVE_AWAY_MS = 1000
+"""Deliveries on their way have so long when another is to own the shard; then it repeats them."""
+LAST_LINES_S = 0.5
+"""A process that must end at once waits so long for its last lines to be written."""
+SWITCH_INTERVAL_S = 0.00001
+"""The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
+
+_M_MMAP_THRESHOLD = -3
+MMAP_THRESHOLD_BYTES = 128 * 1024
+
+log = structlog.get_logger()
+
+
+def serve(
+    settings: Settings,
+    place: ShardPlace | None = None,
+    membership: Membership | None = None,
+    rest: bytes = b"",
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. `place`: as one shard of several;
+    `membership`: as one of a cluster, which may be on standby first. `rest`: what the supervisor
+    has said besides."""
+    block()
+    log_writer = set_up_logging(settings, place)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _tune_allocator()
+    try:
+        check_uvicorn()
+        certificates = Certificates(settings, is_node=membership is not None)
+        figures = _figures(log_writer, certificates)
+        Hangups(partial(_on_hangup, certificates), certificates.renew_if_changed)
+        budget = within_limit(settings)
+        settings = budget.settings
+        listeners = [bind(settings, shares=place is not None)]
+        if place is None:
+            require_servable(str(settings.data_dir))
+            if (above := find_directory_above(str(settings.data_dir))) is not None:
+                raise InputError(
+                    f"{settings.data_dir} is one shard of {above}: start the server of all of "
+                    f"them, --data-dir {above} --shards N"
+                )
+            fix_shard_count(OsFiles(str(settings.data_dir)), 1)
+        else:
+            listeners.append(bind(settings.model_copy(update={"port": 0})))
+        node = None
+        if place is not None and membership is not None:
+            from delayserver.serve.node import NodeShard
+
+            node = NodeShard(
+                settings,
+                place,
+                membership,
+                rest,
+                certificates,
+                figures=figures,
+                tell=tell_line,
+                fatal=_end,
+            )
+        faults = MemoryFaults(settings.data_dir / CATALOG_DIRECTORY)
+        faults.watch()
+        if faults.was_seen:
+            log.critical("the last run ended with a memory fault: the whole catalog is verified")
+        moving = Moving()
+        while node is None or _stand_by(node, listeners, moving):
+            server = Server(
+                settings,
+                fatal=_end,
+                progress=_progress,
+                verify_catalog=faults.was_seen,
+                schedule_hours_max=budget.schedule_hours_max,
+                shard=0 if place is None else place.shard,
+                shards=1 if place is None else place.count,
+                tokens_directory=None if place is None else place.data_dir,
+                around=(lambda surroundings: surroundings) if node is None else node.around,
+            )
+            for name, text, value in figures:
+                if name.endswith("_total"):
+                    server.metrics.counter(name.removesuffix("_total"), text, value)
+                else:
+                    server.metrics.gauge(name, text, value)
+            faults.remove_notes()
+            for listener in listeners:
+                listen(settings, listener)
+            if not _serve_until_end(settings, server, listeners, certificates, place, node, moving):
+                break
+        moving.close()
+    except FencedError as error:
+        log.critical("cannot go on", error=str(error))
+        return EXIT_FENCED
+    except (StorageError, DelayServerError, OSError) as error:
+        log.critical("cannot start", error=str(error))
+        return EXIT_REFUSED
+    return 0
+
+
+def _serve_until_end(
+    settings: Settings,
+    server: Server,
+    listeners: list[socket.socket],
+    certificates: Certificates,
+    place: ShardPlace | None,
+    node: "NodeShard | None",
+    moving: Moving,
+) -> bool:
+    """Serve until it is told to stop, or gives its office away; whether it is to go on then."""
+    import uvloop
+
+    # What is alive now lives until the end: the collector need not look at it again.
+    gc.freeze()
+    _collect()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            serving = _serve(settings, server, listeners, certificates, place, node, moving)
+            return runner.run(serving)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        gc.unfreeze()
+
+
+def _stand_by(node: "NodeShard", listeners: list[socket.socket], moving: Moving) -> bool:
+    """Follow until this node holds the office; False: it was told to stop."""
+    import uvloop
+
+    _collect()
+    for listener in listeners:
+        listener.listen(BACKLOG)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        following = node.stand_by(listeners, partial(tell_supervisor, RECOVERED), moving)
+        return runner.run(following) is not None
+
+
+def _collect() -> None:
+    """Turn the collector on: the start is over, which makes little but what lives until the end."""
+    gc.set_threshold(50_000, 20, 100)
+    gc.enable()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Lets long polls end before connections are waited for, and outlives the signal."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server: Server,
+        app: App,
+        acceptor: Acceptor,
+        moving: Moving | None = None,
+    ) -> None:
+        """`moving`: where its connections are before it and, if it gives its shard away, behind
+        it."""
+        super().__init__(config)
+        self._server = server
+        self._app = app
+        self._acceptor = acceptor
+        self._moving = moving
+        self.gives_away = False
+        """Another one is to own the shard."""
+        self._is_told_to_stop = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Instead of uvicorn's: connections are accepted by our own acceptor."""
+        self.servers = [self._acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
+        self._acceptor.begin(() if self._moving is None else self._moving.take())
+        self.started = True
+        self._app.rest.begin_within(REST_AFTER_S)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again at its end: then the server would die before it has
+        filed what it accepted."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+    def on_parent_gone(self) -> None:
+        """What started this shard, and would start it again, is no more: end in order."""
+        log.warning("the process that started this shard has ended, so it stops")
+        self.handle_exit(signal.SIGTERM, None)
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn renews the date of what goes through ASGI."""
+        should_exit = await super().on_tick(counter)
+        Always.set(self.server_state.default_headers)
+        return should_exit
+
+    def on_news(self) -> None:
+        """The map may say something else now."""
+        self._app.cluster.changed()
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something was found damaged."""
+        return self._server.damage_count > 0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the disk does not keep up with what is accepted."""
+        return self._server.is_slow
+
+    def give_away(self) -> None:
+        """End in order: another is to have the shard, and this process goes on."""
+        self.gives_away = self.should_exit = True
+
+    def ends_hearing(self) -> bool:
+        """Whether the process follows the shard from now on. A signal that comes before it listens
+        to them again ends it: this server, which has ended, would swallow it."""
+        goes_on = self.gives_away and not self._is_told_to_stop
+        if goes_on:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+        return goes_on
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # It may come while the shard is given away, when it is on the way to its end already.
+        self._is_told_to_stop = True
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.gives_away:
+            # What has come is answered; only what would have to wait is told to ask again.
+            self._server.hold_back()
+            self._app.protocol.moving = self._moving
+        else:
+            await self._server.end_leases(lambda: self.force_exit)
+            self._server.begin_stop()
+        self._app.cluster.end()
+        await super().shutdown(sockets)
+
+
+async def _serve(
+    settings: Settings,
+    server: Server,
+    listeners: list[socket.socket],
+    certificates: Certificates,
+    place: ShardPlace | None,
+    node: "NodeShard | None",
+    moving: Moving | None = None,
+) -> bool:
+    """Whether the process is to go on when it returns."""
+    book = None if place is None else OwnerBook(place.count)
+    lines = None if book is None else Lines(sys.stdin.fileno(), b"", book)
+    if node is None:
+        app = make_app(server.calls, place)
+    else:
+        lines = node.lines
+        app = make_app(
+            server.calls,
+            place,
+            meeting=node.meeting,
+            book=node.book,
+            machines=lambda: node.lines.news.machines,
+        )
+        app = app._replace(asgi=node.sharing(server.want_snapshot)(app.asgi))
+    await server.start()
+    config = uvicorn.Config(
+        app.asgi,
+        http=app.protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    # A node goes on to listen when its server has ended.
+    shared = listeners if node is None else [listener.dup() for listener in listeners]
+    server_state = ServerState()
+    make_protocol = partial(app.protocol, config=config, server_state=server_state, app_state={})
+    acceptor = Acceptor(shared, make_protocol, settings, certificates)
+    uvicorn_server = _Uvicorn(config, server, app, acceptor, moving)
+    uvicorn_server.server_state = server_state
+    if node is not None:
+        # Before anybody can come: who has proved itself believes that its tunnel is taken.
+        node.meeting.take_tunnels(acceptor.adopt)
+    if app.member is not None:
+        assert lines is not None
+        epoch = 0 if node is None else node.epoch
+        await app.member.begin(listeners[-1].getsockname()[1], epoch)
+        if node is not None:
+            node.serving(server.message_log, server.metrics)
+        lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, node, uvicorn_server))
+        tell_supervisor(RECOVERED)
+        app.member.when_ready(partial(tell_supervisor, READY))
+    is_https = certificates.served is not None
+    log.info("listening", url=url_of(listeners[0], is_https), pid=os.getpid())
+    try:
+        await uvicorn_server.serve(sockets=shared)
+    finally:
+        if app.member is not None:
+            await app.member.close()
+        if node is None:
+            await server.stop()
+        else:
+            if lines is not None:
+                lines.end()
+            successor = node.successor() if uvicorn_server.gives_away else None
+            drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
+            await server.stop(partial(node.leave, successor), drain_ms=drain_ms)
+    return uvicorn_server.ends_hearing()
+
+
+def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:
+    """Something else is known of the cluster."""
+    uvicorn_server.on_news()
+    if node is not None and not uvicorn_server.should_exit:
+        is_slow = uvicorn_server.is_slow
+        successor = node.successor(is_damaged=uvicorn_server.is_damaged, is_slow=is_slow)
+        if successor is not None:
+            log.info("gives its shard away", to=successor, disk_is_slow=is_slow)
+            uvicorn_server.give_away()
+
+
+def _tune_allocator() -> None:
+    """Have the C library return large buffers when they are freed.
+
+    Otherwise glibc raises its threshold with every large buffer that it sees, and keeps 200 MB of
+    them. A C library without this call is left as it is."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+
+
+def _end(error: BaseException) -> None:
+    """A thread failed: end at once, recover from the disk at the next start (I9)."""
+    try:
+        log.critical("ending", error=str(error))
+        finish_logging(LAST_LINES_S)
+    finally:
+        os._exit(EXIT_FENCED if isinstance(error, FencedError) else EXIT_FATAL)
+
+
+def _on_hangup(certificates: Certificates) -> None:
+    if certificates.served is None:
+        log.info("SIGHUP: there is nothing to read again")
+    certificates.renew()
+
+
+def _figures(log_writer: LogWriter, certificates: Certificates) -> list[Figure]:
+    """Returns the metrics that this process counts beside its server: name, text and value."""
+    return [
+        ("log_lines_lost_total", "Lines of the log that were not written", lambda: log_writer.lost),
+        (
+            "certificate_end_timestamp_seconds",
+            "When the certificate that is served ends, since 1970; 0: there is none",
+            lambda: certificates.end_s,
+        ),
+        (
+            "certificate_renewals_refused_total",
+            "Changed certificates that were of no use",
+            lambda: certificates.refused,
+        ),
+    ]
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    log.info("recovering", what=what, done=done, total=total)

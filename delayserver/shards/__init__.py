@@ -1,0 +1,28 @@
+"""Whose it is: several shards behind one address. Each answers for all of them. In reading order:
+
+place        where a process stands among others
+book         who owns each shard of a cluster, as far as this process was told
+sealed       what goes between two machines: a proof, then sealed records
+meeting      where each shard listens, and how it gets to another one
+link         one kept connection between each two shards
+peers        what one shard asks of another: a whole call, whose caller was checked
+local        the own shard, as other shards ask it
+front        what comes in, asked of whom it belongs to
+router       has a call answered by the shard that it is for, or by all of them
+routed       the hot calls: publishes and cancels of one message
+batches      batches over several shards
+pages        lists of several shards as one list
+sums         their counts as those of one server
+exposition   their metrics as one text
+definitions  subscriptions of all shards: one truth
+supply       what a shard has for consumers that wait at others
+demand       what other shards have for the consumers that wait here
+gathering    a pull that takes of all shards
+endings      leases of several shards in one call
+consuming    the calls of consumers, made of the four above
+allotment    the limits of one webhook for all shards together, counted at its home
+limits       how a shard asks for its part of them
+token_rates  the rates of tokens, for all processes together
+map          which shards there are and where each is asked
+member       all that a process does besides being a server
+"""

@@ -1,0 +1,84 @@
+"""The calls of consumers at one shard of several: each consumer gets what is due in any of them.
+
+    pull             ──▶ Gathering ──▶ own part, and parts of others (`Demand`)
+    ack, nack, extend ─▶ Endings   ──▶ each lease at the shard that has granted it
+    from others      ──▶ Supply, Endings ──▶ what they take, and are done with
+
+A consumer waits where it came in, with all that wait for the own shard (`Fetches`), and is woken by
+what falls due here and by what others say. Cost: see these. Threads: belongs to the event loop.
+"""
+
+from collections.abc import Sequence
+
+from delayserver.api.documents import AckedDocument
+from delayserver.api.hot.consume import Asked, Cancel, Consuming, Told, ToldExpired
+from delayserver.api.intake import Intake
+from delayserver.records.subscriptions import Subscription
+from delayserver.server.calls import Calls
+from delayserver.shards.demand import Demand
+from delayserver.shards.endings import Ending, Endings
+from delayserver.shards.gathering import Gathering, PullSources
+from delayserver.shards.local import Handler
+from delayserver.shards.peers import Peers
+from delayserver.shards.supply import Supply
+
+
+class SharedConsuming(Consuming):
+    """`Consuming` of one shard of several."""
+
+    def __init__(self, calls: Calls, intake: Intake, peers: Peers) -> None:
+        super().__init__(calls, intake)
+        self._supply = Supply(calls, peers)
+        demand = Demand(calls, peers, self._look)
+        self._sources = PullSources(calls, peers.own, peers.count, demand)
+        self._endings = Endings(calls, peers)
+        calls.when_ready(self._on_ready)
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """What answers calls of other shards."""
+        return (self._supply.answer, self._endings.answer)
+
+    def _on_ready(self, subscription_id: int) -> None:
+        self._look(subscription_id)
+        self._supply.on_ready(subscription_id)
+
+    def _look(self, subscription_id: int) -> None:
+        """Complete the pulls for which there is enough, the oldest first."""
+        calls, sources = self._calls, self._sources
+        while (total := sources.total(subscription_id)) and (
+            fetch := calls.oldest_wait(subscription_id, total)
+        ):
+            fetch.force_complete()
+
+    def wait(
+        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+    ) -> Cancel:
+        calls = self._calls
+        calls.check_handing_out()
+        gathering = Gathering(self._sources, subscription, asked, tell)
+        if leases is not None:
+
+            def done(expired: list[str], error: Exception | None = None) -> None:
+                if error is None:
+                    gathering.acknowledged(AckedDocument(len(leases) - len(expired), expired))
+                else:
+                    gathering.refuse(error)
+
+            gathering.is_acking = True
+            self._endings.end(Ending.ACK_SOON, subscription, leases, 0, done)
+        gathering.begin()
+        return gathering.cancel
+
+    def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
+        self._endings.end(Ending.ACK, subscription, leases, 0, done)
+
+    def nack(
+        self, subscription: Subscription, leases: list[str], delay_ms: int, done: ToldExpired
+    ) -> None:
+        self._endings.end(Ending.NACK, subscription, leases, delay_ms, done)
+
+    def extend(
+        self, subscription: Subscription, leases: list[str], lease_ms: int, done: ToldExpired
+    ) -> None:
+        self._endings.end(Ending.EXTEND, subscription, leases, lease_ms, done)

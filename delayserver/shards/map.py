@@ -1,0 +1,140 @@
+"""The map: which shards there are and where each is asked, as one process knows it.
+
+    links ──▶ who is there, and at which port ──▶ version ──▶ GET /v1/cluster, at once
+    book  ──▶ who owns what, and where        └─▶ changed ──▶ … or when it is another one
+
+The version is a checksum of what the map says of shards, owners, states and addresses. So all
+processes that see the same have the same version, whoever of them is asked, and nobody has to count
+or to keep anything; versions are compared for being another one, and have no order. How far a
+replica is behind, and when a node was seen, changes all the time, and is not in it.
+
+In a cluster the addresses are those in the book. On one machine they are the ports of the shards on
+the host that the request named, which is how this client reaches this machine.
+
+A server alone is one shard, which is asked where it was asked: its version never changes.
+
+Cost: 3 µs and 1 µs for each shard; a future for each long poll. Threads: belongs to the event loop.
+"""
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from delayserver.api.documents import (
+    ClusterDocument,
+    NodeDocument,
+    ReplicaDocument,
+    ShardDocument,
+)
+from delayserver.config import Settings
+from delayserver.shards.book import OwnerBook, ShardOwner
+from delayserver.shards.link import Links
+from delayserver.times import format_time
+
+NODE = "local"
+"""This machine, which has all shards."""
+
+
+class Machines(NamedTuple):
+    """What a process of a cluster knows of the machines."""
+
+    nodes: Sequence[NodeDocument] = ()
+    replicas: Mapping[int, Sequence[ReplicaDocument]] = {}
+    """Of each shard, without its owner."""
+
+
+class ClusterMap:
+    """The map of one process. `links`: None of a server alone, and of a process on standby."""
+
+    def __init__(
+        self,
+        links: Links | None,
+        settings: Settings,
+        clock: Callable[[], int],
+        machines: Callable[[], Machines] = Machines,
+        book: OwnerBook | None = None,
+    ) -> None:
+        """`clock`: milliseconds since the epoch. In a cluster: `machines`, what is known of them
+        now, and `book`, if there are no links that have it."""
+        self._links = links
+        self._book = book if links is None else links.book
+        self._machines = machines
+        self._clock = clock
+        self._scheme = "http" if settings.tls_cert is None else "https"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self._host = f"{host}:{settings.port}"
+        self._changed = asyncio.Event()
+        self._has_ended = False
+        if links is not None:
+            links.on_change(lambda shard, is_there: self.changed())
+        if self._book is not None:
+            self._book.on_change(lambda shard: self.changed())
+
+    @property
+    def version(self) -> int:
+        """A checksum of 32 bits."""
+        return zlib.crc32(repr(self._content()).encode())
+
+    def document(self, host: str) -> ClusterDocument:
+        """The map for a client that named this machine by the header `Host` (or not at all)."""
+        if self._book is not None:
+            nodes, replicas = self._machines()
+            owned = [
+                _owned(shard, self._book.owner(shard), entry.epoch, replicas.get(shard, ()))
+                for shard, entry in enumerate(self._book.entries)
+            ]
+            return ClusterDocument(self.version, owned, list(nodes))
+        host = host or self._host
+        here = f"{self._scheme}://{host}"
+        shards = [
+            ShardDocument(
+                shard,
+                NODE,
+                0,
+                here if self._links is None else self._links.url(shard, host),
+                [],
+                "away" if port is None else "serving",
+            )
+            for shard, port in enumerate(self._ports())
+        ]
+        node = NodeDocument(NODE, here, "serving", format_time(self._clock()))
+        return ClusterDocument(self.version, shards, [node])
+
+    async def other_than(self, version: int, wait_s: float) -> None:
+        """Until the version is another one, or the server stops; at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self.version == version and not self._has_ended:
+                    await self._changed.wait()
+
+    def end(self) -> None:
+        """Nobody waits any more: the server stops."""
+        self._has_ended = True
+        self._changed.set()
+
+    def changed(self) -> None:
+        """Have those who wait look whether the version is another one."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _content(self) -> object:
+        """What a client has to hear of when it is another one."""
+        if self._book is None:
+            return self._ports()
+        nodes = [(one.node, one.url, one.state) for one in self._machines().nodes]
+        return self._book.entries, sorted(nodes)
+
+    def _ports(self) -> list[int | None]:
+        """Of each shard; 0: that at which the server was asked, None: it is away."""
+        links = self._links
+        return [0] if links is None else [links.ports.get(shard) for shard in range(links.count)]
+
+
+def _owned(
+    shard: int, owner: ShardOwner | None, epoch: int, replicas: Sequence[ReplicaDocument]
+) -> ShardDocument:
+    if owner is None:
+        return ShardDocument(shard, None, epoch, None, list(replicas), "away")
+    return ShardDocument(shard, owner.node, epoch, owner.url, list(replicas), "serving")
