@@ -263,7 +263,7 @@ class Messages:
         row = self._take_out(entry)
         if located.subscription_id:
             # Others of its group have waited for the retry.
-            end_turn = partial(self._dispatcher.end_turn, located.subscription_id, (seq,))
+            end_turn = partial(self._dispatcher.settling.end_turn, located.subscription_id, (seq,))
             self._sequencer.group.effects.append(end_turn)
         subject_id = self._sequencer.subjects.get(subject) or _subject_id(row)
         self.cancelled_by_subject[subject_id] += 1

@@ -49,7 +49,6 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases, Some
-from delayserver.delivery.queue import Handout
 from delayserver.delivery.sink import (
     Answer,
     Confirmed,
@@ -251,17 +250,17 @@ class Outcomes:
 
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
         """A consumer asks for messages; `cancel` what is returned if it is gone before."""
-        return self._dispatcher.request(self._dispatcher.queue(subscription), request)
+        return self._dispatcher.pulls.request(self._dispatcher.queues.of(subscription), request)
 
-    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+    def hand_out(
+        self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
+    ) -> None:
         """Lease deliveries to the consumer that asked for them, unless it is gone."""
-        request = handout.request
-        assert request is not None
         if request.is_gone:
             # It went while bodies were read: nobody was sent them, so it was no attempt.
             if len(deliveries):
-                self._dispatcher.return_leased(deliveries, np.arange(len(deliveries)), 0)
-            self._pump(handout.subscription.id)
+                self._dispatcher.settling.return_leased(deliveries, np.arange(len(deliveries)), 0)
+            self._pump(subscription.id)
             return
         request.finish(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
@@ -270,7 +269,7 @@ class Outcomes:
         is available again, and it was no attempt."""
         some = self.leases.end_pull(prefix)
         if some is not None:
-            self._dispatcher.return_leased(some.deliveries, some.which, 0)
+            self._dispatcher.settling.return_leased(some.deliveries, some.which, 0)
             self._pump(some.deliveries.subscription_id)
 
     def ack(
@@ -296,7 +295,7 @@ class Outcomes:
                 began_ms |= dict.fromkeys(seqs, deliveries.leased_ms)
                 others = np.setdiff1d(which, told, assume_unique=True)
             if len(others):
-                self._dispatcher.settle_leased(deliveries, others, now_ms)
+                self._dispatcher.settling.settle_leased(deliveries, others, now_ms)
                 deliveries.drop_payloads(others)
         if telling:
             record = partial(self._deliver_leased, began_ms)
@@ -348,11 +347,11 @@ class Outcomes:
     def _on_expired(self, some: Some) -> None:
         """Leases are over. A consumer that falls silent may have been ended by any message that it
         had, so an attempt counts against one only if it had no company."""
-        now_ms = self._dispatcher.now_ms
-        if self._dispatcher.may_be_the_cause(*some):
+        now_ms = self._dispatcher.queues.now_ms
+        if self._dispatcher.settling.may_be_the_cause(*some):
             self._return_leased(some, "the lease ran out", now_ms, are_suspects=True)
             return
-        self._dispatcher.return_leased(*some, are_suspects=True)
+        self._dispatcher.settling.return_leased(*some, are_suspects=True)
         self._pump(some.deliveries.subscription_id)
 
     def _record_each(
@@ -376,7 +375,7 @@ class Outcomes:
                 recording.record(recorded, now_ms)
                 recording.is_in(self._groups.not_durable())
                 yield RECORD_ITEMS
-                now_ms = max(now_ms, self._dispatcher.now_ms)
+                now_ms = max(now_ms, self._dispatcher.queues.now_ms)
         recording.told(None)
 
     def _retry_leased(self, delay_ms: int, delivery: DueDelivery, now_ms: int) -> None:
@@ -400,9 +399,9 @@ class Outcomes:
                 self._record_each([last], self._return_one, reason, now_ms)
                 which = which[~is_last]
         if len(which):
-            self._dispatcher.return_leased(deliveries, which, are_suspects=are_suspects)
+            self._dispatcher.settling.return_leased(deliveries, which, are_suspects=are_suspects)
         if subscription is not None:
-            self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
+            self._dispatcher.pump.run(self._dispatcher.queues.of(subscription), now_ms)
 
     def _return_one(self, delivery: DueDelivery, now_ms: int) -> None:
         """A delivery was not taken: it is available again, or dead after its last attempt."""
@@ -410,9 +409,9 @@ class Outcomes:
         if subscription is not None and delivery.attempt >= subscription.max_attempts:
             self._bury(delivery, "not acknowledged in any attempt", now_ms, delivery.attempt)
             return
-        self._dispatcher.return_delivery(delivery, delivery.attempt + 1)
+        self._dispatcher.settling.return_delivery(delivery, delivery.attempt + 1)
         if subscription is not None:
-            self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
+            self._dispatcher.pump.run(self._dispatcher.queues.of(subscription), now_ms)
 
     # ── sinks ──────────────────────────────────────────────────────────────────────────────────
 
@@ -426,13 +425,13 @@ class Outcomes:
             if subscription is not None:
                 subscriptions[subscription.id] = subscription
         for subscription in subscriptions.values():
-            self._dispatcher.pump(self._dispatcher.queue(subscription), now_ms)
+            self._dispatcher.pump.run(self._dispatcher.queues.of(subscription), now_ms)
 
     def _on_answer(
         self, deliveries: list[DueDelivery], result: Result, now_ms: int
     ) -> Subscription | None:
         """Returns the subscription, if it exists still."""
-        self._dispatcher.end_request(deliveries, is_answered=_is_answered(result))
+        self._dispatcher.pushes.end_request(deliveries, is_answered=_is_answered(result))
         subscription = self._registry.by_id(deliveries[0].subscription_id)
         policy = _OF_NO_SUBSCRIPTION
         if subscription is not None:
@@ -463,11 +462,11 @@ class Outcomes:
                         self._schedule_again(delivery, delivery.attempt, hold_ms, now_ms)
                     else:
                         returned.append(delivery)
-                        self._dispatcher.hold(delivery.subscription_id, hold_ms)
+                        self._dispatcher.pushes.hold(delivery.subscription_id, hold_ms)
                 case ReturnToQueue():
                     returned.append(delivery)
         for delivery in returned:
-            self._dispatcher.return_delivery(delivery, delivery.attempt)
+            self._dispatcher.settling.return_delivery(delivery, delivery.attempt)
         if subscription is not None:
             if is_gone:
                 self._pause(subscription.id, GONE)
@@ -489,7 +488,7 @@ class Outcomes:
         What others have `recorded` (exactly once) is settled already."""
         message = self._outcome_messages.of_delivered(delivery, now_ms)
         if message is None or recorded is not None:
-            self._dispatcher.settle_delivered(delivery, now_ms, recorded, tried)
+            self._dispatcher.settling.settle_delivered(delivery, now_ms, recorded, tried)
         if message is None:
             return
 
@@ -505,7 +504,7 @@ class Outcomes:
             if error is not None:
                 self._timeouts.add(tell, RETRY_COMMIT_MS)
             elif recorded is None:
-                self._dispatcher.settle_delivered(delivery, now_ms, None, tried)
+                self._dispatcher.settling.settle_delivered(delivery, now_ms, None, tried)
                 self._pump(delivery.subscription_id)
 
         tell()
@@ -563,7 +562,8 @@ class Outcomes:
     def _pump(self, subscription_id: int) -> None:
         subscription = self._registry.by_id(subscription_id)
         if subscription is not None:
-            self._dispatcher.pump(self._dispatcher.queue(subscription), self._dispatcher.now_ms)
+            queues = self._dispatcher.queues
+            self._dispatcher.pump.run(queues.of(subscription), queues.now_ms)
 
     def _retry(self, delivery: DueDelivery, delay_ms: int, now_ms: int) -> None:
         """Schedule the next attempt. The record keeps it: memory alone would lose it in a crash,
@@ -668,15 +668,15 @@ class Outcomes:
 
         def concluded() -> None:
             self._hours.add(delivery.entry.hour, -1)
-            self._dispatcher.release_delivery(delivery)
+            self._dispatcher.settling.release_delivery(delivery)
             place = delivery.subscription_id, delivery.origin.message_seq
             if change.state == ChangeState.DEAD:
-                self._dispatcher.end_turn(place[0], (place[1],))
+                self._dispatcher.settling.end_turn(place[0], (place[1],))
             else:
                 # It keeps its place, and others of its group wait for it.
-                self._dispatcher.keep_turn(*place, change.entry_seq)
+                self._dispatcher.settling.keep_turn(*place, change.entry_seq)
             # Once for all deliveries of the group.
-            self._dispatcher.pump_soon(delivery.subscription_id)
+            self._dispatcher.pump.soon(delivery.subscription_id)
 
         sequencer.group.effects.append(concluded)
 
@@ -684,7 +684,7 @@ class Outcomes:
             # The roll-back has undone the record, and nobody asks for this delivery again: without
             # another try it would stay on its way until the next restart.
             if error is not None:
-                self._timeouts.add(lambda: again(self._dispatcher.now_ms), RETRY_COMMIT_MS)
+                self._timeouts.add(lambda: again(self._dispatcher.queues.now_ms), RETRY_COMMIT_MS)
 
         sequencer.group.when_durable(unless_written)
 

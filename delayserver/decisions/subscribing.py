@@ -75,7 +75,7 @@ class Subscribing:
 
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over what has fired though it is not due yet, in the process before."""
-        now_ms = self._dispatcher.now_ms
+        now_ms = self._dispatcher.queues.now_ms
         # If the clock was set back since a definition was recorded, or a deletion, what had fallen
         # due then has: who comes now is to get what a deleted one has left.
         spans = self._registry.spans()
@@ -189,7 +189,7 @@ class Subscribing:
         in_force = self._registry.by_id(subscription_id)
         if in_force is not None:
             # Not only when it is durable: a receiver that is gone gets nothing in between.
-            queue = self._dispatcher.queue(in_force)
+            queue = self._dispatcher.queues.of(in_force)
             queue.subscription = queue.subscription.with_changes(paused=True)
         decided = self.decided.by_id(subscription_id)
         if decided is None or decided.paused:
@@ -251,7 +251,7 @@ class Subscribing:
 
     def _on_durable(self, subscription: Subscription) -> None:
         self._registry.put(subscription)
-        self._dispatcher.on_subscription(subscription, self._dispatcher.now_ms)
+        self._dispatcher.on_subscription(subscription, self._dispatcher.queues.now_ms)
         self.on_defined(subscription)
         if subscription.deleted:
             self.failing.remove(subscription.id)

@@ -1,7 +1,16 @@
 """Deliveries to subscribers: from rows that fired to rows that are settled. In reading order:
 
-dispatcher          from rows that fired to finished deliveries
-queue               the queue of one subscription: what is due for it, and who asks for it
+dispatcher          for whom a row is, and which rows are here
+queues              the queues of all subscriptions
+queue               the queue of one: what is due for it, and who asks for it
+pump                lets rows leave their queues
+pushes              … to webhooks and brokers
+pulls               … to consumers
+handout             rows whose bodies are read together
+looks               rows that wait are read to learn what only their bodies say
+settling            what came of deliveries
+reassignment            rows of a subscription that is gone find a place
+ports               what is needed elsewhere
 backlog             its rows, and when each may leave
 lane                rows in the order in which they came, in few arrays
 ranks               … of a higher priority first

@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 
+from delayserver.delivery.handout import READ_ROWS_MAX
 from delayserver.delivery.lane import Lane, Room
-from delayserver.delivery.queue import NOBODY, READ_ROWS_MAX, Handout
 from delayserver.records.message import DueDelivery, ScheduleEntry
 from delayserver.records.receivers import had, heir_of, receivers
 from delayserver.records.subscriptions import Registry
@@ -88,8 +88,9 @@ class Orphans:
         """Rows have lost their subscription `left_by`: they are to be read, by `next_slice`."""
         self._left.setdefault(left_by, Lane()).push(fired)
 
-    def next_slice(self, bytes_max: int) -> Handout | None:
-        """Rows that are to be read next, of so many bytes in all; None: not now."""
+    def next_slice(self, bytes_max: int) -> tuple[int, list[FiredRows]] | None:
+        """Rows that are to be read next, of so many bytes in all, and the subscription that left
+        them; None: not now."""
         rows_max = READ_ROWS_MAX - len(self._recorded)
         if not self._left or rows_max <= 0:
             return None
@@ -99,7 +100,7 @@ class Orphans:
             del self._left[left_by]
         for fired in slices:
             self.add(fired.rows["seq"].tolist())
-        return Handout(NOBODY, slices, {}, left_by=left_by)
+        return left_by, slices
 
     def add(self, seqs: Iterable[int]) -> None:
         """One more row of each seq is an orphan."""

@@ -11,75 +11,16 @@ receiver is asked to take them.
 Cost: O(1) per call, and per row that leaves an entry in a set. Threads: belongs to the event loop.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from delayserver.delivery.backlog import Backlog, Instant
-from delayserver.delivery.delayed_fetch import PullRequest
-from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.handout import READ_ROWS_MAX
 from delayserver.delivery.permits import Permit
 from delayserver.delivery.slow_start import SlowStart
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.subscriptions import Subscription
 from delayserver.schedule.wheel_rows import FiredRows
-
-READ_ROWS_MAX = 512
-"""Rows that are read in one go for webhooks, so that the event loop is not held up."""
-NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
-
-
-@dataclass(slots=True)
-class Handout:
-    """Rows that left a queue together: they are read, and then sent, leased or given up."""
-
-    subscription: Subscription
-    slices: list[FiredRows]
-    attempts: dict[int, int]
-    """Attempts of rows that were handed out before in this process."""
-    request: PullRequest | None = None
-    give_up_reason: str = ""
-    """Not empty: they are not delivered, but become dead letters for this reason."""
-    as_batch: bool = False
-    """They go in one request, which counts among the `posts` of their queue."""
-    is_look: bool = False
-    """They go on waiting, and are read only to learn when they expire, or as said below."""
-    of_group: bool = False
-    """They are read to learn their groups."""
-    are_expected: bool = False
-    """They are retries, read to learn which groups they hold up; perhaps they wait in the wheel."""
-    connections: int = 0
-    """Connections that are taken for the requests that will carry them (`Connections`)."""
-    counted_bytes: int = 0
-    """Bytes that they count for in `BrokerBodies` while they are read."""
-    left_by: int = 0
-    """Not 0: the subscription that they were for is gone. They are read to learn to which one they
-    belong now."""
-
-    @property
-    def first_seq(self) -> int:
-        """By which a request that carries them is known (`Queue.posts`)."""
-        return int(self.slices[0].rows["seq"][0])
-
-    @property
-    def count(self) -> int:
-        """How many rows."""
-        return sum(len(fired.rows) for fired in self.slices)
-
-    @property
-    def broker_bytes(self) -> int:
-        """Bytes of the payloads of rows that are read for a broker; 0 for all other rows."""
-        if not self.subscription.takes_many or self.is_look or self.give_up_reason or self.left_by:
-            return 0
-        return sum(int(fired.payload_bytes(len(fired.rows)).sum()) for fired in self.slices)
-
-    def unread(self, deliveries: Deliveries) -> list[int]:
-        """The seqs of its rows that could not be read, since `deliveries` are what could."""
-        if self.count == len(deliveries):
-            return []
-        unread = Counter(seq for fired in self.slices for seq in fired.rows["seq"].tolist())
-        unread.subtract(deliveries.settled["seq"].tolist())
-        return list(unread.elements())
 
 
 @dataclass(slots=True)

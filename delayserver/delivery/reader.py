@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.deliveries import NO_STARTS, Deliveries
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.handout import Handout
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import Payload, ScheduleEntry, decode_payload, decode_payloads
 from delayserver.records.subscriptions import Registry
@@ -159,7 +159,7 @@ class Reader:
             places = {index: place for place, index in enumerate(intact)}
             subject_ids = {places[i]: s for i, s in subject_ids.items() if i in places}
             rows, due_ms = select(rows, np.array(intact, np.intp)), due_ms[intact]
-        names, subscription_id = self._subject_names, handout.subscription.id
+        names, subscription_id = self._subject_names, handout.subscription_id
         deliveries = Deliveries(
             subscription_id, rows, due_ms, payloads, names, self._ids, self.starts_ms
         )

@@ -20,11 +20,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.lane import Room
-from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.records.message import Payload, State
-from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import hour_key, read_hours
 from delayserver.schedule.pending import Page, Position, Wanted, position_of
 from delayserver.schedule.replay import Snapshot
@@ -37,7 +36,6 @@ SCAN_ROWS_MAX = 4_000_000
 """After so many rows a page ends, at the end of an hour."""
 STATES_TURN = 100
 """Messages whose states are told in one turn of the event loop."""
-_NOBODY = Subscription(id=0, name="", subject="", type="pull", created_ms=0)
 
 
 @dataclass(slots=True)
@@ -125,7 +123,7 @@ class Listing:
         return page
 
     async def _views(self, subject: str, batch: FiredRows) -> list[PendingView]:
-        handout = Handout(_NOBODY, [batch], {})
+        handout = Handout(0, [batch])
         deliveries = await self._calls.read(partial(Reader.deliveries, handout=handout, unfiled={}))
         views = []
         for index, delivery in enumerate(deliveries):

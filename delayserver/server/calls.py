@@ -151,9 +151,9 @@ class Calls:
         self.cancel_many = cancels.cancelling
 
         # What other shards are told of, and what their consumers are given.
-        self.ready = engine.dispatcher.ready
+        self.ready = engine.dispatcher.pulls.ready
         self.give_back = engine.outcomes.give_back
-        self.oldest_wait = engine.dispatcher.fetches.oldest
+        self.oldest_wait = engine.dispatcher.pulls.fetches.oldest
 
         # Subscriptions, heartbeats, schedules, sources, imports: decided at once, too.
         self.registry = engine.registry
@@ -182,7 +182,7 @@ class Calls:
 
     def waiting(self, subscription: Subscription) -> tuple[int, int]:
         """How many messages are due and wait for a subscriber, and how many it holds."""
-        queue = self._engine.dispatcher.queue(subscription)
+        queue = self._engine.dispatcher.queues.of(subscription)
         return queue.count, queue.in_flight
 
     async def check_exactly_once(self, bootstrap: str) -> None:
@@ -202,15 +202,15 @@ class Calls:
     def share_limits(self, permits: Permits) -> None:
         """Have the limits of webhooks counted for several shards together; before anything
         fires."""
-        assert not any(self._engine.dispatcher.queues())
-        self._engine.dispatcher.permits = permits
+        assert not any(self._engine.dispatcher.queues)
+        self._engine.dispatcher.queues.permits = permits
 
     def pump(self, subscription_id: int) -> None:
         """Let rows leave the queue of a subscription as far as they may now."""
         subscription = self.registry.by_id(subscription_id)
         if subscription is not None:
             dispatcher = self._engine.dispatcher
-            dispatcher.pump(dispatcher.queue(subscription), self.clock())
+            dispatcher.pump.run(dispatcher.queues.of(subscription), self.clock())
 
     def unsettled_by_hour(self) -> dict[int, int]:
         """Deliveries that are not settled, of each hour that is in memory."""
@@ -288,8 +288,8 @@ class Calls:
 
         Whoever changes what `ready` says completes the `oldest_wait` for so many."""
         dispatcher = self._engine.dispatcher
-        queue = dispatcher.queue(subscription)  # whose end ends the wait
-        fetch = dispatcher.fetches.add(queue.subscription.id, request, ready, complete)
+        queue = dispatcher.queues.of(subscription)  # whose end ends the wait
+        fetch = dispatcher.pulls.fetches.add(queue.subscription.id, request, ready, complete)
         if not fetch.is_completed:
             self._shard.tick_for_timeouts()
         return fetch
@@ -297,7 +297,7 @@ class Calls:
     def when_ready(self, told: Callable[[int], None]) -> None:
         """Have `told` called with the id of a pull subscription of which other rows may leave than
         before, perhaps."""
-        self._engine.dispatcher.on_ready = told
+        self._engine.dispatcher.pulls.on_ready = told
 
     def after(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Have `callback` called after so long. Returns what to call if it is not to be."""
@@ -341,7 +341,7 @@ class Calls:
     def check_handing_out(self) -> None:
         """Raises StoppingError, also where everything but a pull is still answered."""
         self.check_running()
-        if self._engine.dispatcher.draining:
+        if self._engine.dispatcher.queues.draining:
             raise StoppingError("the server is stopping, and hands out nothing more")
 
     def nack(

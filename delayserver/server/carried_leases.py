@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.records.kept_leases import ATTEMPT_DTYPE, KeptLeases
 from delayserver.records.subscriptions import Subscription
@@ -37,7 +37,7 @@ def left_behind(engine: Engine, starts_ms: NDArray[np.int64]) -> KeptLeases:
     """The leases that the next process honours. `starts_ms`: when a process began after a kill."""
     pulls, leases = engine.outcomes.leases.kept()
     parts = [np.zeros(0, ATTEMPT_DTYPE)]
-    for queue in engine.dispatcher.queues():
+    for queue in engine.dispatcher.queues:
         part = np.zeros(len(queue.attempts), ATTEMPT_DTYPE)
         part["subscription_id"] = queue.subscription.id
         part["seq"] = np.fromiter(queue.attempts, np.uint64, len(part))
@@ -102,7 +102,7 @@ def take_over(kept: KeptLeases, leased: LeasedRows, engine: Engine, reader: Read
             places = np.minimum(np.searchsorted(found["seq"], some["seq"]), len(found) - 1)
             is_there = found["seq"][places] == some["seq"]
             handout = Handout(
-                subscription, _slices(select(found, places), found_hours[places], is_there), {}
+                subscription.id, _slices(select(found, places), found_hours[places], is_there)
             )
             if handout.slices:
                 deliveries = reader.deliveries(handout, {})
@@ -116,7 +116,7 @@ def take_over(kept: KeptLeases, leased: LeasedRows, engine: Engine, reader: Read
 def _take_attempts(attempts: Rows, subscription: Subscription, engine: Engine) -> None:
     mine = attempts[attempts["subscription_id"] == subscription.id]
     if len(mine):
-        queue = engine.dispatcher.queue(subscription)
+        queue = engine.dispatcher.queues.of(subscription)
         pairs = zip(mine["seq"].tolist(), mine["attempt"].tolist(), strict=True)
         queue.attempts.update(pairs)
 

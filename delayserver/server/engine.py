@@ -43,7 +43,8 @@ from delayserver.decisions.sourcing import Sourcing
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
-from delayserver.delivery.dispatcher import ROUTE_ITEMS, Dispatcher, DispatcherPorts
+from delayserver.delivery.dispatcher import ROUTE_ITEMS, Dispatcher
+from delayserver.delivery.ports import DispatcherPorts
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery
@@ -109,7 +110,10 @@ class Engine:
         stopwatch: Callable[[], int],
         epoch: str,
         random: Callable[[], float],
+        may_deliver: Callable[[], bool] = lambda: True,
+        broker_room: Callable[[int], int] | None = None,
     ) -> None:
+        """`may_deliver` and `broker_room`: as `Dispatcher` needs them."""
         self._settings = settings
         self._ports = ports
         self._prune_seq = 0
@@ -139,6 +143,8 @@ class Engine:
             started_ms=now_ms,
             answer_max_bytes=settings.answer_max_bytes,
             webhooks_max=settings.webhook_connections_max,
+            broker_room=broker_room,
+            may_deliver=may_deliver,
             changes=sequencer.changes,
             has_not_fired=self.whereabouts.has_not_fired,
         )
@@ -232,7 +238,7 @@ class Engine:
             self.on_clock_set(by_ms)
             self.schedules.look_again()
         self.subscribing.advance(now_ms)
-        self.messages.advanced_ms = self.dispatcher.now_ms = now_ms
+        self.messages.advanced_ms = self.dispatcher.queues.now_ms = now_ms
         self.sequencer.refresh()
         self._load_ahead(now_ms)
         self._fire(now_ms)
@@ -242,7 +248,7 @@ class Engine:
             self.timeouts.advance()
             more = self.heartbeats.fire_due(now_ms, TurnBudget())
         more |= self.schedules.run_due(now_ms)
-        wake_in_ms = self.dispatcher.wake(now_ms, TurnBudget())
+        wake_in_ms = self.dispatcher.pump.wake(now_ms, TurnBudget())
         if settled := self.hours.pop_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
         ):

@@ -63,7 +63,7 @@ class Gauges:
         heartbeats, events = engine.heartbeats, engine.events
         by_subject("accepted", "Messages accepted", engine.publishing.accepted_by_subject)
         by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
-        by_subject("delivered", "Deliveries that arrived", dispatcher.delivered_by_subject)
+        by_subject("delivered", "Deliveries that arrived", dispatcher.settling.delivered_by_subject)
         by_subject("retried", "Deliveries tried again", engine.outcomes.retried_by_subject)
         by_subject("dead", "Deliveries given up", engine.outcomes.dead_by_subject)
         by_subject("replayed", "Deliveries asked for again", engine.outcomes.replayed_by_subject)
@@ -111,7 +111,7 @@ class Gauges:
         counter, gauge = CounterMetricFamily, GaugeMetricFamily
 
         def of_queues(value: Callable[[Queue], float]) -> Values:
-            return lambda: {queue.subscription.id: value(queue) for queue in dispatcher.queues()}
+            return lambda: {queue.subscription.id: value(queue) for queue in dispatcher.queues}
 
         def of_all(counts: Mapping[int, int]) -> Values:
             return lambda: {one.id: 0 for one in engine.registry} | dict(counts)
@@ -121,7 +121,7 @@ class Gauges:
         )
         add(
             *(counter, "delivered", "Deliveries that arrived"),
-            of_all(dispatcher.delivered_by_subscription),
+            of_all(dispatcher.settling.delivered_by_subscription),
         )
         add(
             *(counter, "retried", "Deliveries tried again"),
@@ -167,15 +167,20 @@ class Gauges:
             lambda: self._oldest_open_hour()[1],
         )
         gauge("leases", "Messages that consumers hold", engine.outcomes.leases.count)
-        gauge("waiting_pulls", "Consumers that wait for messages", dispatcher.fetches.count)
-        gauge("watched_pulls", "Waiting pulls and those not purged yet", dispatcher.fetches.watched)
+        fetches = dispatcher.pulls.fetches
+        gauge("waiting_pulls", "Consumers that wait for messages", fetches.count)
+        gauge(
+            "watched_pulls",
+            "Waiting pulls and those not purged yet",
+            dispatcher.pulls.fetches.watched,
+        )
         gauge("timeouts", "Leases, pulls and others that may expire", engine.timeouts.size)
         gauge("subscriptions", "Subscriptions", lambda: len(engine.registry))
         gauge("subjects", "Subjects", lambda: len(engine.sequencer.subjects))
         gauge(
             "deadlines",
             "Deadlines of messages with a time to live, as far as they are known",
-            lambda: sum(_deadlines(queue) for queue in dispatcher.queues()),
+            lambda: sum(_deadlines(queue) for queue in dispatcher.queues),
         )
         gauge("waiting_slices", "Long works that go on in turns to come", engine.slices.__len__)
         gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
@@ -338,7 +343,7 @@ class Gauges:
         counts = {
             "accepted": engine.publishing.accepted_by_subject,
             "cancelled": engine.messages.cancelled_by_subject,
-            "delivered": engine.dispatcher.delivered_by_subject,
+            "delivered": engine.dispatcher.settling.delivered_by_subject,
             "retried": engine.outcomes.retried_by_subject,
             "dead": engine.outcomes.dead_by_subject,
         }
@@ -359,7 +364,7 @@ class Gauges:
             "started_at": format_time(self._started_ms),
             "accepted": engine.publishing.accepted_total,
             "cancelled": engine.messages.cancelled_total,
-            "delivered": dispatcher.delivered_total,
+            "delivered": dispatcher.settling.delivered_total,
             "retried": sum(engine.outcomes.retried_by_subject.values()),
             "dead": sum(engine.outcomes.dead_by_subject.values()),
             "dead_letters": self.dead_letters,

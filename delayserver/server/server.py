@@ -27,10 +27,10 @@ import structlog
 from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
+from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.feeds import FeedOpener
 from delayserver.delivery.outlets import NoClient, OutletSink, body_bytes
-from delayserver.delivery.queue import Handout
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Later, Result, Sink
 from delayserver.delivery.webhook import WebhookSender
@@ -165,7 +165,7 @@ class Server(Shard):
         self.metrics.gauge(
             "waiting_webhooks",
             "Subscriptions that wait for a connection to be free",
-            lambda: self.engine.dispatcher.connections.waiting,
+            lambda: self.engine.dispatcher.pushes.connections.waiting,
         )
         files.on_sync = self.metrics.on_sync
         self.turns = LoopTurns(
@@ -244,7 +244,7 @@ class Server(Shard):
 
     def hold_back(self) -> None:
         """Send nothing more, answer those who wait for deliveries."""
-        if not self.engine.dispatcher.draining:
+        if not self.engine.dispatcher.queues.draining:
             self._held_back_ms = self.stopwatch()
             self.engine.dispatcher.drain()
 
@@ -387,13 +387,15 @@ class Server(Shard):
         self.metrics.commit_seconds.observe(time.perf_counter() - self._commit_began_at)
         super()._on_committed()
 
-    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+    def hand_out(
+        self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
+    ) -> None:
         late_ms = (self.clock() - deliveries.settled["due_ms"]).tolist()
-        self._observe_lateness(handout.subscription, late_ms)
+        self._observe_lateness(subscription, late_ms)
         if self.telemetry is not None:
             for delivery in deliveries:
-                self.telemetry.delivery("receive", handout.subscription.name, delivery).end({})
-        super().hand_out(handout, deliveries)
+                self.telemetry.delivery("receive", subscription.name, delivery).end({})
+        super().hand_out(subscription, request, deliveries)
 
     def _observe_lateness(self, subscription: Subscription, late_ms: list[int]) -> None:
         of_all = self.metrics.lateness_seconds
@@ -445,7 +447,7 @@ class Server(Shard):
     def _may_begin(self, subscription: Subscription, deliveries: Sequence[DueDelivery]) -> bool:
         """See `MayBegin`. How late a message is, is counted when it begins."""
         now_ms = self.clock()
-        if not self.engine.dispatcher.may_begin(subscription, deliveries, now_ms):
+        if not self.engine.dispatcher.pushes.may_begin(subscription, deliveries, now_ms):
             return False
         self._observe_lateness(subscription, [now_ms - one.entry.due_ms for one in deliveries])
         return True

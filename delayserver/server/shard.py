@@ -22,9 +22,10 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.importer import Importer, VerifyRequest
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.broker_bodies import BrokerBodies
+from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.leases import EPOCH_BYTES, epoch_of
-from delayserver.delivery.queue import Handout
 from delayserver.delivery.reader import Fetched, Found, Reader
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery, ScheduleEntry
@@ -117,6 +118,7 @@ class Shard(ABC):
             for _ in range(2)
         )
         """The one of the reader thread, and the one of the event loop, which never waits."""
+        self.broker_bodies = BrokerBodies(settings.broker_bodies_max_bytes)
         first_hour = min([recovered.through_hour, *(hour.hour for hour in recovered.loaded)])
         self.engine = Engine(
             settings,
@@ -131,10 +133,9 @@ class Shard(ABC):
             stopwatch=self.stopwatch,
             epoch=epoch_of(surroundings.random_bytes(EPOCH_BYTES), identity.shard),
             random=surroundings.random,
+            may_deliver=surroundings.may_deliver,
+            broker_room=self.broker_bodies.room,
         )
-        self.engine.dispatcher.may_deliver = surroundings.may_deliver
-        self.broker_bodies = BrokerBodies(settings.broker_bodies_max_bytes)
-        self.engine.dispatcher.broker_room = self.broker_bodies.room
         self.engine.groups.holds_office = surroundings.may_deliver
         self.engine.start(
             recovered.through_hour,
@@ -340,8 +341,7 @@ class Shard(ABC):
         self.when_settled(recorded)
 
     def read(self, handout: Handout) -> None:
-        handout.counted_bytes = handout.broker_bytes
-        self.broker_bodies.take(handout.subscription.id, handout.counted_bytes)
+        self.broker_bodies.take(handout.subscription_id, handout.broker_bytes)
         unfiled: dict[int, bytes] = {}
         for batch in handout.slices:
             is_unfiled = batch.rows["locator"] <= PAYLOAD_MAX_BYTES
@@ -357,12 +357,14 @@ class Shard(ABC):
 
     def _on_fetched(self, handout: Handout, fetched: Fetched) -> None:
         deliveries = self.reader_now.open(handout, fetched)
-        self.broker_bodies.give_back(handout.subscription.id, handout.counted_bytes)
-        self.engine.dispatcher.on_read(handout, deliveries, self.clock())
+        self.broker_bodies.give_back(handout.subscription_id, handout.broker_bytes)
+        handout.answer(deliveries, self.clock())
 
-    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
+    def hand_out(
+        self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
+    ) -> None:
         deliveries.leased_ms = self.clock()
-        self.engine.outcomes.hand_out(handout, deliveries)
+        self.engine.outcomes.hand_out(subscription, request, deliveries)
         self.tick_for_timeouts()
 
     def tick_for_timeouts(self) -> None:

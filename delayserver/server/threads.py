@@ -27,7 +27,7 @@ import structlog
 
 from delayserver.decisions.group import Group
 from delayserver.decisions.importer import Importer, Verified, VerifyRequest
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.reader import Fetched, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError

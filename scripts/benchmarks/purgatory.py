@@ -45,8 +45,8 @@ from servers import add_directory, delay_server, disk_directory
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.leases import Leases
-from delayserver.delivery.queue import Handout
 from delayserver.records.ids import IdCodec
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Registry, Subscription
@@ -90,9 +90,9 @@ class Consumers:
 
     def wait(self, count: int) -> list[DelayedFetch]:
         """So many pulls, round the subscriptions."""
-        queues = [self.dispatcher.queue(subscription) for subscription in self.subscriptions]
+        queues = [self.dispatcher.queues.of(subscription) for subscription in self.subscriptions]
         return [
-            self.dispatcher.request(
+            self.dispatcher.pulls.request(
                 queues[number % len(queues)], PullRequest(1, 30_000, WAIT_MS, self._answer)
             )
             for number in range(count)
@@ -116,13 +116,14 @@ class Consumers:
         count = len(rows)
         dues_ms = np.full(count, NOW_MS)
         payloads = [PAYLOAD] * count
-        deliveries = Deliveries(handout.subscription.id, rows, dues_ms, payloads, self._names, IDS)
-        self.dispatcher.on_read(handout, deliveries, NOW_MS)
+        deliveries = Deliveries(handout.subscription_id, rows, dues_ms, payloads, self._names, IDS)
+        handout.answer(deliveries, NOW_MS)
 
-    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
-        assert handout.request is not None
-        prefix = self.leases.grant(deliveries, handout.request.lease_ms)
-        handout.request.answer(Pulled(deliveries, prefix))
+    def hand_out(
+        self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
+    ) -> None:
+        prefix = self.leases.grant(deliveries, request.lease_ms)
+        request.answer(Pulled(deliveries, prefix))
 
     def call_soon(self, function: Callable[[], None]) -> None:
         raise AssertionError("no subscription is deleted here")
@@ -184,10 +185,10 @@ def _no_answer(pulled: Pulled) -> None:
 def delivered(polls: int, subscriptions: int) -> None:
     consumers = Consumers(subscriptions)
     consumers.wait(polls)
-    assert consumers.dispatcher.fetches.count() == polls
+    assert consumers.dispatcher.pulls.fetches.count() == polls
     consumers.fire(polls)
     assert (consumers.answered, consumers.got) == (polls, polls)
-    assert consumers.dispatcher.fetches.count() == 0
+    assert consumers.dispatcher.pulls.fetches.count() == 0
 
 
 def expired(polls: int) -> None:

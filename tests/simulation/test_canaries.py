@@ -39,7 +39,11 @@ from delayserver.delivery import ranks, single_file
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.leases import Leases
+from delayserver.delivery.looks import Looks
+from delayserver.delivery.pushes import Pushes
+from delayserver.delivery.queues import Queues
 from delayserver.delivery.settler import Settler
+from delayserver.delivery.settling import Settling
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
 from delayserver.records.horizon import Horizon, Mark
@@ -413,7 +417,7 @@ def a_retry_is_settled_before_it_is_durable(patch: Patch) -> None:
 
     def retry(self: Any, delivery: DueDelivery, *rest: Any) -> None:
         row = delivery.entry
-        self._dispatcher._settle(delivery, 1, rest[1])
+        self._dispatcher.settling.settle(delivery, 1, rest[1])
         self._hours.add(row.hour, 1)
         original(self, delivery, *rest)
 
@@ -435,8 +439,8 @@ def an_old_file_is_never_deleted(patch: Patch) -> None:
 @canary(Violation)
 def a_failed_delivery_is_forgotten(patch: Patch) -> None:
     """I3"""
-    patch.setattr(Dispatcher, "return_delivery", lambda self, delivery, next_attempt: None)
-    patch.setattr(Dispatcher, "return_leased", lambda self, *rest, **named: None)
+    patch.setattr(Settling, "return_delivery", lambda self, delivery, next_attempt: None)
+    patch.setattr(Settling, "return_leased", lambda self, *rest, **named: None)
 
 
 @canary(Violation)
@@ -803,13 +807,13 @@ def lengths_of_time_are_counted_on_the_clock_without_its_steps(patch: Patch) -> 
 @canary(Violation, looks_at=worlds_of(Theme.SET_BACK))
 def rates_are_counted_on_the_clock(patch: Patch) -> None:
     """I1. A queue stands still for an hour, if the clock is set back by one."""
-    original = Dispatcher.__init__
+    original = Queues.__init__
 
     def init(self: Any, *rest: Any, **named: Any) -> None:
         original(self, *rest, **named)
-        self._stopwatch = lambda: self.now_ms
+        self.stopwatch = lambda: self.now_ms
 
-    patch.setattr(Dispatcher, "__init__", init)
+    patch.setattr(Queues, "__init__", init)
 
 
 def raise_not_found() -> None:
@@ -941,14 +945,14 @@ def a_deleted_subscription_takes_its_dead_letters_along(patch: Patch) -> None:
 @canary(Violation)
 def a_consumer_that_hangs_up_uses_up_an_attempt(patch: Patch) -> None:
     """I3: a message would be dead though nobody was sent it."""
-    original = Dispatcher.return_leased
+    original = Settling.return_leased
 
     def return_leased(
         self: Any, deliveries: Any, which: Any, attempts_used: int = 1, **named: Any
     ) -> None:
         original(self, deliveries, which, **named)
 
-    patch.setattr(Dispatcher, "return_leased", return_leased)
+    patch.setattr(Settling, "return_leased", return_leased)
 
 
 # A delivery that waits for a connection
@@ -961,10 +965,10 @@ def a_delivery_is_not_checked_when_it_begins(patch: Patch) -> None:
     def may_begin(self: Any, subscription: Any, deliveries: Any, now_ms: int) -> bool:
         queue = self._queues.get(subscription.id)
         if queue is not None:
-            queue.begin([one.entry.seq for one in deliveries], self._stopwatch())
+            queue.begin([one.entry.seq for one in deliveries], self._queues.stopwatch())
         return True
 
-    patch.setattr(Dispatcher, "may_begin", may_begin)
+    patch.setattr(Pushes, "may_begin", may_begin)
 
 
 @canary(Violation)
@@ -985,7 +989,7 @@ def a_message_is_delivered_after_its_time_to_live(patch: Patch) -> None:
 
 @canary(Violation)
 def nobody_finds_out_when_rows_expire_that_wait(patch: Patch) -> None:
-    patch.setattr(Dispatcher, "_look_soon", lambda self, queue, deadlines: None)
+    patch.setattr(Looks, "for_deadlines", lambda self, queue: None)
 
 
 @canary(Violation)
@@ -1037,13 +1041,13 @@ def the_next_of_a_group_does_not_wait(patch: Patch) -> None:
 
 @canary(Violation, looks_at=has_groups)
 def a_retry_of_a_group_loses_its_place(patch: Patch) -> None:
-    original = Dispatcher.release_delivery
+    original = Settling.release_delivery
 
     def release_delivery(self: Any, delivery: DueDelivery) -> None:
         original(self, delivery)
         self.end_turn(delivery.subscription_id, (delivery.origin.message_seq,))
 
-    patch.setattr(Dispatcher, "release_delivery", release_delivery)
+    patch.setattr(Settling, "release_delivery", release_delivery)
 
 
 @canary(Violation, looks_at=has_groups)

@@ -26,9 +26,10 @@ from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.connections import Connections
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
-from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.pump import Pump
 from delayserver.delivery.queue import Queue
 from delayserver.delivery.reader import Reader
+from delayserver.delivery.settling import Settling
 from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
@@ -122,13 +123,13 @@ def a_silent_subscriber_delays_nobody() -> None:
 
 
 def one_queue_for_all(patch: Patch) -> None:
-    original = Dispatcher.pump
+    original = Pump.run
 
-    def pump(self: Any, queue: Any, now_ms: int) -> None:
-        if all(other.in_flight < other.subscription.max_in_flight for other in self.queues()):
+    def run(self: Any, queue: Any, now_ms: int) -> None:
+        if all(other.in_flight < other.subscription.max_in_flight for other in self._queues):
             original(self, queue, now_ms)
 
-    patch.setattr(Dispatcher, "pump", pump)
+    patch.setattr(Pump, "run", run)
 
 
 def a_receiver_that_hangs_leaves_connections() -> None:
@@ -199,7 +200,7 @@ def a_message_that_ends_its_consumer_dies_alone() -> None:
 
 def messages_that_failed_together_stay_together(patch: Patch) -> None:
     patch.setattr(Queue, "company_max", lambda self, attempt, count: count)
-    patch.setattr(Dispatcher, "may_be_the_cause", lambda self, deliveries, which: True)
+    patch.setattr(Settling, "may_be_the_cause", lambda self, deliveries, which: True)
 
 
 # ── I7 ─────────────────────────────────────────────────────────────────────────────────────────
@@ -418,13 +419,14 @@ def the_neighbours_of_a_bad_sector_are_lost(patch: Patch) -> None:
 
 
 def what_cannot_be_read_counts_as_settled(patch: Patch) -> None:
-    original = Dispatcher.on_read
+    original = SimulatedServer._on_fetched
 
-    def on_read(self: Any, handout: Any, deliveries: Any, now_ms: int) -> None:
-        original(self, handout, deliveries, now_ms)
-        self._hours.add(handout.slices[0].hour, -len(handout.unread(deliveries)))
+    def on_fetched(self: Any, handout: Any, fetched: Any) -> None:
+        original(self, handout, fetched)
+        lost = handout.unread(self.reader_now.open(handout, fetched))
+        self.engine.hours.add(handout.slices[0].hour, -len(lost))
 
-    patch.setattr(Dispatcher, "on_read", on_read)
+    patch.setattr(SimulatedServer, "_on_fetched", on_fetched)
 
 
 def an_hour_that_cannot_be_read_is_kept() -> None:

@@ -163,6 +163,8 @@ def test_the_server_asks_to_be_woken_in_time(set_by_ms: int) -> None:
     machine.pull(300)
     machine.clock.set(set_by_ms)
     began_ms = machine.clock.stopwatch_ms()
-    while (wait_ms := machine.server.tick()) and machine.server.engine.dispatcher.fetches.count():
+    while (
+        wait_ms := machine.server.tick()
+    ) and machine.server.engine.dispatcher.pulls.fetches.count():
         machine.clock.move(wait_ms)
     assert machine.clock.stopwatch_ms() - began_ms == 300

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from delayserver.api.exit import Exit
-from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.queues import Queues
 from delayserver.delivery.replicated_settler import ReplicatedSettler
 from delayserver.delivery.settler import Settler
 from delayserver.recovery.standby import Standby
@@ -133,12 +133,13 @@ def test_replicas_whose_clocks_are_set_are_compared(back_ms: int) -> None:
 @canary(Violation)
 def deliveries_leave_without_a_lease(patch: Patch) -> None:
     """I14"""
-    original = Dispatcher.__setattr__
+    original = Queues.__init__
 
-    def setattr_(self: Any, name: str, value: Any) -> None:
-        original(self, name, (lambda: True) if name == "may_deliver" else value)
+    def init(self: Any, *rest: Any) -> None:
+        original(self, *rest)
+        self.may_deliver = lambda: True
 
-    patch.setattr(Dispatcher, "__setattr__", setattr_)
+    patch.setattr(Queues, "__init__", init)
 
 
 @canary(Violation)

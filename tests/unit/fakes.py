@@ -19,9 +19,10 @@ from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
+from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.records.attempts import History
@@ -178,7 +179,7 @@ class NotingPorts:
         self.orphans: list[tuple[DueDelivery, int]] = []
         self.ticks = 0
         self.turns: list[Callable[[], None]] = []
-        self.handed_out: list[tuple[Handout, Deliveries]] = []
+        self.handed_out: list[tuple[PullRequest, Deliveries]] = []
         self.settled: list[tuple[int, bytes]] = []
         self.notes: list[Note] = []
         self.recorded: list[tuple[int, bytes, int]] = []
@@ -219,8 +220,10 @@ class NotingPorts:
     def tick_soon(self) -> None:
         self.ticks += 1
 
-    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
-        self.handed_out.append((handout, deliveries))
+    def hand_out(
+        self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
+    ) -> None:
+        self.handed_out.append((request, deliveries))
 
     def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
         if note is not None:

@@ -197,9 +197,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "tests/unit/decisions/test_sourcing.py": ("delayserver/records/sources.py",),
     "tests/unit/decisions/test_watches.py": ("delayserver/decisions/events.py",),
+    "tests/unit/delivery/test_orphans.py": ("delayserver/delivery/reassignment.py",),
+    "tests/unit/delivery/test_queue.py": ("delayserver/delivery/handout.py",),
     "tests/unit/delivery/test_dispatcher.py": (
         "delayserver/delivery/deliveries.py",
         "delayserver/delivery/permits.py",
+        "delayserver/delivery/ports.py",
     ),
     "tests/unit/delivery/test_transaction_sink.py": ("delayserver/delivery/sink.py",),
     "tests/unit/records/test_sharding.py": ("delayserver/shards/routed.py",),

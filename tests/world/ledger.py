@@ -176,10 +176,10 @@ class Ledger(DurableRecords):
 
     def behind_nobody(self, server: SimulatedServer) -> dict[str, set[str]]:
         """Groups of which messages wait for their turn and none has it, by subscription."""
-        if not (server.is_idle() and server.engine.dispatcher.may_deliver()):
+        if not (server.is_idle() and server.engine.dispatcher.queues.may_deliver()):
             return {}
         found: dict[str, set[str]] = {}
-        for queue in server.engine.dispatcher.queues():
+        for queue in server.engine.dispatcher.queues:
             single_file = queue.rows.single_file
             if single_file is None or queue.subscription.paused or server.is_held(queue):
                 continue
@@ -213,7 +213,7 @@ class Ledger(DurableRecords):
         over_ms = self.clock.now_ms - STEP_MS
         return [
             queue.subscription.id
-            for queue in server.engine.dispatcher.queues()
+            for queue in server.engine.dispatcher.queues
             if not (queue.dropping or server.is_held(queue))
             and any(
                 self._expires_ms.get(seq, NEVER_MS) <= over_ms and not self._is_named((seq,))
@@ -271,11 +271,11 @@ class Ledger(DurableRecords):
                 raise Violation("a planned stop is taken for a kill (I4)")
             return
         for (seq, subscription_id), until_ms in left.items():
-            is_due = self._entries[seq][0] <= server.engine.dispatcher._started_ms
+            is_due = self._entries[seq][0] <= server.engine.dispatcher.queues.started_ms
             subscription = server.engine.registry.by_id(subscription_id)
             if not is_due or subscription is None or self._is_named((seq,)):
                 continue
-            if seq not in server.engine.dispatcher.queue(subscription).reserved:
+            if seq not in server.engine.dispatcher.queues.of(subscription).reserved:
                 raise Violation(f"the lease of row {seq} did not outlast a planned stop (I4)")
             self.counts["leases over a restart"] += 1
             self._on_their_way.add((seq, subscription_id))

@@ -17,10 +17,12 @@ import numpy as np
 
 from delayserver.config import Settings
 from delayserver.delivery.backlog import Instant
+from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
-from delayserver.delivery.dispatcher import HELD_LOOK_MS
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.leases import Some
-from delayserver.delivery.queue import Handout, Queue
+from delayserver.delivery.pump import HELD_LOOK_MS
+from delayserver.delivery.queue import Queue
 from delayserver.delivery.reader import Found
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.sink import Answer, Untried
@@ -353,7 +355,7 @@ class SimulatedServer(Shard):
         # As with ten thousand leases of one consumer, or a backlog that expires.
         self.engine.slices.turn_items = 2
         # As with many thousand rows that fall due together.
-        self.engine.dispatcher.look_rows_max = 2
+        self.engine.dispatcher.pump.looks.rows_max = 2
         # What cancels many is short here, and has to be decided as a thousand are.
         self.engine.cancels.columns_min = 2
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
@@ -427,9 +429,9 @@ class SimulatedServer(Shard):
         dispatcher = self.engine.dispatcher
         instant = Instant(self.clock(), self.stopwatch())
         held_up = []
-        for queue in dispatcher.queues():
+        for queue in dispatcher.queues:
             is_held = queue.held_until_ms > instant.present_ms
-            if queue.subscription.paused or is_held or dispatcher.is_to_be_pumped(queue):
+            if queue.subscription.paused or is_held or dispatcher.pump.is_to_run(queue):
                 continue
             ready = queue.rows.ready(instant)
             if not ready and not self._stands_still(queue):
@@ -437,12 +439,13 @@ class SimulatedServer(Shard):
             if ready and self.is_held(queue):
                 continue
             if queue.subscription.type == "webhook":
-                connections = dispatcher.connections
+                connections = dispatcher.pushes.connections
                 is_one_free = connections.free > 0 and not connections._is_asked
                 is_waited_for = queue.free_places() > 0 and is_one_free
             else:
                 is_waited_for = (
-                    dispatcher.fetches.oldest(queue.subscription.id, max(1, ready)) is not None
+                    dispatcher.pulls.fetches.oldest(queue.subscription.id, max(1, ready))
+                    is not None
                 )
             if is_waited_for:
                 held_up.append(queue.subscription.id)
@@ -450,17 +453,17 @@ class SimulatedServer(Shard):
 
     def is_held(self, queue: Queue) -> bool:
         """Nothing might leave when it was looked at last, under no lease; it soon is again."""
-        leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
+        leave_ms = self.engine.dispatcher.pump.wakes_ms(queue)
         return 0 < leave_ms - self.stopwatch() <= HELD_LOOK_MS
 
     def is_to_be_looked_at(self, queue: Queue) -> bool:
         """The next look at the clock lets its rows leave, or gives them up."""
-        leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
+        leave_ms = self.engine.dispatcher.pump.wakes_ms(queue)
         return leave_ms <= self.stopwatch()
 
     def _stands_still(self, queue: Queue) -> bool:
         """It is to be looked at again, and later than rows of its subscription may have to wait."""
-        leave_ms, _ = self.engine.dispatcher._wakes.get(queue.subscription.id, (NEVER_MS, 0))
+        leave_ms = self.engine.dispatcher.pump.wakes_ms(queue)
         left_ms = leave_ms - self.stopwatch()
         return leave_ms != NEVER_MS and left_ms > longest_wait_ms(queue.subscription)
 
@@ -507,8 +510,8 @@ class SimulatedServer(Shard):
     # ── what is watched on its way out ─────────────────────────────────────────────────────────
 
     def read(self, handout: Handout) -> None:
-        if not (handout.left_by or handout.give_up_reason or handout.is_look):
-            queue = self.engine.dispatcher.queue(handout.subscription)
+        queue = self.engine.dispatcher.queues.get(handout.subscription_id)
+        if handout.is_to_leave and queue is not None:
             waiting = seqs_of(queue.rows.slices())
             if queue.rows.suspects_out:
                 for_later = set(seqs_of(queue.rows._suspects.slices()))
@@ -516,14 +519,15 @@ class SimulatedServer(Shard):
             if queue.rows.single_file is not None:
                 for_turn = set(seqs_of(queue.rows.single_file.slices()))
                 waiting = [seq for seq in waiting if seq not in for_turn]
-            self.observer.left(handout.subscription, seqs_of(handout.slices), waiting)
+            self.observer.left(queue.subscription, seqs_of(handout.slices), waiting)
         super().read(handout)
 
-    def hand_out(self, handout: Handout, deliveries: Deliveries) -> None:
-        assert handout.request is not None
-        for delivery in () if handout.request.is_gone else deliveries:
-            self.observer.sent(handout.subscription, delivery)
-        super().hand_out(handout, deliveries)
+    def hand_out(
+        self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
+    ) -> None:
+        for delivery in () if request.is_gone else deliveries:
+            self.observer.sent(subscription, delivery)
+        super().hand_out(subscription, request, deliveries)
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         self.connecting.append((subscription, deliveries))
@@ -533,7 +537,7 @@ class SimulatedServer(Shard):
     def connect(self, index: int) -> None:
         """There is a connection for a webhook: it is sent, unless it may not begin any more."""
         subscription, deliveries = self.connecting.pop(index)
-        if self.engine.dispatcher.may_begin(subscription, deliveries, self.clock()):
+        if self.engine.dispatcher.pushes.may_begin(subscription, deliveries, self.clock()):
             self._check_may_begin(subscription, len(deliveries))
             for delivery in deliveries:
                 self.observer.sent(subscription, delivery)
@@ -550,7 +554,7 @@ class SimulatedServer(Shard):
         in_force = self.engine.registry.by_id(subscription.id)
         if in_force is not subscription or in_force.paused:
             raise Violation(f"{subscription.name} is sent something, and is {in_force} by now (I5)")
-        if not subscription.rate_per_s or self.engine.dispatcher.permits is not None:
+        if not subscription.rate_per_s or self.engine.dispatcher.queues.permits is not None:
             return
         now_ms = self.stopwatch()
         begun = self._begun.setdefault(id(subscription), (subscription, []))[1]

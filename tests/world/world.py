@@ -598,7 +598,7 @@ class World:
         engine = self._running.engine
         queues = {
             queue.subscription.name: (queue.count, queue.in_flight, queue.reserved)
-            for queue in engine.dispatcher.queues()
+            for queue in engine.dispatcher.queues
         }
         return (
             f"unsettled {engine.hours._unsettled}, loading {engine.hours.loading}, "
@@ -644,7 +644,7 @@ class World:
             for directory in ("schedule", "dispatch")
             for name in self.disk.list(directory)
         ]
-        queues = list(engine.dispatcher.queues())
+        queues = list(engine.dispatcher.queues)
         left = {
             "hours": server.replay.hours,
             "files": files,
@@ -658,7 +658,7 @@ class World:
             "archives": list(server.catalog.scan(Table.ARCHIVES)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
             "leases": engine.outcomes.leases.count() + len(engine.outcomes.leases._pulls),
-            "pulls that wait": engine.dispatcher.fetches.count(),
+            "pulls that wait": engine.dispatcher.pulls.fetches.count(),
             "timeouts": engine.timeouts.size(),
             "in flight": [q.in_flight for q in queues if q.in_flight],
             "reserved": [q.reserved for q in queues if q.reserved],

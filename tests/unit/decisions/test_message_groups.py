@@ -11,7 +11,7 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
-from delayserver.delivery.queue import READ_ROWS_MAX
+from delayserver.delivery.handout import READ_ROWS_MAX
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, MessageOptions, Payload
 from delayserver.records.subscriptions import Subscription
@@ -54,7 +54,7 @@ class Machine:
         self.server = SimulatedServer(
             Settings(lead_ms=LEAD_MS), self.files, self.catalog, self.clock, rng, self.observer
         )
-        self.server.engine.dispatcher.look_rows_max = self.look_rows_max
+        self.server.engine.dispatcher.pump.looks.rows_max = self.look_rows_max
 
     def restart(self) -> None:
         self.files, self.catalog = self.files.kill(), self.catalog.crash()
@@ -315,7 +315,7 @@ def test_what_has_ended_since_a_start_is_not_read_as_a_retry() -> None:
 
 def test_those_that_fall_due_together_go_in_due_order_though_they_have_several_subjects() -> None:
     machine = Machine(webhook())
-    machine.server.engine.dispatcher.look_rows_max = 1
+    machine.server.engine.dispatcher.pump.looks.rows_max = 1
     machine.publish(("a", 2), ("a", 4), subject="one")
     machine.publish(("a", 1), ("a", 3), subject="two")
     machine.work(5)

@@ -184,7 +184,7 @@ def test_a_key_stays_taken_for_the_dedupe_window(after_ms: int, duplicate: bool)
     [seq] = parts.publish(message(SOON_MS, key="1001"))
     parts.commit()
     advance(parts, SOON_MS)
-    [fired] = parts.dispatcher.queue(subscription()).rows.pop(10, 1, Instant(SOON_MS, 0))
+    [fired] = parts.dispatcher.queues.of(subscription()).rows.pop(10, 1, Instant(SOON_MS, 0))
     assert fired.rows["seq"].tolist() == [seq]
     now_ms = SOON_MS + after_ms
     [again] = publish_all(parts.publishing, [message(now_ms, key="1001", body=b"{}")], now_ms)
@@ -535,7 +535,7 @@ def test_what_is_on_its_way_is_being_delivered() -> None:
     seq = published(parts, SOON_MS)
     advance(parts, SOON_MS)
     assert parts.messages.locate(seq, SOON_MS).state is State.DELIVERING
-    parts.dispatcher.settle_delivered(delivery(seq, SOON_MS), SOON_MS)
+    parts.dispatcher.settling.settle_delivered(delivery(seq, SOON_MS), SOON_MS)
     assert parts.messages.locate(seq, SOON_MS).state is State.DELIVERED
 
 

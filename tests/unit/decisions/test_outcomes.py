@@ -16,7 +16,7 @@ from delayserver.decisions.outcomes import RECORD_ITEMS, RETRY_COMMIT_MS, Outcom
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.backlog import Instant
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.handout import Handout
 from delayserver.delivery.sink import Confirmed, Recorded
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError, NotFoundError, OverloadedError
@@ -104,7 +104,7 @@ def test_answers_that_come_together_make_place_in_one_step(
         assert taken == [2]
     server.rest()  # A failure makes place once it is recorded.
     assert bodies(server) == [b"2", b"3"]
-    assert server.engine.dispatcher.delivered_total == statuses.count(200)
+    assert server.engine.dispatcher.settling.delivered_total == statuses.count(200)
 
 
 def test_no_answers_are_nothing(server: SimulatedServer) -> None:
@@ -214,7 +214,7 @@ def test_a_failure_that_could_not_be_recorded_is_recorded_a_second_later(attempt
     assert parts.sequencer.changes(parts.seq) == {}
     assert parts.dispatcher.in_flight_count() == 1
     # However far the clock is set back meanwhile.
-    parts.dispatcher.now_ms = START_MS - HOUR_MS
+    parts.dispatcher.queues.now_ms = START_MS - HOUR_MS
     parts.wait(RETRY_COMMIT_MS - 1)
     assert parts.kinds() == []
     parts.wait(RETRY_COMMIT_MS)
@@ -264,7 +264,7 @@ def test_a_dead_letter_is_not_redriven_to_an_heir_that_has_the_message_from_anot
     parts.commit()
     payload = Payload(b"{}", origin=parts.sent().origin)
     left = FiredRows(START_MS // HOUR_MS, delivery(parts.seq).row)
-    parts.dispatcher.queue(subscription(2)).rows.push(left)
+    parts.dispatcher.queues.of(subscription(2)).rows.push(left)
     with pytest.raises(NotFoundError):
         parts.outcomes.redrive(1, parts.seq, payload, 2, START_MS)
     assert parts.state() == ChangeState.DEAD
@@ -300,9 +300,9 @@ def test_a_dead_letter_that_was_discarded_is_gone() -> None:
 
 def test_a_receiver_that_is_gone_pauses_its_subscription_at_once() -> None:
     parts = Parts()
-    queue = parts.dispatcher.queue(WEBHOOK)
+    queue = parts.dispatcher.queues.of(WEBHOOK)
     [handout] = parts.ports.handouts
-    parts.dispatcher.on_read(handout, deliveries(parts.sent()), START_MS)
+    handout.answer(deliveries(parts.sent()), START_MS)
     parts.answered(410)
     for tries in 1, 2:
         assert queue.subscription.paused and queue.count == 1
@@ -311,7 +311,7 @@ def test_a_receiver_that_is_gone_pauses_its_subscription_at_once() -> None:
         parts.wait(tries * RETRY_COMMIT_MS)
     parts.commit()
     [known] = parts.registry
-    assert known.paused and parts.dispatcher.queue(known).subscription.paused
+    assert known.paused and parts.dispatcher.queues.of(known).subscription.paused
 
 
 def test_a_receiver_that_is_gone_does_not_undo_a_change_that_is_being_synced() -> None:
@@ -349,11 +349,11 @@ def test_a_consumer_that_gives_back_waits_or_gets_it_again_and_the_last_attempt_
     leases = parts.outcomes.leases
 
     def lease(attempt: int = 1) -> str:
-        parts.dispatcher.queue(receiver).rows.pop(1, 1, Instant(START_MS, 0))
+        parts.dispatcher.queues.of(receiver).rows.pop(1, 1, Instant(START_MS, 0))
         return leases.grant(deliveries(parts.sent(attempt)), 1000) + "0"
 
     assert parts.nack([lease(), "e-9-0"], 0) == ["e-9-0"]
-    assert parts.dispatcher.queue(receiver).count == 1
+    assert parts.dispatcher.queues.of(receiver).count == 1
     parts.outcomes.nack([lease()], 50, START_MS)
     assert parts.kinds() == [RecordKind.RETRY]
     parts.wait(0)
@@ -465,7 +465,7 @@ def test_no_message_dies_of_a_lease_that_ran_out_with_others() -> None:
     parts = Holding(attempt=2)
     parts.wait(1000)
     assert parts.kinds() == []
-    queue = parts.dispatcher.queue(parts.receiver)
+    queue = parts.dispatcher.queues.of(parts.receiver)
     assert len(queue.rows.next_suspects(20)) == 5
     # Each has its last attempt alone; and then it is the cause.
     handed_out = seqs(queue.pop(20, 1 << 20, Instant(START_MS, 1000)))
@@ -739,7 +739,7 @@ def told(parts: Parts) -> list[tuple[str, dict[str, Any]]]:
                 "delay-outcome-subscription": body["subscription"],
             }
             assert payload.options is None  # else there could be loops
-            assert row["due_ms"] == parts.dispatcher.now_ms
+            assert row["due_ms"] == parts.dispatcher.queues.now_ms
             found.append((parts.sequencer.subject_names[row["subject_id"]], body))
     return found
 
@@ -763,7 +763,7 @@ def test_what_has_arrived_is_settled_when_the_message_that_tells_so_is_durable()
     assert parts.ports.settled == [] and parts.dispatcher.in_flight_count() == 1
     parts.commit()
     assert len(parts.ports.settled) == 1 and parts.dispatcher.in_flight_count() == 0
-    assert parts.dispatcher.delivered_total == 1
+    assert parts.dispatcher.settling.delivered_total == 1
 
 
 def test_a_message_with_an_outcome_is_there_once_however_often_its_delivery_is_repeated() -> None:
@@ -865,9 +865,9 @@ def test_acknowledged_messages_are_settled_when_those_are_durable_that_tell_so()
     [pulled] = got
     over: list[list[str]] = []
     server.ack(pulled.tokens, over.append)
-    assert over == [] and server.engine.dispatcher.delivered_total == 2
+    assert over == [] and server.engine.dispatcher.settling.delivered_total == 2
     server.rest()
-    assert over == [[]] and server.engine.dispatcher.delivered_total == 3
+    assert over == [[]] and server.engine.dispatcher.settling.delivered_total == 3
     server.tick()
     server.rest()
     server.engine.outcomes.pull(listener, PullRequest(9, 60_000, 0, got.append))

@@ -12,7 +12,7 @@ from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.records.message import DueDelivery, MessageOptions, Payload, ScheduleEntry
-from delayserver.records.subscriptions import Registry, Subscription
+from delayserver.records.subscriptions import KafkaTarget, Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import FiredRows
@@ -58,9 +58,9 @@ class Parts:
             has_not_fired=lambda entry: entry in self.ahead,
             **more,
         )
-        self.dispatcher.now_ms = NOW_MS
+        self.dispatcher.queues.now_ms = NOW_MS
         self.dispatcher.outcomes = self.ports
-        self.ports.begin = self.dispatcher.may_begin
+        self.ports.begin = self.dispatcher.pushes.may_begin
         self.answers: list[list[tuple[DueDelivery, str]]] = []
         """What consumers were told without a read: nothing."""
 
@@ -81,7 +81,7 @@ class Parts:
             self.answers.append(list(pulled))
 
         request = PullRequest(count, 30_000, wait_ms, answer, least)
-        return self.dispatcher.request(self.dispatcher.queue(subscription), request)
+        return self.dispatcher.pulls.request(self.dispatcher.queues.of(subscription), request)
 
     def handouts(self) -> list[list[int]]:
         return [seqs(handout.slices) for handout in self.ports.handouts]
@@ -109,7 +109,7 @@ class Parts:
             delivery(
                 seq,
                 START_MS,
-                subscription_id=handout.subscription.id,
+                subscription_id=handout.subscription_id,
                 attempt=handout.attempts.get(seq, attempt),
                 **origin,
             )
@@ -126,7 +126,7 @@ class Parts:
             chosen = (options or {}).get(one.entry.seq)
             one.payload = msgspec.structs.replace(payload or one.payload, options=chosen)
         read = deliveries(*ones)
-        self.dispatcher.on_read(handout, read, NOW_MS)
+        handout.answer(read, NOW_MS)
         return read
 
     def turn(self) -> None:
@@ -136,7 +136,7 @@ class Parts:
             function()
 
     def waiting(self, subscription: Subscription) -> list[int]:
-        return seqs(self.dispatcher.queue(subscription).rows.slices())
+        return seqs(self.dispatcher.queues.of(subscription).rows.slices())
 
     def settled(self) -> list[tuple[int, int, int]]:
         """Seq, subscription and outcome of all rows for the dispatch log."""
@@ -153,3 +153,20 @@ class Parts:
 
 def webhook(number: int = 1, **more: Any) -> Subscription:
     return subscription(number, type="webhook", url="http://127.0.0.1/", **more)
+
+
+class Lease:
+    """Whether deliveries may leave."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.holds = True
+        parts.dispatcher.queues.may_deliver = lambda: self.holds
+
+
+def posts(parts: Parts) -> list[list[int]]:
+    return [[delivery.entry.seq for delivery in post] for post in parts.ports.posts]
+
+
+def to_topic(**more: Any) -> Subscription:
+    target = KafkaTarget(bootstrap="b:1", topic="t")
+    return subscription(type="kafka", target=target, **{"max_in_flight": 3, **more})

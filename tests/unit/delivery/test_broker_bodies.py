@@ -32,14 +32,13 @@ def test_one_message_always_has_room() -> None:
 def test_a_queue_keeps_what_has_no_room() -> None:
     broker = subscription(1, type="redis", target=RedisTarget("redis://h", "s"), max_in_flight=100)
     other = webhook(2)
-    parts = Parts(broker, other)
     bodies = BrokerBodies(1000)
-    parts.dispatcher.broker_room = bodies.room
+    parts = Parts(broker, other, broker_room=bodies.room)
     parts.fire(*((seq, START_MS) for seq in range(1, 21)), payload_bytes=100)
-    handouts = {one.subscription.id: one.count for one in parts.ports.handouts}
+    handouts = {one.subscription_id: one.count for one in parts.ports.handouts}
     # A webhook is bounded by its requests.
     assert handouts == {1: 10, 2: 20}
     assert len(parts.waiting(broker)) == 10
     bodies.take(1, 1000)
-    parts.dispatcher.pump(parts.dispatcher.queue(broker), START_MS)
+    parts.dispatcher.pump.run(parts.dispatcher.queues.of(broker), START_MS)
     assert len(parts.waiting(broker)) == 10

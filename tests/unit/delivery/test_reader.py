@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from delayserver.delivery import reader as reader_module
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.handout import Handout
 from delayserver.records.message import DueDelivery, Payload, ScheduleEntry, encode_payload
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, FiredRows
 from storage.errors import DamageError
@@ -58,7 +58,7 @@ def read(
     attempts: dict[int, int] | None = None,
 ):
     return disk.reader.deliveries(
-        Handout(ONE, [FiredRows(HOUR, rows)], attempts or {}), unfiled or {}
+        Handout(ONE.id, [FiredRows(HOUR, rows)], attempts=attempts or {}), unfiled or {}
     )
 
 
@@ -87,7 +87,9 @@ def test_what_is_in_memory_is_read_at_once_and_else_nothing(
     disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = file(disk, log)[[2, 0, 1]]
-    handout = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {2: 4})
+    handout = Handout(
+        ONE.id, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], attempts={2: 4}
+    )
     is_in_memory = True
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: is_in_memory)
     fetched = disk.reader.fetch_now(handout, {})
@@ -104,7 +106,7 @@ def test_what_is_not_filed_is_read_at_once_only_if_it_is_given(disk: Disk, log: 
     rows = file(disk, log).copy()
     rows["locator"] = 0
     unfiled = {seq: encode_payload(Payload(b"%d" % seq)) for seq in (1, 2, 3)}
-    handout = Handout(ONE, [FiredRows(HOUR, rows)], {})
+    handout = Handout(ONE.id, [FiredRows(HOUR, rows)])
     fetched = disk.reader.fetch_now(handout, unfiled)
     assert fetched is not None
     assert bodies(disk.reader.open(handout, fetched)) == [(1, b"1"), (2, b"2"), (3, b"3")]
@@ -116,7 +118,7 @@ def test_what_is_not_filed_is_read_at_once_only_if_it_is_given(disk: Disk, log: 
 def test_much_is_not_read_at_once(disk: Disk, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = file(disk, log)
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
-    handout = Handout(ONE, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])], {})
+    handout = Handout(ONE.id, [FiredRows(HOUR, rows[:2]), FiredRows(HOUR, rows[2:])])
     total_bytes = sum(place_of(locator)[1] for locator in rows["locator"].tolist())
     monkeypatch.setattr(reader_module, "_NOW_BYTES_MAX", total_bytes)
     assert disk.reader.fetch_now(handout, {}) is not None
@@ -130,7 +132,7 @@ def test_what_needs_a_look_at_its_row_is_not_read_at_once(
     rows = file(disk, log).copy()
     rows["route"][1] = 3 | ROUTE_SUBSCRIPTION
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
-    assert disk.reader.fetch_now(Handout(ONE, [FiredRows(HOUR, rows)], {}), {}) is None
+    assert disk.reader.fetch_now(Handout(ONE.id, [FiredRows(HOUR, rows)]), {}) is None
 
 
 def test_what_is_cut_off_or_of_no_file_is_not_read_at_once(
@@ -140,8 +142,8 @@ def test_what_is_cut_off_or_of_no_file_is_not_read_at_once(
     monkeypatch.setattr(SimulatedFiles, "is_in_memory", lambda self: True)
     offset, length = place_of(int(rows["locator"][2]))
     disk.files.open(disk.schedule.path(HOUR)).truncate(offset + length - 1)
-    assert disk.reader.fetch_now(Handout(ONE, [FiredRows(HOUR, rows)], {}), {}) is None
-    assert disk.reader.fetch_now(Handout(ONE, [FiredRows(HOUR + 1, rows)], {}), {}) is None
+    assert disk.reader.fetch_now(Handout(ONE.id, [FiredRows(HOUR, rows)]), {}) is None
+    assert disk.reader.fetch_now(Handout(ONE.id, [FiredRows(HOUR + 1, rows)]), {}) is None
     assert disk.damage == []
 
 
@@ -149,7 +151,7 @@ def test_rows_of_several_hours_are_read_from_their_files(disk: Disk, log: Log) -
     disk.replay.snapshot(HOUR + 1)
     log.publish(START_MS + HOUR_MS, body=b"next")
     live = disk.file(log.close()).live
-    handout = Handout(ONE, [FiredRows(hour, rows) for hour, rows in reversed(live)], {})
+    handout = Handout(ONE.id, [FiredRows(hour, rows) for hour, rows in reversed(live)])
     assert bodies(disk.reader.deliveries(handout, {}))[:2] == [(4, b"next"), (1, b"body 1")]
 
 

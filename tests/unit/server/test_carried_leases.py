@@ -211,7 +211,7 @@ def test_what_came_back_and_is_not_due_again_leaves_nothing_to_remember() -> Non
     machine.server.rest()
     machine.pass_ms(700_000)
     assert machine.pull() == {}
-    assert not any(queue.attempts for queue in machine.server.engine.dispatcher.queues())
+    assert not any(queue.attempts for queue in machine.server.engine.dispatcher.queues)
 
 
 def test_a_kill_ends_leases_and_counts_one_attempt_more_that_uses_up_none() -> None:

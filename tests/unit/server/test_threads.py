@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from delayserver.decisions.group import Group
-from delayserver.delivery.queue import Handout
+from delayserver.delivery.handout import Handout
 from delayserver.errors import ConflictError
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Archived, pack_watch, watch_key
@@ -672,7 +672,7 @@ def test_bodies_whose_file_cannot_be_opened_for_now_are_read_at_the_next_try() -
     disk.replay.snapshot(HOUR)
     log.publish(START_MS, body=b"body")
     [(hour, rows)] = disk.file(log.close()).live
-    handout = Handout(subscription(), [FiredRows(hour, rows)], {})
+    handout = Handout(subscription().id, [FiredRows(hour, rows)])
     thread = ReaderThread(disk.reader, loop.post, fatal)
     thread.put(HandoutRequest(handout, {}, lambda *_: None))
     with no_descriptor(disk):
@@ -692,7 +692,7 @@ def test_bodies_and_answers_go_back_to_the_loop() -> None:
     disk.replay.snapshot(HOUR)
     log.publish(START_MS, body=b"body")
     [(hour, rows)] = disk.file(log.close()).live
-    handout = Handout(subscription(), [FiredRows(hour, rows)], {})
+    handout = Handout(subscription().id, [FiredRows(hour, rows)])
     thread = ReaderThread(disk.reader, loop.post, fatal)
     done, answered = (lambda *_: None), (lambda *_: None)
     error = ValueError("not today")

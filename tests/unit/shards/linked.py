@@ -299,7 +299,7 @@ class World:
     def check_nothing_is_left(self) -> None:
         """Nobody waits, and nothing is on its way."""
         for server, consuming in zip(self.servers, self.consuming, strict=True):
-            assert server.engine.dispatcher.fetches.count() == 0
+            assert server.engine.dispatcher.pulls.fetches.count() == 0
             assert server.engine.outcomes.leases.count() == 0
             for asker in consuming._supply._askers.values():
                 assert not asker.lent and not asker.reading

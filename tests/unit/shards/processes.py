@@ -61,7 +61,7 @@ class Process:
         """Their requests have failed, and that is not recorded yet."""
         self.changed: Callable[[int, bool], None]
         self.limits = Limits(self, self, self)
-        self.parts.dispatcher.permits = self.limits
+        self.parts.dispatcher.queues.permits = self.limits
 
     # ── Peers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -94,7 +94,7 @@ class Process:
     def pump(self, subscription_id: int) -> None:
         subscription = self.definition(subscription_id)
         if subscription is not None:
-            self.parts.dispatcher.pump(self.queue(subscription_id), NOW_MS)
+            self.parts.dispatcher.pump.run(self.queue(subscription_id), NOW_MS)
 
     def stopwatch(self) -> int:
         self.cluster.now_ms += self.cluster.step_ms
@@ -105,7 +105,7 @@ class Process:
     def queue(self, subscription_id: int = 1) -> Queue:
         subscription = self.definition(subscription_id)
         assert subscription is not None
-        return self.parts.dispatcher.queue(subscription)
+        return self.parts.dispatcher.queues.of(subscription)
 
     def turn(self) -> None:
         for _ in range(len(self.soon)):
@@ -130,12 +130,12 @@ class Process:
     def end(self, request: Request, *, fails: bool = False) -> None:
         self.requests.remove(request)
         dispatcher = self.parts.dispatcher
-        dispatcher.end_request(request.carried, is_answered=not fails)
+        dispatcher.pushes.end_request(request.carried, is_answered=not fails)
         for one in request.carried:
             if fails:
                 self.recording.append(one)
             else:
-                dispatcher.settle_delivered(one, NOW_MS)
+                dispatcher.settling.settle_delivered(one, NOW_MS)
                 self.cluster.done_rows += 1
         self.pump(request.carried[0].subscription_id)
 
@@ -143,7 +143,7 @@ class Process:
         """Failures are recorded: they are somebody else's business now."""
         recording, self.recording = self.recording, []
         for one in recording:
-            self.parts.dispatcher.release_delivery(one)
+            self.parts.dispatcher.settling.release_delivery(one)
             self.cluster.done_rows += 1
             self.pump(one.subscription_id)
 
@@ -186,7 +186,7 @@ class Cluster:
         return sum(one.queue(subscription_id).used_places() for one in self.living)
 
     def waiting(self) -> int:
-        return sum(queue.count for one in self.living for queue in one.parts.dispatcher.queues())
+        return sum(queue.count for one in self.living for queue in one.parts.dispatcher.queues)
 
     # ── processes and links come and go ────────────────────────────────────────────────────────
 
@@ -197,8 +197,8 @@ class Cluster:
     def kill(self, shard: int) -> int:
         """Returns how many rows it had, which are nobody's now."""
         process = self.processes.pop(shard)
-        rows = sum(queue.count for queue in process.parts.dispatcher.queues())
-        rows += sum(len(queue.reserved) for queue in process.parts.dispatcher.queues())
+        rows = sum(queue.count for queue in process.parts.dispatcher.queues)
+        rows += sum(len(queue.reserved) for queue in process.parts.dispatcher.queues)
         for other in range(self.count):
             if other != shard:
                 self.wires[shard, other].is_open = False
@@ -295,7 +295,7 @@ class Cluster:
         self.now_ms = max(self.now_ms, int(now_ms))
         for process in self.living:
             process.parts.stopwatch.shows_ms = self.now_ms
-            process.parts.dispatcher.wake(NOW_MS)
+            process.parts.dispatcher.pump.wake(NOW_MS)
 
     def finish(self, step_ms: int = 10) -> None:
         """All links are there again, everything is delivered, and nothing new comes."""

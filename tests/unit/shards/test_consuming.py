@@ -494,7 +494,7 @@ def test_a_pull_that_is_over_is_not_left_to_the_garbage_collector(world: World) 
         await world.settle()
         assert len(consumer.answers) == (not goes)
         del consumer.leave
-        world.servers[0].engine.dispatcher.fetches._purgatory.reap()
+        world.servers[0].engine.dispatcher.pulls.fetches._purgatory.reap()
         return found
 
     async def test() -> None:

@@ -274,12 +274,12 @@ class Promises(Outside):
             consuming = shard.hot.consuming
             askers = consuming._supply._askers.values()
             wanted = consuming._sources.demand._wanted.values()
-            queues = list(server.engine.dispatcher.queues())
-            limits = server.engine.dispatcher.permits
+            queues = list(server.engine.dispatcher.queues)
+            limits = server.engine.dispatcher.queues.permits
             assert isinstance(limits, Limits)
             left = {
                 "leases": server.engine.outcomes.leases.count(),
-                "pulls that wait": server.engine.dispatcher.fetches.count(),
+                "pulls that wait": server.engine.dispatcher.pulls.fetches.count(),
                 "lent": [asker.lent for asker in askers if asker.lent],
                 "being lent": [asker.reading for asker in askers if asker.reading],
                 "pulls": sum(one.pulls for one in wanted),
