@@ -12,7 +12,10 @@ delayed_produce   a publish is answered when the high watermark has passed it
 messages          look up, cancel, move
 cancels           the same decisions in columns
 whereabouts       where a schedule row is that may be still to come
-outcomes          the consequences of deliveries, and their records
+outcomes          what sinks say of deliveries
+leasing           consumers pull, and say what became of it
+retries           records of deliveries that go on later, or are given up
+redriving         what is settled or dead is delivered once more
 outcome_messages  a message that tells of the outcome of another one
 subscribing       a subscription is added, changed or removed
 failing           since when a webhook has had nothing but failures

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from delayserver.decisions.outcomes import Replayable
+from delayserver.decisions.redriving import Replayable
 from delayserver.delivery.reader import EndedRow, Reader
 from delayserver.errors import NotFoundError
 from delayserver.records.attempts import DeliveryAttempt, History

@@ -25,7 +25,7 @@ from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Versions
-from delayserver.decisions.outcomes import Replayable
+from delayserver.decisions.redriving import Replayable
 from delayserver.decisions.watches import Watcher
 from delayserver.delivery.delayed_fetch import DelayedFetch, PullRequest
 from delayserver.delivery.own_threads import in_own_thread
@@ -152,7 +152,7 @@ class Calls:
 
         # What other shards are told of, and what their consumers are given.
         self.ready = engine.dispatcher.pulls.ready
-        self.give_back = engine.outcomes.give_back
+        self.give_back = engine.leasing.give_back
         self.oldest_wait = engine.dispatcher.pulls.fetches.oldest
 
         # Subscriptions, heartbeats, schedules, sources, imports: decided at once, too.
@@ -271,7 +271,7 @@ class Calls:
         """Have `request` answered with messages and their leases, at once or later; returns what
         to cancel if the consumer is gone before. Raises StoppingError."""
         self.check_handing_out()
-        fetch = self._engine.outcomes.pull(subscription, request)
+        fetch = self._engine.leasing.pull(subscription, request)
         if not fetch.is_completed:
             self._shard.tick_for_timeouts()
         return fetch
@@ -325,13 +325,13 @@ class Calls:
             else:
                 done(expired, error)
 
-        self._engine.outcomes.ack(tokens, self.clock(), subscription_id, settled)
+        self._engine.leasing.ack(tokens, self.clock(), subscription_id, settled)
 
     def ack_soon(self, subscription_id: int, tokens: list[str]) -> list[str]:
         """Acknowledge leases for somebody who does not wait for the record, which is made within
         `settle_sync_ms`. Returns those that were over. Raises StoppingError: nothing was done."""
         self.check_running()
-        return self._engine.outcomes.ack(tokens, self.clock(), subscription_id)
+        return self._engine.leasing.ack(tokens, self.clock(), subscription_id)
 
     def check_running(self) -> None:
         """Raises StoppingError."""
@@ -353,12 +353,12 @@ class Calls:
     ) -> None:
         """Give leased messages back; `done` gets the tokens that were over, once the others are
         recorded, or what kept them from being so. Raises OverloadedError."""
-        self._engine.outcomes.nack(tokens, delay_ms, self.clock(), subscription_id, done)
+        self._engine.leasing.nack(tokens, delay_ms, self.clock(), subscription_id, done)
         self._shard.tick_soon()
 
     def extend(self, subscription_id: int, tokens: list[str], lease_ms: int) -> list[str]:
         """Give leases a new deadline. Returns those that were over."""
-        expired = self._engine.outcomes.extend(tokens, lease_ms, subscription_id)
+        expired = self._engine.leasing.extend(tokens, lease_ms, subscription_id)
         self._shard.tick_soon()  # A lease may have been made shorter.
         return expired
 
@@ -546,7 +546,7 @@ class Calls:
                     if self.catalog.get(Table.DEAD_LETTERS, key) is None:
                         continue
                     with contextlib.suppress(NotFoundError):
-                        self._engine.outcomes.redrive(
+                        self._engine.redriving.redrive(
                             owner.id, entry_seq, payload, taker.id, now_ms
                         )
                         count += 1
@@ -580,8 +580,8 @@ class Calls:
         self, found: Replayable, subscription_ids: Sequence[int]
     ) -> list[Subscription]:
         """Have a message delivered again; durable on return. Returns the subscriptions that get it.
-        Raises as `Outcomes.replay`, OverloadedError, StoppingError."""
-        receivers, group = self._engine.outcomes.replay(found, subscription_ids, self.clock())
+        Raises as `Redriving.replay`, OverloadedError, StoppingError."""
+        receivers, group = self._engine.redriving.replay(found, subscription_ids, self.clock())
         subscriptions = [self.registry.by_id(one) for one in receivers]
         await self.durable(group)
         return [one for one in subscriptions if one is not None]
@@ -640,7 +640,7 @@ class Calls:
                 entry_seq, subject_id = letter
                 if not may_read(self._subject_name(subject_id)):
                     break
-                discard = self._engine.outcomes.discard
+                discard = self._engine.redriving.discard
                 await self.durable(discard(owner.id, entry_seq, message_seq, subject_id))
                 return
         raise NotFoundError(f"{owners[-1].name} has no dead letter {message_id!r}")

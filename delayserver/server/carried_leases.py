@@ -35,7 +35,7 @@ TOGETHER_MAX: Final = 10_000
 
 def left_behind(engine: Engine, starts_ms: NDArray[np.int64]) -> KeptLeases:
     """The leases that the next process honours. `starts_ms`: when a process began after a kill."""
-    pulls, leases = engine.outcomes.leases.kept()
+    pulls, leases = engine.leasing.leases.kept()
     parts = [np.zeros(0, ATTEMPT_DTYPE)]
     for queue in engine.dispatcher.queues:
         part = np.zeros(len(queue.attempts), ATTEMPT_DTYPE)
@@ -156,4 +156,4 @@ def _hold(deliveries: Deliveries, pulls: Rows, leases: Rows, engine: Engine) -> 
     if (some["leased_ms"] == some["leased_ms"][0]).all():
         deliveries.leased_ms = int(some["leased_ms"][0])
     engine.dispatcher.hold_leased(deliveries)
-    engine.outcomes.leases.restore(deliveries, some, held)
+    engine.leasing.leases.restore(deliveries, some, held)

@@ -33,10 +33,13 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.groups import GroupPorts, Groups
 from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imports import ImportPorts, Imports
+from delayserver.decisions.leasing import Leasing
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcome_messages import OutcomeMessages
 from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
+from delayserver.decisions.redriving import Redriving
+from delayserver.decisions.retries import Retries
 from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.sourcing import Sourcing
@@ -188,22 +191,23 @@ class Engine:
             self.dispatcher,
             kept_since_ms=partial(first_kept_ms, catalog),
         )
-        self.outcomes = Outcomes(
-            registry,
+        self.retries = retries = Retries(
             sequencer,
             groups,
             hours,
             messages,
             self.dispatcher,
-            self.subscribing,
             OutcomeMessages(registry, self.publishing),
             timeouts,
-            epoch=epoch,
-            random=random,
+            slices,
             given_up=ports.given_up,
-            slices=slices,
             group_retry_max_ms=settings.lead_ms,
         )
+        self.outcomes = Outcomes(
+            registry, self.dispatcher, self.subscribing, retries, timeouts, random
+        )
+        self.leasing = Leasing(registry, groups, self.dispatcher, retries, timeouts, epoch)
+        self.redriving = Redriving(registry, sequencer, groups, messages, self.dispatcher)
         self.imports = Imports(
             settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune
         )

@@ -64,9 +64,9 @@ class Gauges:
         by_subject("accepted", "Messages accepted", engine.publishing.accepted_by_subject)
         by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
         by_subject("delivered", "Deliveries that arrived", dispatcher.settling.delivered_by_subject)
-        by_subject("retried", "Deliveries tried again", engine.outcomes.retried_by_subject)
-        by_subject("dead", "Deliveries given up", engine.outcomes.dead_by_subject)
-        by_subject("replayed", "Deliveries asked for again", engine.outcomes.replayed_by_subject)
+        by_subject("retried", "Deliveries tried again", engine.retries.retried_by_subject)
+        by_subject("dead", "Deliveries given up", engine.retries.dead_by_subject)
+        by_subject("replayed", "Deliveries asked for again", engine.redriving.replayed_by_subject)
         counter("imports", "Imports adopted", lambda: engine.imports.adopted_total)
         counter("commits", "Groups committed", lambda: engine.groups.committed_total)
         counter("heartbeats_renewed", "Renewals of heartbeats", lambda: heartbeats.renewed_total)
@@ -107,7 +107,7 @@ class Gauges:
     def _add_subscriptions(self) -> None:
         """Which receiver is slow, or away."""
         engine, add = self._engine, self.metrics.by_subscription
-        dispatcher, outcomes = engine.dispatcher, engine.outcomes
+        dispatcher, retries = engine.dispatcher, engine.retries
         counter, gauge = CounterMetricFamily, GaugeMetricFamily
 
         def of_queues(value: Callable[[Queue], float]) -> Values:
@@ -125,9 +125,9 @@ class Gauges:
         )
         add(
             *(counter, "retried", "Deliveries tried again"),
-            of_all(outcomes.retried_by_subscription),
+            of_all(retries.retried_by_subscription),
         )
-        add(*(counter, "dead", "Deliveries given up"), of_all(outcomes.dead_by_subscription))
+        add(*(counter, "dead", "Deliveries given up"), of_all(retries.dead_by_subscription))
         add(
             *(gauge, "queued_deliveries", "Due, waiting for the subscriber"),
             of_queues(lambda queue: queue.count),
@@ -166,7 +166,7 @@ class Gauges:
             "What is not settled in that hour",
             lambda: self._oldest_open_hour()[1],
         )
-        gauge("leases", "Messages that consumers hold", engine.outcomes.leases.count)
+        gauge("leases", "Messages that consumers hold", engine.leasing.leases.count)
         fetches = dispatcher.pulls.fetches
         gauge("waiting_pulls", "Consumers that wait for messages", fetches.count)
         gauge(
@@ -344,8 +344,8 @@ class Gauges:
             "accepted": engine.publishing.accepted_by_subject,
             "cancelled": engine.messages.cancelled_by_subject,
             "delivered": engine.dispatcher.settling.delivered_by_subject,
-            "retried": engine.outcomes.retried_by_subject,
-            "dead": engine.outcomes.dead_by_subject,
+            "retried": engine.retries.retried_by_subject,
+            "dead": engine.retries.dead_by_subject,
         }
         known = (one for one in engine.sequencer.subjects.items() if one[0] > behind)
         found = heapq.nsmallest(limit + 1, (one for one in known if may_see(one[0])))
@@ -365,8 +365,8 @@ class Gauges:
             "accepted": engine.publishing.accepted_total,
             "cancelled": engine.messages.cancelled_total,
             "delivered": dispatcher.settling.delivered_total,
-            "retried": sum(engine.outcomes.retried_by_subject.values()),
-            "dead": sum(engine.outcomes.dead_by_subject.values()),
+            "retried": sum(engine.retries.retried_by_subject.values()),
+            "dead": sum(engine.retries.dead_by_subject.values()),
             "dead_letters": self.dead_letters,
             "lateness": {
                 "bounds_ms": [bound_s * 1000 for bound_s in LATENESS_SECONDS],

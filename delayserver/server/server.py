@@ -254,7 +254,7 @@ class Server(Shard):
         answered as ever."""
         self.hold_back()
         until_ms = self._held_back_ms + self.settings.drain_ms
-        leases = self.engine.outcomes.leases
+        leases = self.engine.leasing.leases
         while leases.count() and self.stopwatch() < until_ms and not is_forced():  # noqa: ASYNC110
             await asyncio.sleep(LEASES_LOOK_S)
 

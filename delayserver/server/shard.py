@@ -364,7 +364,7 @@ class Shard(ABC):
         self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
     ) -> None:
         deliveries.leased_ms = self.clock()
-        self.engine.outcomes.hand_out(subscription, request, deliveries)
+        self.engine.leasing.hand_out(subscription, request, deliveries)
         self.tick_for_timeouts()
 
     def tick_for_timeouts(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.outcomes import Replayable
+from delayserver.decisions.redriving import Replayable
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import Payload, ScheduleEntry
 from delayserver.records.subscriptions import Subscription
@@ -139,7 +139,7 @@ class Store:
         entry = ScheduleEntry(seq, due_ms)
         payload = Payload(b'{"n": %d}' % due_in_ms)
         found = Replayable(seq, due_ms, subject_id, entry, due_ms, payload, ())
-        engine.outcomes.replay(found, [subscription_id], self.clock.now_ms)
+        engine.redriving.replay(found, [subscription_id], self.clock.now_ms)
         self.server.rest()
 
     def run(self, until_ms: int, answer: Answer = lambda subject: OK, late_ms: int = 3) -> None:

@@ -28,9 +28,9 @@ from delayserver.decisions.importer import Importer
 from delayserver.decisions.imports import Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Accepted, Publishing
+from delayserver.decisions.retries import Retries
 from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.sourcing import Sourcing
@@ -413,7 +413,7 @@ def a_load_does_not_make_its_hours_live(patch: Patch) -> None:
 @canary(Violation)
 def a_retry_is_settled_before_it_is_durable(patch: Patch) -> None:
     """I3"""
-    original = Outcomes._retry
+    original = Retries.retry
 
     def retry(self: Any, delivery: DueDelivery, *rest: Any) -> None:
         row = delivery.entry
@@ -421,7 +421,7 @@ def a_retry_is_settled_before_it_is_durable(patch: Patch) -> None:
         self._hours.add(row.hour, 1)
         original(self, delivery, *rest)
 
-    patch.setattr(Outcomes, "_retry", retry)
+    patch.setattr(Retries, "retry", retry)
 
 
 @canary(Violation)
@@ -930,7 +930,7 @@ def a_replay_is_answered_before_it_is_durable(patch: Patch) -> None:
     """I3"""
 
     async def replay(self: Any, found: Any, subscription_ids: Any) -> Any:
-        receivers, _ = self._engine.outcomes.replay(found, subscription_ids, self.clock())
+        receivers, _ = self._engine.redriving.replay(found, subscription_ids, self.clock())
         return [self.registry.by_id(one) for one in receivers]
 
     patch.setattr(Calls, "replay", replay)

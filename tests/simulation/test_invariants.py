@@ -187,7 +187,7 @@ def a_message_that_ends_its_consumer_dies_alone() -> None:
         def answer(got: Pulled, held: list[tuple[str, DueDelivery]] = held) -> None:
             held += [(token, delivery) for delivery, token in got]
 
-        server.engine.outcomes.pull(everything, PullRequest(MESSAGES, 1000, 0, answer))
+        server.engine.leasing.pull(everything, PullRequest(MESSAGES, 1000, 0, answer))
         server.rest()
         bad = held[0][1].origin.message_seq if bad is None else bad
         if all(delivery.origin.message_seq != bad for _, delivery in held):

@@ -104,11 +104,11 @@ def test_a_lease_that_is_extended_after_the_step(set_by_ms: int) -> None:
     machine.publish("job", 1)
     machine.pull(0)
     machine.clock.set(set_by_ms)
-    assert machine.server.engine.outcomes.extend(machine.got, 500) == []
+    assert machine.server.engine.leasing.extend(machine.got, 500) == []
     machine.wait(499)
-    assert machine.server.engine.outcomes.leases.count() == 1
+    assert machine.server.engine.leasing.leases.count() == 1
     machine.wait(1)
-    assert machine.server.engine.outcomes.leases.count() == 0
+    assert machine.server.engine.leasing.leases.count() == 0
 
 
 @STEPS

@@ -328,7 +328,7 @@ class Model(RuleBasedStateMachine):
     @rule(lease_ms=st.sampled_from((7, 2 * HOUR_MS)))
     def extend(self, lease_ms: int) -> None:
         tokens = list(self.leased)
-        assert self.server.engine.outcomes.extend(tokens, lease_ms) == []
+        assert self.server.engine.leasing.extend(tokens, lease_ms) == []
         for token, (delivery, _) in self.leased.items():
             self.leased[token] = delivery, self.clock.stopwatch_ms() + lease_ms
             self.ledger.leased(delivery, lease_ms)
@@ -354,14 +354,14 @@ class Model(RuleBasedStateMachine):
 
     def nack(self, token: str) -> list[str]:
         told: list[str] = []
-        self.server.engine.outcomes.nack(
+        self.server.engine.leasing.nack(
             [token], 0, self.clock.now_ms, done=lambda expired, error: told.extend(expired)
         )
         return told
 
     @invariant()
     def leases_last(self) -> None:
-        leases = self.server.engine.outcomes.leases
+        leases = self.server.engine.leasing.leases
         assert leases.count() == len(self.leased)
         assert all(leases.get(token) is not None for token in self.leased)
 

@@ -334,7 +334,7 @@ class SimulatedServer(Shard):
 
     def _watch(self) -> None:
         observer = self.observer
-        fire, give_back = self.engine.dispatcher.fire, self.engine.outcomes.leases.on_expired
+        fire, give_back = self.engine.dispatcher.fire, self.engine.leasing.leases.on_expired
 
         def watched(
             slices: list[FiredRows], now_ms: int, budget: TurnBudget | None = None
@@ -359,7 +359,7 @@ class SimulatedServer(Shard):
         # What cancels many is short here, and has to be decided as a thousand are.
         self.engine.cancels.columns_min = 2
         self.engine.dispatcher.fire = watched  # type: ignore[method-assign]
-        self.engine.outcomes.leases.on_expired = expired
+        self.engine.leasing.leases.on_expired = expired
 
     # ── being moved ────────────────────────────────────────────────────────────────────────────
 
@@ -601,7 +601,7 @@ class SimulatedServer(Shard):
             else:
                 answer(expired)
 
-        self.engine.outcomes.ack(tokens, self.clock(), None, settled)
+        self.engine.leasing.ack(tokens, self.clock(), None, settled)
 
     def find(
         self, located: MessageState, done: Callable[[Found | None, Exception | None], None]

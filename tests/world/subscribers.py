@@ -67,7 +67,7 @@ class Subscribers(Actor):
         all that is over."""
         self.leases = [lease for lease in self.leases if self._ledger.is_leased(lease.delivery)]
         for lease in self.leases:
-            found = self._server.engine.outcomes.leases.get(lease.token)
+            found = self._server.engine.leasing.leases.get(lease.token)
             if found is None or found.entry != lease.delivery.entry:
                 raise Violation(f"{lease.token} is good, and is a lease of {found} (I4)")
 
@@ -154,7 +154,7 @@ class Subscribers(Actor):
 
     def consume(self) -> None:
         """Acknowledge, give back, extend or forget a lease."""
-        rng, server, outcomes = self._rng, self._server, self._server.engine.outcomes
+        rng, server, leasing = self._rng, self._server, self._server.engine.leasing
         if not self.leases:
             return
         lease = self.leases[rng.randrange(len(self.leases))]
@@ -166,10 +166,10 @@ class Subscribers(Actor):
             server.ack([lease.token], partial(self._acked, lease))
         elif dice < 0.75:
             self._give_up(lease, seen=False)
-            outcomes.nack([lease.token], rng.choice((0, 0, 20, 1000)), self._clock.now_ms)
+            leasing.nack([lease.token], rng.choice((0, 0, 20, 1000)), self._clock.now_ms)
         elif dice < 0.9:
             lease_ms = rng.choice((1, 1000))
-            if not outcomes.extend([lease.token], lease_ms):
+            if not leasing.extend([lease.token], lease_ms):
                 self._ledger.leased(lease.delivery, lease_ms)
         else:
             self.leases.remove(lease)  # It fell over.
@@ -177,7 +177,7 @@ class Subscribers(Actor):
     def _give_up(self, lease: Lease, *, seen: bool) -> None:
         """It is about to be acknowledged, or to be given back."""
         self.leases.remove(lease)
-        if self._server.engine.outcomes.leases.get(lease.token) is not None:
+        if self._server.engine.leasing.leases.get(lease.token) is not None:
             self._ledger.returned(lease.delivery, seen=seen)
 
     def _acked(self, lease: Lease, expired: list[str]) -> None:
@@ -200,5 +200,5 @@ class Subscribers(Actor):
         """Give back every lease, without having looked."""
         for lease in self.leases:
             self._ledger.returned(lease.delivery, seen=False)
-            self._server.engine.outcomes.nack([lease.token], 0, self._clock.now_ms)
+            self._server.engine.leasing.nack([lease.token], 0, self._clock.now_ms)
         self.leases.clear()

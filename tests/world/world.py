@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from delayserver.config import Settings
-from delayserver.decisions.outcomes import RETRY_COMMIT_MS
+from delayserver.decisions.retries import RETRY_COMMIT_MS
 from delayserver.records.subscriptions import Subscription
 from storage import staging
 from storage.buckets import bucket_path
@@ -657,7 +657,7 @@ class World:
             "rows of the catalog about hours": list(server.catalog.scan(Table.HOURS)),
             "archives": list(server.catalog.scan(Table.ARCHIVES)),
             "counts": {h: n for h, n in engine.hours._unsettled.items() if n},
-            "leases": engine.outcomes.leases.count() + len(engine.outcomes.leases._pulls),
+            "leases": engine.leasing.leases.count() + len(engine.leasing.leases._pulls),
             "pulls that wait": engine.dispatcher.pulls.fetches.count(),
             "timeouts": engine.timeouts.size(),
             "in flight": [q.in_flight for q in queues if q.in_flight],

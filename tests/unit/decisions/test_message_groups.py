@@ -102,7 +102,7 @@ class Machine:
         def answer(pulled: Pulled) -> None:
             found.update((one.payload.body.decode(), token) for one, token in pulled)
 
-        self.server.engine.outcomes.pull(receiver, PullRequest(10, 30_000, 1_000, answer, 1))
+        self.server.engine.leasing.pull(receiver, PullRequest(10, 30_000, 1_000, answer, 1))
         self.work()
         self.work(1_000)
         return found
@@ -205,7 +205,7 @@ def test_what_expires_while_it_waits_for_its_turn_is_a_dead_letter() -> None:
     machine.work(5)
     assert machine.sending() == ["a1"]
     machine.work(2_000)
-    assert machine.server.engine.outcomes.dead_by_subscription == {1: 1}
+    assert machine.server.engine.retries.dead_by_subscription == {1: 1}
     machine.answer("a1")
     assert machine.sending() == []
     assert machine.server.engine.hours.unsettled() == 0
@@ -242,17 +242,17 @@ def test_a_consumer_has_one_of_a_group_and_again_what_it_gave_back() -> None:
     machine.work(5)
     taken = machine.pull(consumer)
     assert sorted(taken) == ["a1", "b1"]
-    outcomes, now_ms = machine.server.engine.outcomes, machine.clock.now_ms
-    outcomes.ack([taken["b1"]], now_ms)
-    outcomes.nack([taken["a1"]], 0, now_ms)
+    leasing, now_ms = machine.server.engine.leasing, machine.clock.now_ms
+    leasing.ack([taken["b1"]], now_ms)
+    leasing.nack([taken["a1"]], 0, now_ms)
     taken = machine.pull(consumer)
     assert sorted(taken) == ["a1"], "its place is the first still"
-    outcomes.nack([taken["a1"]], 60_000, machine.clock.now_ms)
+    leasing.nack([taken["a1"]], 60_000, machine.clock.now_ms)
     assert machine.pull(consumer) == {}
     machine.work(60_000)
     taken = machine.pull(consumer)
     assert sorted(taken) == ["a1"]
-    outcomes.ack([taken["a1"]], machine.clock.now_ms)
+    leasing.ack([taken["a1"]], machine.clock.now_ms)
     machine.work()
     assert sorted(machine.pull(consumer)) == ["a2"]
 
@@ -288,13 +288,13 @@ def test_what_was_given_back_and_cannot_be_read_makes_way() -> None:
     machine.publish(("a", 1))
     machine.work(5)
     taken = machine.pull(consumer)
-    machine.server.engine.outcomes.nack([taken["a1"]], 100, machine.clock.now_ms)
+    machine.server.engine.leasing.nack([taken["a1"]], 100, machine.clock.now_ms)
     machine.work(100)
     taken = machine.pull(consumer)
     machine.lose_files()
     machine.publish(("a", 0))
     assert machine.pull(consumer) == {}
-    machine.server.engine.outcomes.nack([taken["a1"]], 0, machine.clock.now_ms)
+    machine.server.engine.leasing.nack([taken["a1"]], 0, machine.clock.now_ms)
     assert [*machine.pull(consumer), *machine.pull(consumer)] == ["a0"]
     assert len(set(machine.observer.seqs)) == 1
 

@@ -192,7 +192,7 @@ def test_a_consumer_that_goes_while_bodies_are_read_uses_up_no_attempt(machine: 
 
 def die(machine: Machine, count: int = 1) -> list[str]:
     """Messages that subscription 1 gives up; their ids."""
-    calls, dead = machine.calls, machine.server.engine.outcomes.dead_by_subject
+    calls, dead = machine.calls, machine.server.engine.retries.dead_by_subject
     ids = []
     for _ in range(count):
         found = machine.publish(due_in_ms=0)
@@ -249,7 +249,7 @@ def test_a_redrive_ends_though_what_it_redrives_dies_again(
     monkeypatch.setattr(server, "send", refuse)
     for _ in range(5):
         machine.publish(due_in_ms=0)
-    dead = server.engine.outcomes.dead_by_subject
+    dead = server.engine.retries.dead_by_subject
     while sum(dead.values()) < 5:
         machine.wait(machine.calls.checkpoint)
     assert redrive(machine) == 5

@@ -121,8 +121,8 @@ def test_it_goes_over_several_restarts_with_others() -> None:
     machine.restart()
     assert machine.ack(tokens[1]) == [tokens[1]]
     assert machine.ack(tokens[0], *second, tokens[2]) == []
-    assert machine.server.engine.outcomes.leases.count() == 0
-    assert not machine.server.engine.outcomes.leases._spans
+    assert machine.server.engine.leasing.leases.count() == 0
+    assert not machine.server.engine.leasing.leases._spans
 
 
 def test_it_lasts_as_long_as_it_had_left() -> None:
@@ -157,8 +157,8 @@ def test_it_can_be_extended_and_given_back() -> None:
     machine.publish(b"1", b"2")
     one, two = machine.pull(lease_ms=100)
     machine.restart()
-    assert machine.server.engine.outcomes.extend([one], 5000) == []
-    machine.server.engine.outcomes.nack([two], 0, machine.clock())
+    assert machine.server.engine.leasing.extend([one], 5000) == []
+    machine.server.engine.leasing.nack([two], 0, machine.clock())
     machine.pass_ms(4000)
     [again] = machine.pull().values()
     assert (again.payload.body, again.attempt) == (b"2", 2)
@@ -194,7 +194,7 @@ def test_the_attempts_of_what_came_back_are_known() -> None:
     for attempt in (1, 2, 3):
         [(token, delivery)] = machine.pull().items()
         assert delivery.attempt == attempt
-        machine.server.engine.outcomes.nack([token], 0, machine.clock())
+        machine.server.engine.leasing.nack([token], 0, machine.clock())
         machine.restart()
 
 
@@ -203,7 +203,7 @@ def test_what_came_back_and_is_not_due_again_leaves_nothing_to_remember() -> Non
     machine = Machine()
     machine.publish(b"1")
     [(token, delivery)] = machine.pull().items()
-    machine.server.engine.outcomes.nack([token], 0, machine.clock())
+    machine.server.engine.leasing.nack([token], 0, machine.clock())
     machine.server.stop()
     machine.clock.set(-600_000)
     machine.start()
@@ -224,7 +224,7 @@ def test_a_kill_ends_leases_and_counts_one_attempt_more_that_uses_up_none() -> N
         [(token, delivery)] = machine.pull().items()
         assert (delivery.attempt, delivery.told_attempt) == (1, 1 + kills)
     machine.restart()  # Which adds nothing.
-    machine.server.engine.outcomes.nack([token], 0, machine.clock())
+    machine.server.engine.leasing.nack([token], 0, machine.clock())
     [(token, delivery)] = machine.pull().items()
     assert (delivery.attempt, delivery.told_attempt) == (2, 5)
     machine.publish(b"2")
@@ -255,7 +255,7 @@ def test_a_retry_keeps_the_attempts_that_a_kill_has_hidden() -> None:
     machine.pull()
     machine.kill()
     [(token, _)] = machine.pull().items()
-    machine.server.engine.outcomes.nack([token], 50, machine.clock())
+    machine.server.engine.leasing.nack([token], 50, machine.clock())
     machine.server.rest()
     machine.pass_ms(50)
     [delivery] = machine.pull().values()
@@ -269,7 +269,7 @@ def test_a_stop_refuses_pulls_and_takes_acknowledgements() -> None:
     machine.server.engine.dispatcher.drain()
     with pytest.raises(StoppingError):
         machine.pull()
-    assert machine.server.engine.outcomes.extend([token], 5000) == []
+    assert machine.server.engine.leasing.extend([token], 5000) == []
     assert machine.ack(token) == []
 
 
@@ -284,7 +284,7 @@ def test_many_are_restored_some_at_a_time(
     for most in (1, 5, 2, 4):
         held |= machine.pull(most)
     machine.restart()
-    leases = machine.server.engine.outcomes.leases
+    leases = machine.server.engine.leasing.leases
     for token, delivery in held.items():
         found = leases.get(token)
         assert found is not None and found.entry == delivery.entry
@@ -322,9 +322,9 @@ def over_planned_restarts(restarts: int, seed: int) -> None:
             some = rng.sample(list(held), min(len(held), rng.randrange(4)))
             match rng.randrange(4):
                 case 0:
-                    assert machine.server.engine.outcomes.extend(some, 1_000_000) == []
+                    assert machine.server.engine.leasing.extend(some, 1_000_000) == []
                 case 1:
-                    machine.server.engine.outcomes.nack(some, 0, machine.clock())
+                    machine.server.engine.leasing.nack(some, 0, machine.clock())
                     machine.server.rest()
                     for token in some:
                         del held[token]

@@ -107,7 +107,7 @@ def test_a_consumer_that_waits_is_answered_in_the_turn_in_which_its_message_fire
     server.rest()
     clock.move(1)
     answers: list[Pulled] = []
-    machine.engine.outcomes.pull(one, PullRequest(1, 1000, 5000, answers.append))
+    machine.engine.leasing.pull(one, PullRequest(1, 1000, 5000, answers.append))
     publish_all(
         machine.engine.publishing, [NewMessage("a", clock.now_ms + 5, Payload(b"1"))], clock.now_ms
     )

@@ -79,7 +79,7 @@ def test_the_numbers_are_the_same_in_both_forms() -> None:
 
 
 AT_THE_LIMIT = {
-    "connections": "unit/api/test_acceptor.py::test_one_too_many_is_told_so",
+    "connections": "unit/serve/test_acceptor.py::test_one_too_many_is_told_so",
     "bodies of requests that have come in part": (
         "unit/api/hot/test_protocol.py::test_bodies_that_come_in_part_have_one_bound_together"
     ),

@@ -128,7 +128,7 @@ def test_a_step_of_the_clock_is_told_and_ends_no_lease(
 
     async def run() -> None:
         server = Server(settings, clock=clock, stopwatch=clock.stopwatch_ms, fatal=_never)
-        calls, leases = server.calls, server.engine.outcomes.leases
+        calls, leases = server.calls, server.engine.leasing.leases
         await server.start()
         await calls.put_subscription(pull.name, lambda known, decided: pull)
         calls.publish_one(NewMessage("job", clock.now_ms, Payload(b"1")), clock.now_ms)

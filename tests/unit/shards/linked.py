@@ -300,7 +300,7 @@ class World:
         """Nobody waits, and nothing is on its way."""
         for server, consuming in zip(self.servers, self.consuming, strict=True):
             assert server.engine.dispatcher.pulls.fetches.count() == 0
-            assert server.engine.outcomes.leases.count() == 0
+            assert server.engine.leasing.leases.count() == 0
             for asker in consuming._supply._askers.values():
                 assert not asker.lent and not asker.reading
             for wanted in consuming._sources.demand._wanted.values():

@@ -690,7 +690,7 @@ def test_what_was_asked_over_a_link_that_has_ended_is_not_lent(world: World) -> 
         for item in late:
             item()
         await world.settle()
-        assert world.servers[1].engine.outcomes.leases.count() == 0
+        assert world.servers[1].engine.leasing.leases.count() == 0
         assert len(await world.available(at=2)) == 1
 
     world.run(test())
@@ -854,7 +854,7 @@ def test_leases_of_a_subscription_that_is_deleted_at_their_shard_are_not_over(
         inherited = world.call(2, "pull", to="s2", max=10, wait=0)
         await world.move(1000)
         assert len(inherited.messages) == (2 if action == "nack" else 0)
-        held = world.servers[2].engine.outcomes.leases.count()
+        held = world.servers[2].engine.leasing.leases.count()
         assert held == (2 if action in ("nack", "extend") else 0)
 
     world.run(test())

@@ -135,7 +135,7 @@ class ReplicaWorld(World):
             dice = luck.random()
             if (self.cluster.has_own_log and dice > 0.8) or (dice > 0.8 and self._is_in_step()):
                 ending = "power loss of all"
-            elif dice < (0.35 if self._running.engine.outcomes.leases.count() else 0.15):
+            elif dice < (0.35 if self._running.engine.leasing.leases.count() else 0.15):
                 self._leave()
             elif dice < 0.5:
                 self._hang()

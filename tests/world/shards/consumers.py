@@ -239,7 +239,7 @@ class ShardConsumers:
         shard = self._machine.shards[held.shard]
         if held.token not in self._promises.held:
             return
-        if shard.is_up and shard.running.engine.outcomes.leases.get(held.token) is not None:
+        if shard.is_up and shard.running.engine.leasing.leases.get(held.token) is not None:
             raise Violation(f"{held} counts as over, and its shard holds it (I4)")
         self._promises.forget(held.token)
 

@@ -104,9 +104,9 @@ class ShardServer(SimulatedServer):
     def observe(self, shard: int, ledger: ShardLedger, outside: Outside) -> None:
         """Before anything is sent or leased."""
         self._outside, self._deadlines = outside, []
-        outcomes = self.engine.outcomes
-        leases = outcomes.leases
-        end, grant, give_back = leases._end, leases.grant, outcomes.give_back
+        leasing = self.engine.leasing
+        leases = leasing.leases
+        end, grant, give_back = leases._end, leases.grant, leasing.give_back
 
         def ended(pull: Any, which: NDArray[np.intp]) -> None:
             for delivery in Some(pull.deliveries, which).each():

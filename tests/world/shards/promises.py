@@ -155,7 +155,7 @@ class Promises(Outside):
     def forget_what_is_over(self) -> None:
         """Nobody asks any more for what is not leased."""
         for token, held in list(self.held.items()):
-            leases = self.machine.shards[held.shard].running.engine.outcomes.leases
+            leases = self.machine.shards[held.shard].running.engine.leasing.leases
             if held.until_ms <= self._present_ms and leases.get(token) is None:
                 self.forget(token)
 
@@ -226,7 +226,7 @@ class Promises(Outside):
     def _check_leases(self) -> None:
         """What is leased is held by somebody who was answered."""
         for shard in self.machine.shards:
-            leases = shard.running.engine.outcomes.leases
+            leases = shard.running.engine.leasing.leases
             for number, pull in leases._pulls.items():
                 for index in np.flatnonzero(pull.is_held).tolist():
                     token = f"{leases._prefix(number)}{index}"
@@ -278,7 +278,7 @@ class Promises(Outside):
             limits = server.engine.dispatcher.queues.permits
             assert isinstance(limits, Limits)
             left = {
-                "leases": server.engine.outcomes.leases.count(),
+                "leases": server.engine.leasing.leases.count(),
                 "pulls that wait": server.engine.dispatcher.pulls.fetches.count(),
                 "lent": [asker.lent for asker in askers if asker.lent],
                 "being lent": [asker.reading for asker in askers if asker.reading],
