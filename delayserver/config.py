@@ -1,4 +1,4 @@
-"""All settings, their defaults, and how they relate.
+"""All settings, their defaults, their headings, and how they relate.
 
 Sources, the first that speaks wins: command-line flags, `DELAYSERVER_…` variables, a TOML file
 (`--config`, or DELAYSERVER_CONFIG), the defaults below. Relations between limits are checked when
@@ -10,10 +10,11 @@ import ipaddress
 import json
 import re
 import tomllib
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -35,248 +36,321 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
+_NUMBER = re.compile(r"\s*[+-]?\d+\s*")
 _JSON_LIST = re.compile(r'\s*\[\s*["\]]')
 DAY_MS = 24 * 60 * MINUTE_MS
 ORIGIN_PATTERN = r"^https?://[^/?#@*\s]+$"
 """That of a web page: never all of them."""
 
 
+class Heading(Enum):
+    """A group of settings. The help of `serve`, docs/configuration.md and the values of the chart
+    show the headings in this order, and under each its settings in the order in which they are
+    declared. A new server may need the first ten; few servers change the advanced ones."""
+
+    ADDRESS = "Address"
+    DIRECTORY = "Directory"
+    TOKEN = "Token"
+    TLS = "TLS"
+    TARGETS = "Targets"
+    DURABILITY = "Durability"
+    RETENTION = "Retention"
+    SHARDS = "Shards"
+    CLUSTER = "Cluster"
+    LOG = "Log"
+
+    TELEMETRY = "Advanced: metrics and traces"
+    BACKUPS = "Advanced: backups"
+    PUBLISHING = "Advanced: messages that are accepted"
+    CONNECTIONS = "Advanced: connections"
+    DELIVERY = "Advanced: delivery"
+    DISK = "Advanced: files on the disk"
+
+    @property
+    def is_advanced(self) -> bool:
+        """Whether few servers change the settings of this group."""
+        return self.value.startswith("Advanced: ")
+
+
 class Settings(BaseSettings):
-    """Settings of one server. Durations: integer milliseconds, or text such as `10m`."""
+    """Settings of one server, each with its heading. Durations: integer milliseconds, or text such
+    as `10m`."""
 
     model_config = SettingsConfigDict(
         env_prefix="DELAYSERVER_", extra="forbid", frozen=True, validate_default=True
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
-    data_dir: Path = Field(Path("data"), description="directory of all data of this server")
-    shards: int = Field(
+    host: Annotated[str, Heading.ADDRESS] = Field("127.0.0.1", description="address to listen on")
+    port: Annotated[int, Heading.ADDRESS] = Field(
+        8080, ge=0, le=65535, description="port to listen on (0: any free one)"
+    )
+
+    data_dir: Annotated[Path, Heading.DIRECTORY] = Field(
+        Path("data"), description="directory of all data of this server"
+    )
+
+    token: Annotated[str | None, Heading.TOKEN] = Field(
+        None,
+        min_length=16,
+        description="bearer token with all rights, besides those that were made",
+    )
+
+    tls_cert: Annotated[Path | None, Heading.TLS] = Field(
+        None, description="certificate chain (PEM): serve HTTPS"
+    )
+    tls_key: Annotated[Path | None, Heading.TLS] = Field(
+        None, description="private key of the certificate (PEM)"
+    )
+    tls_client_ca: Annotated[Path | None, Heading.TLS] = Field(
+        None, description="ask clients for a certificate that one of these authorities made (PEM)"
+    )
+
+    webhook_targets: Annotated[tuple[str, ...], NoDecode, Heading.TARGETS] = Field(
+        (),
+        description="hosts and networks that webhooks, and messages to brokers, may go to, with "
+        "commas between them (default: loopback only)",
+    )
+
+    durability: Annotated[Durability, Heading.DURABILITY] = Field(
+        Durability.FSYNC, description="fsync: survives power loss; os: survives kill -9 only"
+    )
+
+    retention_ms: Annotated[int, Heading.RETENTION] = Field(
+        DAY_MS,
+        ge=0,
+        description="a settled hour's files are kept this long after its end, "
+        "and at least for the dedupe window",
+    )
+    archive: Annotated[bool, Heading.RETENTION] = Field(
+        False, description="… and until it was archived (`pipeline archive`), however long that is"
+    )
+    dedupe_window_ms: Annotated[int, Heading.RETENTION] = Field(
+        5 * MINUTE_MS, ge=0, description="a key stays taken this long after the due time"
+    )
+
+    shards: Annotated[int, Heading.SHARDS] = Field(
         1,
         ge=1,
         le=SHARDS_MAX,
         description="processes that share the messages, one for each core; fixed when the directory"
         " is made",
     )
-    cluster: str | None = Field(
+
+    cluster: Annotated[str | None, Heading.CLUSTER] = Field(
         None,
         description="be a node of a cluster, whose logs stand in Kafka: kafka://HOST:PORT,…/NAME; "
         "the cluster says how many shards there are",
     )
-    node: str | None = Field(None, description="name of this node in the cluster, for good")
-    zone: str | None = Field(
+    node: Annotated[str | None, Heading.CLUSTER] = Field(
+        None, description="name of this node in the cluster, for good"
+    )
+    zone: Annotated[str | None, Heading.CLUSTER] = Field(
         None,
         description="what this node may be lost with, such as a rack: the replicas of a shard are "
         "in different zones (default: a zone of its own)",
     )
-    advertise: str | None = Field(
+    advertise: Annotated[str | None, Heading.CLUSTER] = Field(
         None,
         pattern=r"^https?://[^/?#@\s]+$",
         description="where clients and other nodes reach this node: http://HOST:PORT",
     )
-    link_port: int = Field(
+    link_port: Annotated[int, Heading.CLUSTER] = Field(
         0,
         ge=0,
         le=65535,
         description="first of the ports, one for each shard, at which other nodes reach this one "
         "(0: any free ones)",
     )
-    kafka_config: Path | None = Field(
+    kafka_config: Annotated[Path | None, Heading.CLUSTER] = Field(
         None, description="settings of the Kafka clients (TLS, SASL), a name=value in each line"
     )
-    durability: Durability = Field(
-        Durability.FSYNC, description="fsync: survives power loss; os: survives kill -9 only"
-    )
-    token: str | None = Field(
-        None,
-        min_length=16,
-        description="bearer token with all rights, besides those that were made",
-    )
-    tls_cert: Path | None = Field(None, description="certificate chain (PEM): serve HTTPS")
-    tls_key: Path | None = Field(None, description="private key of the certificate (PEM)")
-    tls_client_ca: Path | None = Field(
-        None, description="ask clients for a certificate that one of these authorities made (PEM)"
-    )
-    webhook_targets: Annotated[tuple[str, ...], NoDecode] = Field(
-        (),
-        description="hosts and networks that webhooks, and messages to brokers, may go to, with "
-        "commas between them (default: loopback only)",
-    )
-    cors_origins: Annotated[tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...], NoDecode] = (
-        Field(
-            (), description="origins whose web pages may call (CORS), such as https://shop.example"
-        )
-    )
-    log_json: bool = Field(False, description="log lines as JSON")
-    log_level: str = Field(
+
+    log_level: Annotated[str, Heading.LOG] = Field(
         "info", pattern="^(debug|info|warning|error)$", description="least level"
     )
+    log_json: Annotated[bool, Heading.LOG] = Field(False, description="log lines as JSON")
 
-    otel: bool = Field(
+    otel: Annotated[bool, Heading.TELEMETRY] = Field(
         False, description="spans for OpenTelemetry (extra `otel`; OTEL_… variables say where to)"
     )
+    metrics_subjects_max: Annotated[int, Heading.TELEMETRY] = Field(
+        100,
+        ge=0,
+        description="subjects, and as many subscriptions, with metrics of their own; the others are"
+        " counted together",
+    )
 
-    delay_max_ms: int = Field(2 * 365 * DAY_MS, gt=0, description="longest delay accepted")
-    body_max_bytes: int = Field(MIB, gt=0, description="longest message accepted")
-    batch_max_messages: int = Field(10_000, gt=0, description="most messages in one batch")
-    batch_max_bytes: int = Field(64 * MIB, gt=0, le=GIB // 4, description="longest batch accepted")
-    answer_max_bytes: int = Field(
+    backup_dir: Annotated[Path | None, Heading.BACKUPS] = Field(
+        None,
+        description="directory of this machine that backups are made in, best on another disk; "
+        "without it there are none",
+    )
+    backup_bytes_per_s: Annotated[int, Heading.BACKUPS] = Field(
+        64 * MIB, ge=MIB, description="a backup reads no more than this in a second"
+    )
+    backup_log_ms: Annotated[int, Heading.BACKUPS] = Field(
+        10 * SECOND_MS,
+        ge=0,
+        description="the message log is copied behind the backups this often, so that `restore "
+        "--until` reaches any moment; 0: never",
+    )
+    backup_log_held_max_bytes: Annotated[int, Heading.BACKUPS] = Field(
+        GIB,
+        ge=MIB,
+        description="of the message log so much is kept, if the directory of backups does not take "
+        "it; then the copy breaks off until the next backup",
+    )
+
+    delay_max_ms: Annotated[int, Heading.PUBLISHING] = Field(
+        2 * 365 * DAY_MS, gt=0, description="longest delay accepted"
+    )
+    body_max_bytes: Annotated[int, Heading.PUBLISHING] = Field(
+        MIB, gt=0, description="longest message accepted"
+    )
+    batch_max_messages: Annotated[int, Heading.PUBLISHING] = Field(
+        10_000, gt=0, description="most messages in one batch"
+    )
+    batch_max_bytes: Annotated[int, Heading.PUBLISHING] = Field(
+        64 * MIB, gt=0, le=GIB // 4, description="longest batch accepted"
+    )
+    import_max_messages: Annotated[int, Heading.PUBLISHING] = Field(
+        20_000_000, gt=0, description="most messages in one import; 40 bytes of memory per key"
+    )
+    imports_waiting_max: Annotated[int, Heading.PUBLISHING] = Field(
+        16, gt=0, description="most imports that wait for the one that is being adopted"
+    )
+    subjects_max: Annotated[int, Heading.PUBLISHING] = Field(
+        100_000, gt=0, le=30_000_000, description="most subjects"
+    )
+    subscriptions_max: Annotated[int, Heading.PUBLISHING] = Field(
+        10_000, gt=0, description="most subscriptions"
+    )
+    heartbeats_max: Annotated[int, Heading.PUBLISHING] = Field(
+        1_000_000, gt=0, description="most heartbeats"
+    )
+    schedules_max: Annotated[int, Heading.PUBLISHING] = Field(
+        100_000, gt=0, description="most schedules"
+    )
+    sources_max: Annotated[int, Heading.PUBLISHING] = Field(
+        100, gt=0, le=1000, description="most sources, each of which has a client of its own"
+    )
+    unfiled_max_bytes: Annotated[int, Heading.PUBLISHING] = Field(
+        256 * MIB,
+        gt=0,
+        le=64 * GIB,
+        description="accepted but unfiled bytes beyond which publishing waits",
+    )
+
+    cors_origins: Annotated[
+        tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...], NoDecode, Heading.CONNECTIONS
+    ] = Field(
+        (), description="origins whose web pages may call (CORS), such as https://shop.example"
+    )
+    connections_max: Annotated[int, Heading.CONNECTIONS] = Field(
+        10_000, gt=0, description="most connections of clients at once"
+    )
+    headers_max: Annotated[int, Heading.CONNECTIONS] = Field(
+        100, gt=0, description="most headers of a request"
+    )
+    head_max_bytes: Annotated[int, Heading.CONNECTIONS] = Field(
+        64 * KIB, ge=KIB, description="longest address and headers of a request"
+    )
+    head_timeout_ms: Annotated[int, Heading.CONNECTIONS] = Field(
+        10 * SECOND_MS, gt=0, description="the head of a request is there this long after it began"
+    )
+    body_timeout_ms: Annotated[int, Heading.CONNECTIONS] = Field(
+        20 * SECOND_MS, gt=0, description="its body this long after that, and 1 s more for each KiB"
+    )
+    body_time_max_ms: Annotated[int, Heading.CONNECTIONS] = Field(
+        5 * MINUTE_MS, gt=0, description="… but no longer than this after that"
+    )
+    receiving_max_bytes: Annotated[int, Heading.CONNECTIONS] = Field(
+        256 * MIB,
+        gt=0,
+        description="most bytes of all bodies that have come in part; of those that wait for their "
+        "answers, and of heads, likewise",
+    )
+    unread_max_bytes: Annotated[int, Heading.CONNECTIONS] = Field(
+        128 * MIB,
+        gt=0,
+        description="most bytes of all answers that clients have not read; beyond, the client with"
+        " most of them is cut off",
+    )
+    write_timeout_ms: Annotated[int, Heading.CONNECTIONS] = Field(
+        30 * SECOND_MS, gt=0, description="a client that reads nothing of its answer is cut off"
+    )
+    idle_timeout_ms: Annotated[int, Heading.CONNECTIONS] = Field(
+        75 * SECOND_MS, gt=0, description="a connection without a request is closed"
+    )
+
+    in_flight_max: Annotated[int, Heading.DELIVERY] = Field(
+        64, gt=0, description="default of a webhook's max_in_flight"
+    )
+    webhook_connections_max: Annotated[int, Heading.DELIVERY] = Field(
+        1024, gt=0, description="most webhooks on their way at once, each on a connection"
+    )
+    answer_kept_max_bytes: Annotated[int, Heading.DELIVERY] = Field(
+        1024,
+        ge=0,
+        le=1024,
+        description="of what a webhook answers so much is kept with the attempt; 0: nothing",
+    )
+    answer_max_bytes: Annotated[int, Heading.DELIVERY] = Field(
         16 * MIB, gt=0, le=GIB, description="most bytes of messages in one answer; at least one"
     )
-    broker_bodies_max_bytes: int = Field(
+    broker_bodies_max_bytes: Annotated[int, Heading.DELIVERY] = Field(
         64 * MIB,
         gt=0,
         le=64 * GIB,
         description="most bytes of messages on their way to brokers; one of each subscription "
         "besides",
     )
-    import_max_messages: int = Field(
-        20_000_000, gt=0, description="most messages in one import; 40 bytes of memory per key"
+    lead_ms: Annotated[int, Heading.DELIVERY] = Field(
+        10 * MINUTE_MS, gt=0, description="an hour is loaded this long before"
     )
-    imports_waiting_max: int = Field(
-        16, gt=0, description="most imports that wait for the one that is being adopted"
+    drain_ms: Annotated[int, Heading.DELIVERY] = Field(
+        10 * SECOND_MS, ge=0, description="grace for deliveries at a stop"
     )
-    subjects_max: int = Field(100_000, gt=0, le=30_000_000, description="most subjects")
-    subscriptions_max: int = Field(10_000, gt=0, description="most subscriptions")
-    heartbeats_max: int = Field(1_000_000, gt=0, description="most heartbeats")
-    schedules_max: int = Field(100_000, gt=0, description="most schedules")
-    sources_max: int = Field(
-        100, gt=0, le=1000, description="most sources, each of which has a client of its own"
+    fire_rows_max: Annotated[int, Heading.DELIVERY] = Field(
+        10_000, gt=0, description="rows that fire in one step of the loop"
     )
-    dedupe_window_ms: int = Field(
-        5 * MINUTE_MS, ge=0, description="a key stays taken this long after the due time"
+    clock_offset_ms: Annotated[int, Heading.DELIVERY] = Field(
+        0, description="added to the clock, to try an hour change"
     )
-    retention_ms: int = Field(
-        DAY_MS,
-        ge=0,
-        description="a settled hour's files are kept this long after its end, "
-        "and at least for the dedupe window",
-    )
-    archive: bool = Field(
-        False, description="… and until it was archived (`pipeline archive`), however long that is"
-    )
-    backup_dir: Path | None = Field(
-        None,
-        description="directory of this machine that backups are made in, best on another disk; "
-        "without it there are none",
-    )
-    backup_bytes_per_s: int = Field(
-        64 * MIB, ge=MIB, description="a backup reads no more than this in a second"
-    )
-    backup_log_ms: int = Field(
-        10 * SECOND_MS,
-        ge=0,
-        description="the message log is copied behind the backups this often, so that `restore "
-        "--until` reaches any moment; 0: never",
-    )
-    backup_log_held_max_bytes: int = Field(
-        GIB,
-        ge=MIB,
-        description="of the message log so much is kept, if the directory of backups does not take "
-        "it; then the copy breaks off until the next backup",
-    )
-    lead_ms: int = Field(10 * MINUTE_MS, gt=0, description="an hour is loaded this long before")
-    drain_ms: int = Field(10 * SECOND_MS, ge=0, description="grace for deliveries at a stop")
 
-    segment_bytes: int = Field(64 * MIB, ge=4096, description="length of a message log segment")
-    file_ms: int = Field(
+    segment_bytes: Annotated[int, Heading.DISK] = Field(
+        64 * MIB, ge=4096, description="length of a message log segment"
+    )
+    group_max_bytes: Annotated[int, Heading.DISK] = Field(
+        32 * MIB, gt=0, le=GIB, description="most bytes in one commit group"
+    )
+    file_ms: Annotated[int, Heading.DISK] = Field(
         1000,
         gt=0,
         description="what was accepted is filed this often; where that takes long, up to 1.5 times "
         "as seldom",
     )
-    checkpoint_ms: int = Field(
+    checkpoint_ms: Annotated[int, Heading.DISK] = Field(
         5 * SECOND_MS, gt=0, description="time between two checkpoints, which file, too"
     )
-    checkpoint_bytes: int = Field(64 * MIB, gt=0, description="… or this much accepted")
-    settle_sync_ms: int = Field(
+    checkpoint_bytes: Annotated[int, Heading.DISK] = Field(
+        64 * MIB, gt=0, description="… or this much accepted"
+    )
+    settle_sync_ms: Annotated[int, Heading.DISK] = Field(
         100, ge=0, description="dispatch log synced at least this often (0: each time)"
     )
-    unfiled_max_bytes: int = Field(
-        256 * MIB,
-        gt=0,
-        le=64 * GIB,
-        description="accepted but unfiled bytes beyond which publishing waits",
-    )
-    group_max_bytes: int = Field(
-        32 * MIB, gt=0, le=GIB, description="most bytes in one commit group"
-    )
-    catalog_max_bytes: int = Field(
+    catalog_max_bytes: Annotated[int, Heading.DISK] = Field(
         CATALOG_MAX_BYTES, gt=0, description="limit of the catalog's file"
     )
-    disk_reserve_bytes: int = Field(
+    disk_reserve_bytes: Annotated[int, Heading.DISK] = Field(
         512 * MIB, ge=0, description="publishing is refused when less than this is free"
     )
-    connections_max: int = Field(10_000, gt=0, description="most connections of clients at once")
-    headers_max: int = Field(100, gt=0, description="most headers of a request")
-    head_max_bytes: int = Field(
-        64 * KIB, ge=KIB, description="longest address and headers of a request"
-    )
-    head_timeout_ms: int = Field(
-        10 * SECOND_MS, gt=0, description="the head of a request is there this long after it began"
-    )
-    body_timeout_ms: int = Field(
-        20 * SECOND_MS, gt=0, description="its body this long after that, and 1 s more for each KiB"
-    )
-    body_time_max_ms: int = Field(
-        5 * MINUTE_MS, gt=0, description="… but no longer than this after that"
-    )
-    receiving_max_bytes: int = Field(
-        256 * MIB,
-        gt=0,
-        description="most bytes of all bodies that have come in part; of those that wait for their "
-        "answers, and of heads, likewise",
-    )
-    unread_max_bytes: int = Field(
-        128 * MIB,
-        gt=0,
-        description="most bytes of all answers that clients have not read; beyond, the client with"
-        " most of them is cut off",
-    )
-    write_timeout_ms: int = Field(
-        30 * SECOND_MS, gt=0, description="a client that reads nothing of its answer is cut off"
-    )
-    idle_timeout_ms: int = Field(
-        75 * SECOND_MS, gt=0, description="a connection without a request is closed"
-    )
-    metrics_subjects_max: int = Field(
-        100,
-        ge=0,
-        description="subjects, and as many subscriptions, with metrics of their own; the others are"
-        " counted together",
-    )
-    in_flight_max: int = Field(64, gt=0, description="default of a webhook's max_in_flight")
-    answer_kept_max_bytes: int = Field(
-        1024,
-        ge=0,
-        le=1024,
-        description="of what a webhook answers so much is kept with the attempt; 0: nothing",
-    )
-    webhook_connections_max: int = Field(
-        1024, gt=0, description="most webhooks on their way at once, each on a connection"
-    )
-    clock_offset_ms: int = Field(0, description="added to the clock, to try an hour change")
-    fire_rows_max: int = Field(10_000, gt=0, description="rows that fire in one step of the loop")
 
-    @field_validator(
-        "delay_max_ms",
-        "dedupe_window_ms",
-        "retention_ms",
-        "lead_ms",
-        "drain_ms",
-        "file_ms",
-        "checkpoint_ms",
-        "settle_sync_ms",
-        "head_timeout_ms",
-        "body_timeout_ms",
-        "body_time_max_ms",
-        "write_timeout_ms",
-        "idle_timeout_ms",
-        mode="before",
-    )
+    @field_validator("*", mode="before")
     @classmethod
-    def _duration(cls, value: Any) -> Any:
-        if isinstance(value, str) and not value.isdigit():
+    def _duration(cls, value: Any, info: ValidationInfo) -> Any:
+        is_duration = info.field_name is not None and info.field_name.endswith("_ms")
+        if is_duration and isinstance(value, str) and not _NUMBER.fullmatch(value):
             try:
                 return parse_duration_ms(value)
             except InputError as error:
@@ -425,75 +499,12 @@ _OF_ALL: Final = (
     "webhook_connections_max",
 )
 """Limits that the shards of a server keep together."""
-GROUPS: Final = {
-    "Where": ("host", "port", "data_dir", "shards"),
-    "Cluster": ("cluster", "node", "zone", "advertise", "link_port", "kafka_config"),
-    "Access": (
-        "token",
-        "tls_cert",
-        "tls_key",
-        "tls_client_ca",
-        "webhook_targets",
-        "cors_origins",
-    ),
-    "What is kept, and for how long": (
-        "durability",
-        "dedupe_window_ms",
-        "retention_ms",
-        "archive",
-        "backup_dir",
-        "backup_bytes_per_s",
-        "backup_log_ms",
-        "backup_log_held_max_bytes",
-        "disk_reserve_bytes",
-    ),
-    "Logs, metrics, traces": ("log_json", "log_level", "otel", "metrics_subjects_max"),
-    "What is accepted": (
-        "delay_max_ms",
-        "body_max_bytes",
-        "batch_max_messages",
-        "batch_max_bytes",
-        "import_max_messages",
-        "imports_waiting_max",
-        "subjects_max",
-        "subscriptions_max",
-        "heartbeats_max",
-        "schedules_max",
-        "sources_max",
-        "unfiled_max_bytes",
-    ),
-    "Connections": (
-        "connections_max",
-        "headers_max",
-        "head_max_bytes",
-        "head_timeout_ms",
-        "body_timeout_ms",
-        "body_time_max_ms",
-        "receiving_max_bytes",
-        "unread_max_bytes",
-        "write_timeout_ms",
-        "idle_timeout_ms",
-    ),
-    "Delivery": (
-        "in_flight_max",
-        "webhook_connections_max",
-        "answer_kept_max_bytes",
-        "answer_max_bytes",
-        "broker_bodies_max_bytes",
-        "lead_ms",
-        "drain_ms",
-        "fire_rows_max",
-        "clock_offset_ms",
-    ),
-    "Logs on the disk": (
-        "segment_bytes",
-        "group_max_bytes",
-        "file_ms",
-        "checkpoint_ms",
-        "checkpoint_bytes",
-        "settle_sync_ms",
-        "catalog_max_bytes",
-    ),
-}
-"""Headings, and the settings below them, as the help and the documents show them. A new setting is
-put into one of these."""
+
+
+def by_heading() -> dict[Heading, tuple[str, ...]]:
+    """The names of the settings under each heading."""
+    names: dict[Heading, list[str]] = {heading: [] for heading in Heading}
+    for name, field in Settings.model_fields.items():
+        (heading,) = (one for one in field.metadata if isinstance(one, Heading))
+        names[heading].append(name)
+    return {heading: tuple(found) for heading, found in names.items()}

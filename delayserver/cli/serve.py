@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from delayserver.cli.output import help_text
 from delayserver.cli.session import use_signature
-from delayserver.config import GROUPS, Settings
+from delayserver.config import Settings, by_heading
 from delayserver.errors import InputError
 from delayserver.times import format_duration
 
@@ -54,8 +54,8 @@ def register(app: typer.Typer) -> None:
             "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption
         ),
         *(
-            _parameter(name, Settings.model_fields[name], heading)
-            for heading, names in GROUPS.items()
+            _parameter(name, Settings.model_fields[name], heading.value)
+            for heading, names in by_heading().items()
             for name in names
         ),
     ]
@@ -133,7 +133,7 @@ def _parameter(name: str, field: FieldInfo, heading: str) -> inspect.Parameter:
 def _metavar(name: str, field: FieldInfo) -> str:
     if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
         return "|".join(str(choice.value) for choice in field.annotation)
-    if field.annotation is Path:
+    if name.endswith("_dir"):
         return "DIRECTORY"
     if field.annotation == Path | None:
         return "FILE"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from delayserver.config import GIB, MIB, Settings
+from delayserver.config import GIB, MIB, Settings, by_heading
 from delayserver.errors import InputError
 from delayserver.recovery.recover import BATCH_BYTES
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
+from delayserver.times import format_duration
 from storage.frame import PAYLOAD_MAX_BYTES as FRAME_PAYLOAD_MAX_BYTES
 from storage.message_log import Durability
 
@@ -49,6 +50,22 @@ def test_flags_win_over_the_environment_over_the_file(
 )
 def test_a_duration_is_milliseconds_or_text(value: object, milliseconds: int) -> None:
     assert Settings(lead_ms=value).lead_ms == milliseconds
+
+
+def test_every_setting_of_milliseconds_takes_text() -> None:
+    names = [name for name in Settings.model_fields if name.endswith("_ms")]
+    assert {"backup_log_ms", "clock_offset_ms", "lead_ms"} < set(names)
+    for name in names:
+        wanted = Settings.model_fields[name].default
+        for text in (format_duration(wanted), str(wanted)):
+            assert getattr(Settings(**{name: text}), name) == wanted  # type: ignore[arg-type]
+    assert Settings(clock_offset_ms="-5").clock_offset_ms == -5
+
+
+def test_every_setting_is_in_one_group() -> None:
+    names = [name for names in by_heading().values() for name in names]
+    assert sorted(names) == sorted(Settings.model_fields)
+    assert all(by_heading().values())
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 import delayserver
 from delayserver.cli import make_app
-from delayserver.config import Settings
-from scripts.documents import DOCUMENT, with_settings
+from delayserver.cli.serve import flag
+from delayserver.config import Settings, by_heading
+from scripts.documents import DOCUMENTS
 from tests.tiers import tier_of
 
 ROOT = Path(__file__).parents[2]
@@ -66,11 +68,25 @@ def code_of(name: str) -> Iterator[str]:
 # ── tables and sizes ───────────────────────────────────────────────────────────────────────────
 
 
-def test_the_tables_of_settings_are_those_of_the_code() -> None:
-    document = DOCUMENT.read_text("utf-8")
-    assert with_settings(document) == document, "run scripts/docs"
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_settings_that_are_listed_are_those_of_the_code(path: Path) -> None:
+    document = path.read_text("utf-8")
+    assert DOCUMENTS[path](document) == document, "run scripts/docs"
+
+
+def test_the_tables_have_each_setting_once() -> None:
+    found = re.findall(r"^\| `--([a-z-]+)` \|", text_of("docs/configuration.md"), re.MULTILINE)
+    names = [name.replace("-", "_") for name in found]
+    assert sorted(names) == sorted(Settings.model_fields)
     for name, field in Settings.model_fields.items():
-        assert field.description and field.description in document, name
+        assert field.description, name
+
+
+def test_the_basic_settings_stand_before_the_advanced_ones() -> None:
+    before, _, behind = text_of("docs/configuration.md").partition("\n## Advanced: ")
+    for heading, names in by_heading().items():
+        for name in names:
+            assert f"| `{flag(name)}` |" in (behind if heading.is_advanced else before), name
 
 
 def test_the_settings_file_of_the_example_is_one() -> None:

@@ -1,5 +1,7 @@
 """serve: every setting is an option, and what is wrong is said."""
 
+import re
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -7,7 +9,7 @@ from typer.testing import CliRunner
 import delayserver
 from delayserver.cli import COMMANDS, make_app, modules_of
 from delayserver.cli import serve as serve_command
-from delayserver.config import Settings
+from delayserver.config import Settings, by_heading
 
 
 @pytest.fixture
@@ -29,6 +31,18 @@ def test_every_setting_is_an_option(cli):
     text = cli.run("serve", "--help").stdout
     for name in Settings.model_fields:
         assert serve_command.flag(name) in text
+
+
+def test_the_help_shows_ten_groups_and_then_the_advanced_ones(cli):
+    text = cli.run("serve", "--help").stdout
+    panels = re.findall(r"^╭─ (.+?) ─+╮$", text, re.MULTILINE)
+    assert panels == ["Options", *(heading.value for heading in by_heading())]
+    is_advanced = [panel.startswith("Advanced: ") for panel in panels]
+    assert is_advanced == sorted(is_advanced)
+    assert is_advanced.count(False) == 1 + 10
+    shown = re.findall(r"^│ --([a-z-]+)", text, re.MULTILINE)
+    names = [name for names in by_heading().values() for name in names]
+    assert shown == ["config", "help", *(name.replace("_", "-") for name in names)]
 
 
 def test_the_status_is_the_servers(cli, served):

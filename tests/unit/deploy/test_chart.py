@@ -5,6 +5,7 @@ Helm's own packages (helm-python-sdk) lint and render it; kubernetes-validate ha
 Kubernetes. That a cluster of Kubernetes runs it is not tried here."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 import delayserver
 from delayserver.cli.serve import misspelt
 from delayserver.config import Settings
+from scripts.documents import BEGIN, END, SET_BY_CHART
 from storage.replicated.kafka_settings import ClusterUrl
 from tests.unit.deploy.test_dockerfile import instructions
 
@@ -25,11 +27,6 @@ CHART = ROOT / "deploy/helm/delayserver"
 EXAMPLES = sorted((CHART / "ci").glob("*-values.yaml"))
 TOKEN = {"token": "0123456789abcdef"}
 CLUSTER = {"cluster": {"url": "kafka://b1:9092,b2:9092/delays", "shards": 4}, "replicas": 3}
-OWN = {
-    *("host", "port", "data_dir", "token", "tls_cert", "tls_key", "tls_client_ca"),
-    *("cluster", "node", "zone", "advertise", "link_port", "kafka_config"),
-}
-"""Settings that the chart makes itself, or that cannot be the same in all pods."""
 OLDEST, NEWEST = "1.29", "1.34"
 
 
@@ -136,7 +133,8 @@ def test_its_versions_are_those_of_the_server(chart: helm_python.Chart, make: An
 def test_every_setting_can_be_given_and_no_other(chart: helm_python.Chart, make: Any) -> None:
     schema = chart.schema
     assert schema is not None
-    assert set(schema["properties"]["settings"]["properties"]) == set(Settings.model_fields) - OWN
+    takes = set(schema["properties"]["settings"]["properties"])
+    assert takes == set(Settings.model_fields) - SET_BY_CHART
     given = {
         "webhook_targets": ["*.shop.svc.cluster.local", "10.0.0.0/8"],
         "unfiled_max_bytes": 1_073_741_824,
@@ -148,6 +146,25 @@ def test_every_setting_can_be_given_and_no_other(chart: helm_python.Chart, make:
     assert settings.webhook_targets == ("*.shop.svc.cluster.local", "10.0.0.0/8")
     assert settings.unfiled_max_bytes == 1_073_741_824
     assert (settings.retention_ms, settings.archive, settings.shards) == (7 * 86_400_000, True, 2)
+
+
+def test_the_chart_makes_the_settings_that_it_refuses() -> None:
+    made = set()
+    for path in (CHART / "templates").glob("*"):
+        made |= set(re.findall(r"- name: DELAYSERVER_([A-Z_]+)$", path.read_text(), re.MULTILINE))
+    assert {name.lower() for name in made} == SET_BY_CHART - {"zone"}
+
+
+def test_the_settings_in_comments_are_the_defaults(make: Any) -> None:
+    text = (CHART / "values.yaml").read_text()
+    listed = text.partition(f"# {BEGIN}\n")[2].partition(f"# {END}\n")[0]
+    values = yaml.safe_load(listed.replace("#  ", "").replace("\n#\n", "\n"))
+    assert set(values) == set(Settings.model_fields) - SET_BY_CHART
+    given = {name: value for name, value in values.items() if value is not None}
+    defaults, settings = Settings(), make(settings=given).settings()
+    for name, value in values.items():
+        assert getattr(settings, name) == getattr(defaults, name), name
+        assert value is not None or getattr(defaults, name) is None, name
 
 
 @pytest.mark.parametrize(
