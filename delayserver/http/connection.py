@@ -50,8 +50,9 @@ class HttpConnection(asyncio.Protocol):
             self.on_body = self._keep_beginning  # without any the parser passes over bodies
         self._parser = httptools.HttpResponseParser(self)
         self.address = ""
+        """Where it goes. The connection's owner sets it."""
         self.idle_since_s = 0.0
-        """Where it goes and since when it is idle: for the owner alone."""
+        """Since when it is idle, by the clock of its owner, who sets it."""
         self.is_open = False
         self.is_reusable = False
         """Whether the last answer came whole, and the other side keeps the connection."""

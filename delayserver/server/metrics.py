@@ -128,8 +128,8 @@ class Metrics(Collector):
         self.group_records = Histogram(GROUP_RECORDS)
         self.loop_turn_seconds = Histogram(TURN_SECONDS)
         self.fsync_seconds: dict[str, Histogram] = {}
-        self._syncing = threading.Lock()
         """By the directory of the file."""
+        self._syncing = threading.Lock()
         self.lateness_by_subscription = Histograms(self._subscriptions, LATENESS_SECONDS)
         self.webhook_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
         self.webhook_answers: Counter[tuple[int, str]] = Counter()

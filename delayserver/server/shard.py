@@ -89,7 +89,7 @@ class Shard(ABC):
         another process may have accepted, moved or cancelled what this one does not know of."""
         self._settle = SettleRequest()
         self._settle_asked = False
-        """Since when the group under way is being committed, on the stopwatch."""
+        """Whether the request goes to the settler at the end of this turn of the event loop."""
         store = self.store = Store(settings, files, open_catalog, surroundings)
         try:
             self._recover(store, surroundings)

@@ -25,8 +25,10 @@ ROOT = Path(__file__).parents[2]
 SERVER_PORT, RECEIVER_PORT = "127.0.0.1:8080", "9000"
 NAMES = ("id", "lease")
 """Fields whose values are other ones in each run, and stand in later commands."""
-NO_OPTIONS = {"subject", "key", "body", "body_base64", "delay", "deliver_at", "headers"}
-NO_OPTIONS |= {"watch", "on_event"}
+NO_OPTIONS = {
+    *("subject", "key", "body", "body_base64", "delay", "deliver_at", "headers"),
+    *("watch", "on_event"),
+}
 """Of a message: what has its place in the tour."""
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 

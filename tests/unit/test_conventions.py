@@ -219,6 +219,81 @@ def test_what_both_sides_have_is_on_both_sides() -> None:
     assert BOTH_SIDES - of_client == BOTH_SIDES - of_others == set()
 
 
+# ---- strings that document an attribute ----------------------------------------------------------
+
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+OF_NUMBERS = ("Since when", "How many", "How much", "How long")
+
+
+def misplaced_strings(source: str) -> Iterator[int]:
+    """Lines of strings that document nothing. Such a string is neither the first in a module, class
+    or function, nor directly behind an assignment; or it speaks of a number, and the attribute in
+    front of it is a truth value."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        pending += getattr(node, "handlers", ()) or getattr(node, "cases", ())
+        for part in ("body", "orelse", "finalbody"):
+            statements = getattr(node, part, ())
+            if not isinstance(statements, list):  # of a lambda, or of an expression with `if`
+                continue
+            pending += statements
+            is_documented = part == "body" and isinstance(node, DOCUMENTED)
+            for before, statement in zip([None, *statements], statements, strict=False):
+                text = string_of(statement)
+                if text is None or (before is None and is_documented):
+                    continue
+                if not documents(text, before):
+                    yield statement.lineno
+
+
+def string_of(statement: ast.stmt) -> str | None:
+    """The text of a statement that is nothing but a string."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        value = statement.value.value
+        return value if isinstance(value, str) else None
+    return None
+
+
+def documents(text: str, before: ast.stmt | None) -> bool:
+    """Whether the text may be that of the attribute in the statement before it."""
+    if not isinstance(before, ast.Assign | ast.AnnAssign):
+        return False
+    value = before.value
+    is_truth_value = isinstance(value, ast.Constant) and isinstance(value.value, bool)
+    return not (is_truth_value and text.startswith(OF_NUMBERS))
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('"""Module."""\nA = 1\n"""Of A."""', []),
+        ('class C:\n    """Class."""\n    a: int\n    """Of a."""\n    b = 1\n    """Of b."""', []),
+        ('def f(self):\n    """Function."""\n    self.a = 1\n    """Of a."""', []),
+        ('"""Module."""\nimport os\n"""Of nothing."""', [3]),
+        ('A = 1\n"""Of A."""\n"""Of B, which is gone."""', [3]),
+        ('class C:\n    """Class."""\n    """And more."""', [3]),
+        ('class C:\n    def f(self): ...\n    """Of f."""', [3]),
+        ('def f():\n    """Function."""\n    run()\n    """Of nothing."""', [4]),
+        ('def f():\n    if x:\n        """Of nothing."""', [3]),
+        ('A = {1}\nA |= {2}\n"""Of A."""', [3]),
+        ('def f(self):\n    self.a = False\n    """Since when it waits."""', [3]),
+    ],
+)
+def test_a_string_that_documents_nothing_is_found(source: str, lines: list[int]) -> None:
+    assert list(misplaced_strings(source)) == lines
+
+
+def test_a_string_behind_an_attribute_documents_it() -> None:
+    """Else it was left behind when its attribute moved, and is read as another one's."""
+    sources = python_sources("delayserver", "storage", "scripts", "tests")
+    assert len(sources) > 1000
+    found = [
+        f"{path}:{line}" for path, source in sources.items() for line in misplaced_strings(source)
+    ]
+    assert found == []
+
+
 # ---- the modules of a folder ---------------------------------------------------------------------
 
 PACKAGES = sorted(
