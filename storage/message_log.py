@@ -37,6 +37,7 @@ from storage.frame import (
     with_torn_payload,
 )
 from storage.rows import LogKind
+from storage.write_ahead_log import WriteAheadLog
 
 DIRECTORY = "messages"
 SUFFIX = ".messages"
@@ -73,7 +74,7 @@ class Written(NamedTuple):
     """… and how much of it was answered, or may be."""
 
 
-class MessageLog:
+class MessageLog(WriteAheadLog):
     """Appends groups, reads them back after a crash, deletes what has been filed."""
 
     def __init__(
@@ -99,8 +100,7 @@ class MessageLog:
         self._tail_bytes = 0
         self._written: tuple[int, int] | None = None
         self._kept: set[str] = set()
-        self.torn: Damage | None = None
-        """What `read` cut off at the end, since it was torn."""
+        self.torn = None
         files.make_directory(DIRECTORY)
         # Files of other names are left alone.
         names = (parse_segment_name(name) for name in files.list(DIRECTORY))
@@ -264,17 +264,6 @@ class MessageLog:
             file.close()
 
     # ── housekeeping: the replay thread ────────────────────────────────────────────────────────
-
-    def places(self, seq: int) -> list[tuple[bytes, bytes]]:
-        """Nothing: segments are found by their seq."""
-        return []
-
-    def wants_checkpoint(self, seq: int) -> bool:
-        """Never: there is nothing behind it."""
-        return False
-
-    def note_live(self, hour: int) -> None:
-        """Nobody else has to know."""
 
     def prepare_spare(self) -> None:
         """Fill the segment that the next rotation takes, so that no publish waits for it."""

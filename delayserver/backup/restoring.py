@@ -413,7 +413,7 @@ def go_ahead(
     with contextlib.closing(Store(settings, files, open_catalog, surroundings)) as store:
         damage: list[Damage] = []
         next_seq, _ = file_message_log(
-            store.message_log,
+            store.write_ahead_log,
             store.schedule,
             store.replay,
             damage,

@@ -31,7 +31,7 @@ from storage.errors import DamageError
 from storage.frame import Damage, Frame, Rows, damaged_payloads
 from storage.hour_log import HourLog
 from storage.rows import HOUR_MS, RecordKind, select
-from storage.write_ahead_log import WriteAheadLog
+from storage.write_ahead_log import TailLog
 
 BATCH_BYTES = 32 * 1024 * 1024
 
@@ -62,7 +62,7 @@ class Recovered:
 
 def recover(
     catalog: Catalog,
-    message_log: WriteAheadLog,
+    message_log: TailLog,
     schedule: HourLog,
     replay: Replay,
     settler: Settler,
@@ -153,7 +153,7 @@ def _fired_ahead(replay: Replay, retired: list[int], now_ms: int) -> Iterator[Ma
 
 
 def file_message_log(
-    message_log: WriteAheadLog,
+    message_log: TailLog,
     schedule: HourLog,
     replay: Replay,
     damage: list[Damage],
@@ -164,7 +164,8 @@ def file_message_log(
 ) -> tuple[int, int]:
     """Cut the logs back to the checkpoint and file what stands behind it; a checkpoint is not made
     yet. Returns the next seq and the number of records, and adds to `damage`."""
-    damage += cut_to_checkpoint(message_log, schedule, replay, is_carried_over=is_carried_over)
+    first_seq = message_log.first_seq()
+    damage += cut_to_checkpoint(first_seq, schedule, replay, is_carried_over=is_carried_over)
     known = len(damage)
     next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
     lost = [(found.first_seq, found.last_seq) for found in damage[known:]]
@@ -173,19 +174,18 @@ def file_message_log(
 
 
 def cut_to_checkpoint(
-    message_log: WriteAheadLog, schedule: HourLog, replay: Replay, *, is_carried_over: bool = False
+    first_seq: int | None, schedule: HourLog, replay: Replay, *, is_carried_over: bool = False
 ) -> list[Damage]:
     """Cut the logs back to the checkpoint (I7): what stands behind it is filed again. Returns what
-    is missing of what it covers."""
-    _check_catalog(message_log, schedule, replay)
+    is missing of what it covers. `first_seq`: where the message log begins; None: it is empty."""
+    _check_catalog(first_seq, schedule, replay)
     _cut_schedule(schedule, replay)
     missing = replay.resume_definitions(from_catalog=is_carried_over)
     return [] if missing is None else [missing]
 
 
-def _check_catalog(message_log: WriteAheadLog, schedule: HourLog, replay: Replay) -> None:
+def _check_catalog(first_seq: int | None, schedule: HourLog, replay: Replay) -> None:
     """A catalog that is gone or older than the logs must not make us cut them back to it."""
-    first_seq = message_log.first_seq()
     if first_seq is None and not replay.has_checkpoint and schedule.buckets():
         reason = "it is empty, and so is the message log, but there are hours: it is missing"
         raise DamageError("catalog", 0, reason)
@@ -211,7 +211,7 @@ def _cut_schedule(schedule: HourLog, replay: Replay) -> None:
 
 
 def _replay_tail(
-    message_log: WriteAheadLog,
+    message_log: TailLog,
     replay: Replay,
     damage: list[Damage],
     now_ms: int,

@@ -117,7 +117,8 @@ class Standby:
         self._address = address
         self._clock = clock
         self._stopwatch = stopwatch
-        damage = cut_to_checkpoint(store.message_log, store.schedule, store.replay)
+        first_seq = self._followed.place.next_seq
+        damage = cut_to_checkpoint(first_seq, store.schedule, store.replay)
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
         self._reader = RecordReader(log, store.identity.stamp, self._followed.place, adoptions)

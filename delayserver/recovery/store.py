@@ -34,7 +34,7 @@ from storage.message_log import MessageLog
 from storage.replicated.transactions import SettledTransactions
 from storage.rows import LogKind
 from storage.tiered_catalog import KEY_TIERS, KeyTiers, TieredCatalog
-from storage.write_ahead_log import WriteAheadLog
+from storage.write_ahead_log import CheckpointedLog, WriteAheadLog
 
 WRITTEN_HOURS_MIN: Final = 128
 """Files of hours that a log which is written to may have open, however small the limit is."""
@@ -86,7 +86,8 @@ class Surroundings:
     """Files of hours that the schedule log has open where it is written."""
     load_sizes: LoadSizes = LOAD_SIZES
     key_tiers: KeyTiers = KEY_TIERS
-    message_log: Callable[[Files, Catalog, Identity, Settings], WriteAheadLog] = own_message_log
+    message_log: Callable[[Files, Catalog, Identity, Settings], CheckpointedLog] = own_message_log
+    """Opens the message log. Only that of a standby is no `WriteAheadLog`."""
     settler: Callable[[HourLog, Catalog, Identity], Settler] = own_settler
     leases: Callable[[Files, Identity], LeasesPlace] = LeasesFile
     """Where leases are left to the next process."""
@@ -175,12 +176,18 @@ class Store:
         self._cleanup.callback(made.close)
         return made
 
+    @property
+    def write_ahead_log(self) -> WriteAheadLog:
+        """The message log, which is not that of a standby: groups are appended to it."""
+        assert isinstance(self.message_log, WriteAheadLog)
+        return self.message_log
+
     def recover(self, now_ms: int) -> Recovered:
         """Bring it to where a shard can serve from it. Raises StorageError."""
         self.kept = self.leases.read()
         recovered = recover(
             self.catalog,
-            self.message_log,
+            self.write_ahead_log,
             self.schedule,
             self.replay,
             self.settler,

@@ -61,7 +61,7 @@ from storage.errors import DamageError, ShortageError
 from storage.frame import Damage, Rows, unseal
 from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS, RecordKind, buffer_of, keep, select
-from storage.write_ahead_log import WriteAheadLog
+from storage.write_ahead_log import CheckpointedLog
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Replay:
         catalog: Catalog,
         schedule: HourLog,
         dispatch: HourLog,
-        message_log: WriteAheadLog,
+        message_log: CheckpointedLog,
         staging: Staging,
         definitions: DefinitionsLog,
         *,

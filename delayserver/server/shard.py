@@ -100,7 +100,7 @@ class Shard(ABC):
     def _recover(self, store: Store, surroundings: Surroundings) -> None:
         settings, identity = self.settings, store.identity
         catalog = self.catalog = store.catalog
-        self.message_log = store.message_log
+        self.message_log = store.write_ahead_log
         self.replay, self.settler = store.replay, store.settler
         now_ms = self.clock()
         recovered = store.recover(now_ms)

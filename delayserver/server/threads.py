@@ -38,7 +38,7 @@ from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from storage.errors import ShortageError, StagingError, StorageError
-from storage.write_ahead_log import WriteAheadLog
+from storage.write_ahead_log import GroupLog
 
 SHORTAGE_WAIT_S = 1.0
 QUICK_S = 0.0005
@@ -148,7 +148,7 @@ class CommitterThread(Worker[Group]):
 
     def __init__(
         self,
-        message_log: WriteAheadLog,
+        message_log: GroupLog,
         monotonic: Callable[[], float],
         post: Post,
         on_committed: Callable[[], None],
