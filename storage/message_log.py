@@ -91,7 +91,8 @@ class MessageLog(WriteAheadLog):
         self._files = files
         self._held_max_bytes = held_max_bytes
         self._held_from = 0 if held_max_bytes else None
-        self._stamp = stamp
+        self.stamp = stamp
+        """In the header of every frame."""
         self._segment_bytes = segment_bytes
         self._durability = durability
         self._tail: File | None = None
@@ -174,7 +175,7 @@ class MessageLog(WriteAheadLog):
             0,
             end,
             kind=LogKind.MESSAGE,
-            stamp=self._stamp,
+            stamp=self.stamp,
             payload=True,
             after_seq=first_seq - 1,
         )
@@ -182,7 +183,7 @@ class MessageLog(WriteAheadLog):
     def _refuse_foreign(self, file: File) -> None:
         """What another data directory wrote must not be taken for a torn tail and deleted."""
         header = decode_header(file.pread(HEADER_BYTES, 0), file.path, stamp=None)
-        if header is not None and header.stamp != self._stamp:
+        if header is not None and header.stamp != self.stamp:
             raise DamageError(file.path, 0, "the segment was written in another data directory")
 
     # ── appending: the committer ───────────────────────────────────────────────────────────────
@@ -201,8 +202,13 @@ class MessageLog(WriteAheadLog):
             first_seq=first_seq,
             last_seq=last_seq,
             created_ms=created_ms,
-            stamp=self._stamp,
+            stamp=self.stamp,
         )
+        self.append_frame(frame, first_seq)
+
+    def append_frame(self, frame: bytes, first_seq: int) -> None:
+        """Write the frame of one group, which begins with `first_seq` and has the stamp of this
+        log; otherwise as `append`."""
         if self._tail is None or self._tail_offset + len(frame) > self._tail_bytes:
             self._rotate(first_seq, len(frame))
         assert self._tail is not None

@@ -9,10 +9,10 @@ stand. It differs from a message log on files:
 - `append` is answered by a quorum, and by the owner's own disk where there is an own log (R8). It
   raises FencedError as soon as it is not known whether a record counts (R1): the process has to end
   then, and starts again as a standby.
-- The own log has a group first. If it stalls the group waits, and nobody holds the office's lock
-  meanwhile; if it has no room, the group is refused, since nobody else has it. A group that only
-  the own log has was not answered; at the next claim of the node it counts, as one whose answer
-  was lost.
+- The own log has a group first, in the same frame. If it stalls the group waits, and nobody holds
+  the office's lock meanwhile; if it has no room, the group is refused, since nobody else has it. A
+  group that only the own log has was not answered; at the next claim of the node it counts, as one
+  whose answer was lost.
 - A checkpoint keeps where it stands in the log (`places`), since a seq does not tell that.
 
 `FollowedLog` is the same log for a standby, which files the records that it reads itself and
@@ -174,6 +174,7 @@ class ReplicatedLog(FollowedLog, WriteAheadLog):
             )
         if self._own is None:
             self._own = own.begin()
+        assert self._own.stamp == self._stamp, "frames stand in both logs"
 
     def _have_own(self, frame: Frame) -> None:
         """Have a frame of the log in the own log, too, which lacks it: it was appended when the
@@ -208,9 +209,7 @@ class ReplicatedLog(FollowedLog, WriteAheadLog):
         )
 
         if self._own is not None:
-            self._own.append(
-                rows, payload, first_seq=first_seq, last_seq=last_seq, created_ms=created_ms
-            )
+            self._own.append_frame(frame, first_seq)
         self._places.append((last_seq, self._holder.append_frame(frame)))
 
     def has_room(self, total_bytes: int) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from storage import message_log
 from storage.errors import FencedError, ShortageError
 from storage.frame import Frame, encode
 from storage.message_log import Durability, MessageLog
 from storage.replicated import envelope
+from storage.replicated import log as replicated_log
 from storage.replicated.envelope import Claim
 from storage.replicated.holder import Holder
 from storage.replicated.lease import BEAT_MS, Tenure
@@ -144,6 +147,28 @@ def test_a_place_within_a_group_is_the_one_before_it() -> None:
     assert office_of(dict(followed.places(5))[OFFICE_KEY]).next_seq == 2
     with pytest.raises(AssertionError):
         followed.places(0)
+
+
+def test_a_group_is_one_frame_in_both_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = SimulatedFiles()
+    owner = Owner(MemoryLog(), files)
+    owner.read()
+    made = []
+
+    def encode_once(*parts: Any, **fields: Any) -> bytes:
+        made.append(encode(*parts, **fields))
+        return made[-1]
+
+    monkeypatch.setattr(replicated_log, "encode", encode_once)
+    monkeypatch.setattr(message_log, "encode", encode_once)
+    owner.append(1)
+    owner.append(2)
+    assert len(made) == 2
+    in_own = files.open(MessageLog.path(1)).pread(sum(map(len, made)), 0)
+    assert in_own == b"".join(made)
+    records = [record for _, record in owner.origin.another().read(0, 0.0)]
+    for frame in made:
+        assert sum(record.endswith(frame) for record in records) == 1
 
 
 def test_it_beats_while_it_is_read(files: SimulatedFiles | None) -> None:
