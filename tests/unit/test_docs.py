@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -116,17 +117,46 @@ def test_every_document_is_in_the_index() -> None:
 def test_every_decision_is_in_the_index() -> None:
     directory = ROOT / "docs" / "decisions"
     index = (directory / "README.md").read_text("utf-8")
-    rows = re.findall(r"^\| (\d+) \| \[(.+)\]\((.+)\) \|$", index, re.MULTILINE)
-    numbers = [int(number) for number, _, _ in rows]
+    rows = re.findall(r"^\| (\d+) \| \[(.+?)\]\((.+?)\) \| (.*)\|$", index, re.MULTILINE)
+    numbers = [int(number) for number, *_ in rows]
     assert numbers == sorted(set(numbers)) and numbers[0] == 1
+    gaps = sorted(set(range(1, numbers[-1])) - set(numbers))
+    *most, last = map(str, gaps)
+    assert f"\nThe numbers {', '.join(most)} and {last} were not used.\n" in index
     files = sorted(path.name for path in directory.glob("[0-9]*.md"))
-    assert [file for _, _, file in rows] == files
-    for number, title, file in rows:
+    assert [file for _, _, file, _ in rows] == files
+    for number, title, file, replaced_by in rows:
         text = (directory / file).read_text("utf-8")
+        says = re.findall(r"^Replaced in part by (\[(\d+)\]\(.+?\)): ", text, re.MULTILINE)
+        assert replaced_by.rstrip() == ", ".join(link for link, _ in says), file
+        assert all(int(number) < int(by) for _, by in says), file
         assert file.startswith(f"{int(number):04}-")
         assert text.startswith(f"# {number}. {title}\n"), file
         found = re.findall(r"^## (.+)$", text, re.MULTILINE)
         assert found == ["Context", "Decision", "Alternatives", "Look again when"], file
+
+
+def defined_words(glossary: str) -> Iterator[str]:
+    """The words that a glossary defines: those in bold, and those in italics before a colon."""
+    for line in glossary.splitlines():
+        if line.startswith("|"):
+            yield from re.findall(r"\*\*([^*]+)\*\*", line)
+            yield from re.findall(r"(?<!\*)\*([^*]+)\*:", line)
+
+
+def test_a_word_that_is_defined_twice_is_found() -> None:
+    rows = "| **run** | sorted rows; *seq*: a number |\n| **key run** | keys of a *seq* |"
+    assert list(defined_words(rows)) == ["run", "seq", "key run"]
+    again = "\n| **schedule** | a **run** of it is a message |"
+    assert list(defined_words(rows + again))[-1] == "run"
+
+
+def test_the_glossary_defines_each_word_once() -> None:
+    glossary = text_of("docs/glossary.md")
+    words = list(defined_words(glossary))
+    assert len(words) > 100
+    assert [word for word, count in Counter(words).items() if count > 1] == []
+    assert "Also:" not in glossary, "a second meaning is another word"
 
 
 def test_every_invariant_names_bugs_that_are_planted() -> None:
