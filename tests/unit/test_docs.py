@@ -25,6 +25,8 @@ from tests.tiers import tier_of
 
 ROOT = Path(__file__).parents[2]
 README_BYTES_MAX = 10 * 1024
+CHANGE_CHARACTERS_MAX = 320
+"""With its links."""
 PROJECT = ("README.md", "CONTRIBUTING.md", "tests/README.md", "tests/EVIDENCE.md")
 """Besides all of docs/. CHANGELOG.md speaks of other times."""
 
@@ -106,6 +108,17 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 def test_the_version_is_in_the_changelog() -> None:
     headings = re.findall(r"^## \[(.+?)\]", text_of("CHANGELOG.md"), re.MULTILINE)
     assert headings[:2] == ["Unreleased", delayserver.__version__]
+
+
+def test_a_change_is_a_short_line_of_the_changelog() -> None:
+    """The rest stands where its link leads."""
+    unreleased = text_of("CHANGELOG.md").partition("## [Unreleased]\n")[2].partition("\n## [")[0]
+    found = re.findall(r"^- (.+(?:\n  .+)*)", unreleased, re.MULTILINE)
+    assert len(found) == unreleased.count("\n- ")
+    items = [" ".join(item.split()) for item in found]
+    assert [item for item in items if len(item) > CHANGE_CHARACTERS_MAX] == []
+    assert [item for item, count in Counter(items).items() if count > 1] == []
+    assert list(lost_links("CHANGELOG.md", unreleased)) == []
 
 
 def test_every_document_is_in_the_index() -> None:
@@ -231,21 +244,23 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def lost_links(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Links in the text of a document that lead nowhere."""
+    for link in (first or second for first, second in LINK.findall(text)):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        path = (ROOT / name).parent / target if target else ROOT / name
+        if not path.exists():
+            yield name, link
+        elif anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+            if anchor not in map(slug, headings):
+                yield name, link
+
+
 def test_every_link_leads_somewhere() -> None:
-    lost = []
-    for name in NAMES:
-        for link in (first or second for first, second in LINK.findall(prose(name))):
-            target, _, anchor = link.partition("#")
-            if "://" in target:
-                continue
-            path = (ROOT / name).parent / target if target else ROOT / name
-            if not path.exists():
-                lost.append((name, link))
-            elif anchor:
-                headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
-                if anchor not in map(slug, headings):
-                    lost.append((name, link))
-    assert lost == []
+    assert [lost for name in NAMES for lost in lost_links(name, prose(name))] == []
 
 
 def test_every_file_that_is_named_exists() -> None:
