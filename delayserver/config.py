@@ -66,11 +66,6 @@ class Heading(Enum):
     DELIVERY = "Advanced: delivery"
     DISK = "Advanced: files on the disk"
 
-    @property
-    def is_advanced(self) -> bool:
-        """Whether few servers change the settings of this group."""
-        return self.value.startswith("Advanced: ")
-
 
 class Settings(BaseSettings):
     """Settings of one server, each with its heading. Durations: integer milliseconds, or text such

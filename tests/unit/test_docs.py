@@ -89,7 +89,8 @@ def test_the_basic_settings_stand_before_the_advanced_ones() -> None:
     before, _, behind = text_of("docs/configuration.md").partition("\n## Advanced: ")
     for heading, names in by_heading().items():
         for name in names:
-            assert f"| `{flag(name)}` |" in (behind if heading.is_advanced else before), name
+            is_advanced = heading.value.startswith("Advanced: ")
+            assert f"| `{flag(name)}` |" in (behind if is_advanced else before), name
 
 
 def test_the_settings_file_of_the_example_is_one() -> None:
