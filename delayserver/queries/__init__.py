@@ -1,6 +1,6 @@
 """Answers that change nothing. In reading order:
 
-look_up       a message and what became of it; what is pending; how much falls due when
+look_up       the state of a message, the pending messages, and how much falls due when
 listing       the messages of a subject that wait, a page at a time
 attempts      how each attempt to deliver a message went
 dead_letters  messages that no attempt delivered

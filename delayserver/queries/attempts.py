@@ -4,11 +4,11 @@
                             └── dispatch log ─▶ the one that arrived, and its note
     a dead letter ── its payload ─────────────▶ attempts that failed
 
-They are kept as long as the message: what is told of them stands with it in the files of its
-hours, and goes with them.
+The server keeps the attempts as long as the message. Their records stand in the files of the
+message's hours and are deleted with them.
 
-Cost: as a look-up; where it died, a checkpoint. Threads: belongs to the event loop; files are read
-in the reader thread.
+Cost: as a look-up; for a dead letter, a checkpoint as well. Threads: belongs to the event loop;
+files are read in the reader thread.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class AttemptsView:
 
 
 class AttemptQueries:
-    """What was tried, of one server."""
+    """The attempts that one server has made."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -98,7 +98,7 @@ class AttemptQueries:
             letter = await asyncio.to_thread(read_dead_letter, calls.catalog, subscription_id, seq)
             if letter is not None:
                 return decode_payload(letter.payload, "catalog", 0, seq).history
-        # Of a dead letter that was discarded, too: what came before its last attempt.
+        # This also finds the attempts before the last one of a dead letter that was discarded.
         with contextlib.suppress(NotFoundError):
             return (await calls.find(ScheduleEntry(seq, change.due_ms))).payload.history
         return None

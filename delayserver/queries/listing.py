@@ -1,11 +1,11 @@
 """Listing: the messages of a subject that wait, in due order, a page at a time.
 
-What was answered before the question is seen: deliveries are recorded and everything accepted is
-filed first; then the hours' files are read, whether they are loaded or not, one hour at a time and
-in the reader thread, where deliveries go in between. A row that a subscription is still to get
-stands in the list, so a message that is being retried stands at the time of its next attempt, once
-for each subscription that it is retried for; and so does what no subscription matches. The state is
-that of the message, as a look-up tells it.
+A listing shows everything that the server answered before the question. So deliveries are recorded
+first, and every accepted message is filed. Then the reader thread reads the files of the hours, one
+hour at a time, whether an hour is loaded or not; deliveries go in between. A row is listed while a
+subscription is still to receive it. So a message that is being retried is listed at the time of its
+next attempt, once for each subscription that it is retried for. A message that no subscription
+matches is listed too. The state is that of the message, as a look-up shows it.
 
 A page goes on from a position (due time and seq), so nothing is listed twice or left out while
 messages come and go around it. It ends early when many rows had to be looked at, or when the bodies

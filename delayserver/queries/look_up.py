@@ -1,4 +1,4 @@
-"""Queries: a message and what became of it, what is pending, how much falls due when.
+"""Queries: the state of a message, the pending messages, and how much falls due when.
 
 Nothing here changes anything. Answers show everything that was answered before the question.
 
@@ -29,7 +29,7 @@ from storage.rows import HOUR_MS, Outcome
 
 @dataclass(slots=True)
 class DeliveryView:
-    """What became of a message at one subscription."""
+    """The state of a message at one subscription."""
 
     subscription: str
     state: str
@@ -39,7 +39,7 @@ class DeliveryView:
 
 @dataclass(slots=True)
 class MessageView:
-    """A message as somebody who looks it up sees it."""
+    """A message as a look-up shows it."""
 
     message_id: str
     subject: str
@@ -58,13 +58,13 @@ class Queries:
         self._calls = calls
 
     async def look_up(self, seq: int, due_ms: int) -> MessageView:
-        """A message, its state and what became of it so far. Raises NotFoundError, DamageError."""
+        """A message, its state and its deliveries so far. Raises NotFoundError, DamageError."""
         calls = self._calls
         located, version = calls.locate(seq, due_ms), calls.version(seq)
         found = await calls.find_any(located.rows)
         subject = calls.subject_names[found.subject_id]
-        # While the files are read deliveries may end, and others begin: what is told is the moment
-        # behind the last read, by all rows that there were by then.
+        # While the files are read, deliveries may end and others begin. The answer shows the moment
+        # after the last read, by all rows that existed then.
         told: dict[ScheduleEntry, Rows] = {}
         matched = subject if found.payload.to is None else ""
         while unread := [row for row in _rows_to_read(located) if row not in told]:
@@ -93,13 +93,13 @@ class Queries:
         return view
 
     async def stats(self) -> dict[str, object]:
-        """Counters since the start of this process, and what waits now."""
+        """Counters since the start of this process, and the messages that wait now."""
         await self.count_later()
         return {"version": delayserver.__version__, **self._calls.gauges.stats()}
 
     async def count_later(self) -> None:
-        """Count the messages of hours that are not loaded and the dead letters, and list what waits
-        to be archived, as of the last checkpoint."""
+        """Count the messages of hours that are not loaded and the dead letters, and list the hours
+        that wait to be archived, as of the last checkpoint."""
         calls = self._calls
         through_hour = calls.live_through_hour()
         # There may be two years of hours.
@@ -126,7 +126,7 @@ class Queries:
                 pending |= zip(hours_of(bucket), state.by_hour, strict=True)
             elif not state.retired_ms:
                 pending[bucket] = state.entries - state.removals
-        # What was delivered is among the entries, but is not to come.
+        # Delivered messages are among the entries, but do not fall due again.
         pending |= self._calls.unsettled_by_hour()
         counts: Counter[int] = Counter()
         for hour, count in pending.items():
@@ -139,7 +139,8 @@ class Queries:
 
 
 def _rows_to_read(located: MessageState) -> list[ScheduleEntry]:
-    """The rows of a message of which the dispatch log may tell; none of one that nobody has had."""
+    """The rows of a message that may have lines in the dispatch log; none before a first
+    delivery."""
     is_untouched = located.state is State.SCHEDULED and not located.deliveries
     return [] if is_untouched else located.rows
 
