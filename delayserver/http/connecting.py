@@ -40,7 +40,7 @@ def call_when_over(
 
 @asynccontextmanager
 async def until(deadline_s: float) -> AsyncIterator[None]:
-    """Cancels what is inside when `deadline_s` of the loop's time is over. Raises TimeoutError."""
+    """Cancels its block when `deadline_s` of the loop's time is over. Raises TimeoutError."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as scope:
         is_inside = True
@@ -64,7 +64,7 @@ async def connect_to_any(
     *,
     head_start_s: float = HEAD_START_S,
 ) -> tuple[str, T]:
-    """The first address, in their order, that `connect` succeeds with, and what it returned.
+    """The first address, in their order, to which `connect` succeeds, and the result of `connect`.
 
     `close` is called with a connection that came too late. Raises the OSError of the first attempt
     if all of them fail."""

@@ -8,8 +8,8 @@ It carries bytes and does not know what they are for. How a target is found, how
 stay open and what an answer means is up to its owner: the sender of webhooks decides by the status
 alone, the client library needs the whole answer. Nothing is sent twice, and no redirect followed.
 
-What the other side can make us hold is bounded by `answer_bytes_max` and by the deadline, and a
-connection that has said more than it was asked is not used again.
+The bytes that the other side can make us hold are bounded by `answer_bytes_max` and by the
+deadline. A connection that sends more than we asked for is not used again.
 
 Cost: 21 µs of CPU per request of 4 KB and its answer, on uvloop, building both included. A timer
 ends an exchange: `asyncio.timeout` around it took 3 µs more. Threads: belongs to the event loop.
@@ -50,16 +50,16 @@ class HttpConnection(asyncio.Protocol):
             self.on_body = self._keep_beginning  # without any the parser passes over bodies
         self._parser = httptools.HttpResponseParser(self)
         self.address = ""
-        """Where it goes. The connection's owner sets it."""
+        """The address that it is connected to. The owner of the connection sets it."""
         self.idle_since_s = 0.0
         """Since when it is idle, by the clock of its owner, who sets it."""
         self.is_open = False
         self.is_reusable = False
         """Whether the last answer came whole, and the other side keeps the connection."""
         self.status: int | None = None
-        """Of the answer, as soon as its head is there; an exchange that fails later leaves it."""
+        """The status of the answer, once its head is there; a later failure does not clear it."""
         self.headers: list[tuple[bytes, bytes]] = []
-        """Of the answer that `status` is of, as they came."""
+        """The headers of the answer with that `status`, as they came."""
 
     @property
     def is_silent(self) -> bool:
@@ -68,7 +68,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def body(self) -> bytes:
-        """Of the answer, as far as it is kept."""
+        """The body of the answer, as far as it is kept."""
         return b"".join(self._parts)
 
     async def exchange(self, request: bytes, deadline_s: float) -> None:
@@ -108,7 +108,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answered is None or self._answered.done():
-            self.abort()  # an answer to a question that nobody asked
+            self.abort()  # an answer without a request
             return
         self._received_bytes += len(data)
         try:

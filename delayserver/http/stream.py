@@ -5,17 +5,17 @@
                         │                          └─► read(): the parts of the body, as they come
                         └─ reading pauses while HELD_MAX_BYTES of the answer wait for `read`
 
-`HttpConnection` has the whole of a request and of its answer in memory, which is what those want
-who make the one and use the other. Who only passes them on must not: an upload of 64 MiB is as
-large here as what is under way of it. So both directions are streams with back-pressure, and they
-run at the same time: an answer may come before the request has ended, and then the connection is
-not used again.
+`HttpConnection` holds a whole request and its whole answer in memory. This suits callers that build
+the request and use the answer. A proxy only passes both on, and must not hold an upload of 64 MiB
+in memory: here it holds only the bytes that are under way. So both directions are streams with
+back-pressure, and they run at the same time. An answer may come before the request has ended; the
+connection is then not used again.
 
-An answer has to say where it ends, by its length or in chunks; one that ends with its connection
-counts as broken, since that is how it looks when the other side dies. Trailers are passed over.
+An answer must say where it ends, by its length or in chunks. An answer that ends with its
+connection counts as broken, because a server that dies looks the same. Trailers are passed over.
 
-Cost: a future for each wait, of which a request and an answer in one piece need one. Threads:
-belongs to the event loop; one task writes, and one reads.
+Cost: a future for each wait; a request and an answer in one piece need one wait. Threads: belongs
+to the event loop; one task writes, and one reads.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from typing import Final, cast
 import httptools
 
 HELD_MAX_BYTES: Final = 64 * 1024
-"""What may wait of an answer before the other side is told to wait, besides what came with it."""
+"""Bytes of an answer that may wait; one read may exceed it before the other side is paused."""
 
 
 class HttpStream(asyncio.Protocol):
@@ -35,9 +35,9 @@ class HttpStream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._came: asyncio.Future[None] | None = None
-        """Somebody waits for more of the answer, …"""
+        """Set while the reader waits for more of the answer, …"""
         self._drained: asyncio.Future[None] | None = None
-        """… and somebody until more of the request may be written."""
+        """… and set while the writer waits until it may write more of the request."""
         self._is_writing_paused = self._is_reading_paused = False
         self._failure: OSError | None = None
         self._parts: list[bytes] = []
@@ -52,15 +52,15 @@ class HttpStream(asyncio.Protocol):
         """When something of a request or of its answer last moved, by the loop's time; or since
         when the connection is idle."""
         self.status: int | None = None
-        """Of the answer, as soon as its head is there."""
+        """The status of the answer, as soon as its head is there."""
         self.headers: list[tuple[bytes, bytes]] = []
-        """Of that answer, as they came."""
+        """The headers of that answer, as they came."""
 
     # ── one request, and its answer ────────────────────────────────────────────────────────────
 
     def begin(self, data: bytes, *, is_head: bool = False) -> None:
-        """Send the head of a request, and what is there of its body. `is_head`: its answer has no
-        body, whatever its head says. Raises OSError: nothing was sent."""
+        """Send the head of a request, and the beginning of its body if it is there. `is_head`: the
+        answer has no body, whatever its head says. Raises OSError: nothing was sent."""
         assert self._transport is not None and not self._is_under_way
         if not self.is_open or self._transport.is_closing():
             raise ConnectionError("the connection was closed before the request was sent")
@@ -91,8 +91,8 @@ class HttpStream(asyncio.Protocol):
         return self.status
 
     async def read(self) -> bytes:
-        """What has come of the answer's body, once there is some; empty at its end. Raises OSError
-        when it does not come whole."""
+        """The bytes of the answer's body that have arrived, at least one; empty at its end. Raises
+        OSError if the body does not arrive whole."""
         while not self._parts and not self.has_ended:
             await self._wait()
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -146,7 +146,7 @@ class HttpStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_under_way or self.has_ended:
-            self.abort()  # an answer to a question that nobody asked
+            self.abort()  # an answer without a request
         else:
             self._take(data)
 
