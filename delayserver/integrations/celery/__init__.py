@@ -12,7 +12,7 @@
 In reading order:
 
     wire        a task as it goes onto the broker, as the body of a message
-    tasks       what apply_async, retry and revoke do besides
+    tasks       how apply_async, retry and revoke use the delay server
     broker      one connection to the broker, which waits for it and for its word
     forwarder   from the delay server onto the broker: a step of each worker, or a command
 

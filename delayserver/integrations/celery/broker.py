@@ -4,8 +4,9 @@
              ▲                                RabbitMQ has confirmed, and had a queue for it
              └── the broker is away: again, until it is back or `stop` is called
 
-A broker that is away says nothing about a task, so no task is given up for it. What the broker has
-against one task (a queue that is declared otherwise, an exchange that is not there) is raised.
+A broker that is away says nothing about a task, so no task is given up for it. An error of the
+broker about one task (a queue that is declared otherwise, an exchange that does not exist) is
+raised.
 
 Cost: a round trip for each task. Threads: `put` and `close` belong to one thread, `stop` is safe.
 """
@@ -60,8 +61,8 @@ class Broker:
     def put(self, task: WireTask) -> None:
         """Put a task onto the broker; when this returns, the broker has it.
 
-        Raises StoppedError; what the broker has against this task; NotATaskError; QueueNotFound
-        where the app makes no queues that it does not know."""
+        Raises StoppedError, NotATaskError, and the broker's error about this task. Raises
+        QueueNotFound if the app does not create queues that it does not know."""
         # Before the loop: a name that is not there is no broker that is away.
         queues = self._queues(task.queues)
         data, failures = task.data, 0
@@ -113,7 +114,7 @@ class Broker:
         if self._producer is None:
             connection = self._connection = self._app.connection_for_write()
             connection.transport_options = connection_options(connection)
-            # Of several brokers the next one is tried.
+            # If there are several brokers, the next one is tried.
             connection.ensure_connection(
                 max_retries=max(1, len(connection.alt)),
                 interval_start=0,
@@ -132,7 +133,7 @@ class Broker:
 
 
 def connection_options(connection: kombu.Connection) -> dict[str, Any]:
-    """How to be told that a task is there, or that nobody answers. Not what the app has decided."""
+    """Options that report a stored task, and a silent broker. With Redis the app's own win."""
     options = connection.transport_options or {}
     match connection.get_transport_cls().driver_type:
         case "amqp":
@@ -143,7 +144,7 @@ def connection_options(connection: kombu.Connection) -> dict[str, Any]:
 
 
 def _away(connection: kombu.Connection) -> tuple[type[BaseException], ...]:
-    """What a broker that is away makes of a call."""
+    """The errors that a call raises while the broker is away."""
     errors: tuple[type[BaseException], ...] = (OSError, *connection.connection_errors)
     if connection.get_transport_cls().driver_type == "redis":
         # It has no word about single tasks: out of memory, read-only, loading.

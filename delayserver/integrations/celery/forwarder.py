@@ -1,4 +1,4 @@
-"""From the delay server onto Celery's broker: what is due is pulled, put there, and acknowledged.
+"""From the delay server onto Celery's broker: due tasks are pulled, put there, and acknowledged.
 
     pull ──▶ in due order ──▶ Broker.put, in a thread ──▶ the broker has it ──▶ ack
                                     │
@@ -52,7 +52,7 @@ class TaskForwarder:
 
     def run(self) -> None:
         """Forward until `stop` is called; in the main thread, SIGTERM and ctrl-C do it. Raises
-        ClientError where the delay server refuses what no waiting can mend."""
+        ClientError if the delay server refuses a request and waiting cannot help."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="celery-broker")
         try:
             self._consumer.run(grace_s=GRACE_S)
@@ -120,7 +120,7 @@ def forwarding_step(make: Callable[[], TaskForwarder]) -> type[bootsteps.StartSt
             if self._forwarder is not None:
                 self._forwarder.stop()
             if self._thread is not None:
-                # With a second: what holds it up is waited for there.
+                # The second GRACE_S is for a call that holds up the end of `run`.
                 self._thread.join(2 * GRACE_S + 1)
 
         def terminate(self, worker: Any) -> None:

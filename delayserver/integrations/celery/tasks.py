@@ -1,8 +1,8 @@
-"""What `apply_async`, `retry` and `revoke` do besides, once an app has `DelayedTasks`.
+"""How `apply_async`, `retry` and `revoke` use the delay server, once an app has `DelayedTasks`.
 
     apply_async ─▶ send_task ─due soon──▶ Celery, as without it
                        └─────due later──▶ Celery makes the message ─▶ POST /v1/messages ─▶ durable
-    revoke ─▶ the workers are told, as without it; and what waits is cancelled
+    revoke ─▶ the workers are told, as without it; and the waiting task is cancelled
 
 All ways to send a task end in `app.send_task`, so that is where it is decided. Celery itself makes
 the message, with routes, signals, stamps and all, and hands it to a producer; that one is ours. The
@@ -59,11 +59,11 @@ SUBJECT = "celery.tasks"
 THRESHOLD = "5m"
 LEASE = "30s"
 RETRY = RetryPolicy(timeout_s=10)
-"""Who sends a task is often in the middle of a request that somebody waits for."""
+"""The sender of a task is often in the middle of a request, and its client waits."""
 REPLACE_ATTEMPTS = 2
 CONTROL = "celery.app.control:Control"
 _NOT_NOW = (UnansweredError, OverloadedError, DiskFullError)
-"""What says nothing against the task itself."""
+"""Errors that say nothing against the task itself."""
 
 log = logging.getLogger("delayserver.celery")
 
@@ -81,13 +81,13 @@ class DelayedTasks:
       text such as "5m", or whole milliseconds.
     - `subject`: under which they wait. Apps that share a delay server and not a broker need
       different ones, or tasks come out at the wrong broker.
-    - `fallback`: where the delay server cannot take a task for the moment, it goes to the broker
-      with its ETA, as without it, and a warning is logged. Where only the answer was lost it may
-      run twice then. Else the error of the client library reaches who has sent the task.
-    - `forward`: each worker of the app brings back what is due. Without, run
+    - `fallback`: if the delay server cannot take a task for the moment, the task goes to the broker
+      with its ETA, as without it, and a warning is logged. If only the answer was lost, the task
+      may run twice. Without `fallback` the sender gets the error of the client library.
+    - `forward`: each worker of the app brings back the tasks that are due. Without it, run
       `python -m delayserver.integrations.celery -A APP`.
-    - `lease`: after how long what a killed forwarder had comes again; `concurrency`: how many tasks
-      it takes at once.
+    - `lease`: the time after which the tasks of a killed forwarder come again; `concurrency`: how
+      many tasks it takes at once.
     - `retry`: how long to ask again while the server is away, ten seconds by default; `token`,
       `tls`, `owner_hosts` are those of the client library.
     - `now_ms`: the clock, in ms since the epoch; `transport`: for tests.
@@ -141,7 +141,7 @@ class DelayedTasks:
         vars(app)[_NAME] = self
 
     def forwarder(self) -> TaskForwarder:
-        """What brings tasks back that are due; for a process of its own."""
+        """The forwarder that brings due tasks back; for a process of its own."""
         return TaskForwarder(
             self.app, self._make_consumer, self.subject, lease=self._lease, now_ms=self._now_ms
         )
@@ -261,11 +261,11 @@ class DelayedTasks:
 
 
 class _StoringProducer:
-    """A producer of kombu to Celery, which stores the one task that it is made for. What comes
-    after that is an event about it, and goes to the broker.
+    """A producer of kombu to Celery, which stores the one task that it is made for. Anything
+    published after it is an event about the task, and goes to the broker.
 
-    A producer of the pool is taken only where the broker is needed: while the delay server is away,
-    tasks that wait for it must not hold up those that go to the broker."""
+    A producer of the pool is taken only when the broker is needed: while the delay server is away,
+    tasks that wait for it must not hold up tasks that go to the broker."""
 
     def __init__(
         self,
@@ -321,11 +321,12 @@ def _urls(connection: kombu.Connection) -> list[str]:
 
 
 def _revoking(control: type[Control], delayed: DelayedTasks) -> type[Control]:
-    """A control whose `revoke` cancels what waits in the delay server, too."""
+    """A control whose `revoke` also cancels the task if it waits in the delay server."""
 
     class DelayedControl(control):  # type: ignore[misc, valid-type]
         def revoke(self, task_id: str | Sequence[str], *arguments: Any, **options: Any) -> Any:
-            # The workers first: what comes out of the delay server in this moment is refused there.
+            # The workers are told first, so they refuse a task that the delay server releases just
+            # now.
             replies = super().revoke(task_id, *arguments, **options)
             failed: ClientError | None = None
             for one in (task_id,) if isinstance(task_id, str) else task_id:

@@ -1,11 +1,11 @@
 """A task as Celery puts it onto the broker, as the body of a message of the delay server.
 
-The body of the task is what Celery's serializer and compression have made of it, and is not looked
-into here. Headers and properties may hold what kombu's JSON knows besides JSON (datetimes, UUIDs,
-bytes): they are written and read by it, so that the same values arrive.
+The body of the task is the output of Celery's serializer and compression, and we do not look into
+it. Headers and properties may hold values that kombu's JSON knows besides JSON (datetimes, UUIDs,
+bytes). kombu's JSON writes and reads them, so that the same values arrive.
 
-What it says of routing is what Celery had decided: exchange, routing key, and the names of the
-queues that have to be declared. Their definitions are those of the app that forwards.
+The routing is the one that Celery had decided: exchange, routing key, and the names of the queues
+to declare. The app that forwards defines these queues.
 
 Cost: 20 µs each way. Threads: pure.
 """
@@ -31,7 +31,7 @@ class NotATaskError(DelayServerError):
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is published onto the broker when the task is due."""
+    """The message that is published onto the broker when the task is due."""
 
     body: str
     """Text, or base64 where `is_base64`."""
@@ -63,8 +63,9 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         expiration: float | None = None,
         **properties: Any,
     ) -> Self:
-        """Of what Celery hands to kombu's `Producer.publish`; `expiration` is in seconds from
-        `now_ms`. Raises kombu.exceptions.EncodeError where the arguments cannot be serialized."""
+        """Built from the arguments that Celery hands to kombu's `Producer.publish`; `expiration` is
+        in seconds from `now_ms`. Raises kombu.exceptions.EncodeError if the arguments cannot be
+        serialized."""
         content_type, content_encoding, encoded = dumps(body, serializer=serializer)
         headers = dict(headers)
         data: str | bytes = encoded
@@ -110,10 +111,11 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise NotATaskError(f"the body of the task is not base64: {error}") from error
 
     def content(self, accept: Iterable[str]) -> Any:
-        """What the body says: of the usual protocol a triple of arguments, keyword arguments, and
-        what hangs on the task. `accept`: content types, or names of serializers.
+        """The decoded body. In the usual protocol it is a triple of arguments, keyword arguments,
+        and embedded options (callbacks, chain, chord). `accept`: content types, or names of
+        serializers.
 
-        Raises NotATaskError where it cannot be read, or must not."""
+        Raises NotATaskError if it cannot be read, or if `accept` does not allow it."""
         data = self.data
         try:
             if isinstance(data, bytes) and (kind := self.headers.get("compression")):
@@ -125,7 +127,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise NotATaskError(f"the body of the task cannot be read: {error}") from error
 
     def expiration_s(self, now_ms: int) -> float | None:
-        """What is left until the broker may drop it."""
+        """The seconds until the broker may drop the task; None: it does not expire."""
         if self.expires_at_ms is None:
             return None
         return max(0, self.expires_at_ms - now_ms) / 1000
