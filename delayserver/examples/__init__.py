@@ -1,4 +1,4 @@
-"""Programs to read and to run, against a server that is there (`delayserver serve`). In
+"""Programs to read and to run, against a server that runs already (`delayserver serve`). In
 reading order:
 
 order_unpaid         orders that nobody pays are closed

@@ -4,12 +4,12 @@
                               the row
     POST /orders/ID/pay   ──▶ the row is paid; the message is cancelled
     GET /orders/ID
-    consume               ──▶ the message fires: cancel the order, if nobody has paid it
+    consume               ──▶ the message fires: cancel the order, if it is still unpaid
 
-The message comes first, then the row: a process that dies in between leaves a message about an
-order that is not there, which does nothing. The other way round it would leave an order that
-nobody ever cancels. What a payment and the message do to an order is decided by one UPDATE of the
-database.
+The message comes first, then the row. A process that dies in between leaves a message about an
+order that does not exist, and that message does nothing. The other way round it would leave an
+order that is never cancelled. One UPDATE of the database decides whether the payment or the message
+comes first.
 
 Three commands, each in a terminal of its own but the first:
 
@@ -68,13 +68,13 @@ producer = Producer(URL, token=TOKEN)
 
 
 class ShopOrder(models.Model):
-    """What a customer has ordered."""
+    """An order of a customer."""
 
     class Meta:
         app_label = "shop"
 
     class Payment(models.TextChoices):
-        """What may have become of it."""
+        """The states of an order."""
 
         WAITING = "waiting for payment"
         PAID = "paid"
@@ -89,7 +89,7 @@ class ShopOrder(models.Model):
 
 
 def decide(order: str, state: str) -> bool:
-    """Give an order that waits its last state; False: it has one. Once, whoever comes first."""
+    """Give a waiting order its final state, once; False: another caller gave it one before."""
     waiting = ShopOrder.objects.filter(pk=order, state=ShopOrder.Payment.WAITING)
     return bool(waiting.update(state=state))
 
@@ -100,7 +100,7 @@ def decide(order: str, state: str) -> bool:
 @csrf_exempt  # no cookie says who calls
 @require_POST
 def place(request: HttpRequest) -> JsonResponse:
-    """A customer orders. When this is answered, the order is cancelled in time, come what may."""
+    """A customer orders. After this answer the order is certain to be cancelled in time."""
     order = uuid.uuid4()
     producer.publish(SUBJECT, {"order": str(order)}, delay=PAY_WITHIN, key=str(order))
     return JsonResponse(ShopOrder.objects.create(id=order).document(), status=201)
@@ -119,7 +119,7 @@ def pay(request: HttpRequest, order: uuid.UUID) -> JsonResponse:
     get_object_or_404(ShopOrder, pk=order)
     if not decide(str(order), ShopOrder.Payment.PAID):
         return JsonResponse({"error": "it is paid or cancelled already"}, status=409)
-    # It is paid, so the message does no harm if it comes: it fires just now, or nobody answers.
+    # The order is paid, so the message does no harm if it fires just now or cannot be cancelled.
     try:
         producer.cancel(subject=SUBJECT, key=str(order), timeout_s=5)
     except ClientError as error:
@@ -139,7 +139,7 @@ urlpatterns = [
 
 @contextlib.contextmanager
 def fresh_connections(message: Message) -> Iterator[None]:
-    """What Django does around each request, it does not do around a handler."""
+    """Django closes old connections around each request, but not around a handler; this does."""
     close_old_connections()
     try:
         yield
@@ -148,7 +148,7 @@ def fresh_connections(message: Message) -> Iterator[None]:
 
 
 def consume() -> None:
-    """Cancel what nobody has paid, until SIGTERM or ctrl-C."""
+    """Cancel orders that were not paid in time, until SIGTERM or ctrl-C."""
     consumer = Consumer(URL, token=TOKEN, concurrency=4, around=fresh_connections)
 
     @consumer.subscribe(SUBJECT)
@@ -178,7 +178,7 @@ def main() -> None:
         case ["consume"]:
             consume()
         case ["runserver", *arguments]:
-            # What the reloader starts is a file, and this is a module.
+            # The reloader starts a file, and this is a module.
             execute_from_command_line(["django_shop", "runserver", "--noreload", *arguments])
         case arguments:
             execute_from_command_line(["django_shop", *arguments])

@@ -1,14 +1,15 @@
-"""A shop on FastAPI: an order that nobody pays in time is cancelled, by a signed webhook.
+"""A shop on FastAPI: an order that is not paid in time is cancelled, by a signed webhook.
 
     POST /orders          ──▶ publish shop.order.late, due in 30 minutes, key: the order
     POST /orders/ID/pay   ──▶ paid; the message is cancelled
     GET /orders/ID
     POST /hooks/late      ◀── the delay server, when the message fires: cancel the order
 
-The receiver of the webhook checks its signature, since everybody can reach the address, and
-answers 2xx when it is done: anything else comes again. At its start the shop subscribes, with a
-secret that it shares with the delay server (SHOP_SECRET; without, one is drawn, for one process
-alone). Orders stand in a dictionary, in a shop in the rows of a database.
+The receiver of the webhook checks its signature, since everybody can reach the address. It answers
+2xx when it is done; after any other answer the webhook comes again. At its start the shop
+subscribes, with a secret that it shares with the delay server. SHOP_SECRET holds the secret;
+without it the shop draws one, which works for one process alone. Orders stand in a dictionary here;
+a real shop keeps them in a database.
 
 The delay server calls no address that it is not allowed to call (`--webhook-targets`; loopback by
 default).

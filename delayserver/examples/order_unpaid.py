@@ -1,12 +1,12 @@
-"""Orders that nobody pays are closed.
+"""Orders that are not paid in time are closed.
 
     an order is placed ──▶ publish order.unpaid, due when the time to pay is over, key: the order
     it is paid         ──▶ cancel by that key; "cancelled" means that it never fires
-    the message fires  ──▶ nobody paid: close the order, give the stock back
+    the message fires  ──▶ it is still unpaid: close the order, give the stock back
 
-The key is the order's number: a second message for the same order cannot come to be, whatever is
-retried. What a payment and the message do to an order is decided in one place, the order's own
-state; here that is a dictionary, in a shop it is a row of a database.
+The key is the order's number, so a retry cannot create a second message for the same order. The
+state of the order alone decides whether it is paid or closed. Here the state stands in a
+dictionary; in a real shop it is a row of a database.
 
     python -m delayserver.examples.order_unpaid --server http://127.0.0.1:8080
 """
@@ -24,7 +24,7 @@ SUBJECT = "example.order.unpaid"
 
 
 class Shop:
-    """Orders, and what became of them."""
+    """Orders, and the state of each."""
 
     def __init__(self, producer: AsyncProducer, pay_within: timedelta) -> None:
         self._producer = producer
@@ -34,7 +34,7 @@ class Shop:
         self._undecided = 0
 
     async def place(self, order: str) -> None:
-        """A customer orders. When this returns, the order is closed in time, come what may."""
+        """A customer orders. When this returns, the order is certain to be closed in time."""
         self.orders[order] = "waiting for payment"
         self._undecided += 1
         await self._producer.publish(SUBJECT, {"order": order}, delay=self._pay_within, key=order)

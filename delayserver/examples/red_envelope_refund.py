@@ -1,12 +1,12 @@
-"""Red envelopes that nobody opens are refunded.
+"""Red envelopes that are not opened in time are refunded.
 
     an envelope is sent   ──▶ publish envelope.refund, due in 24 hours, key: the envelope
-    somebody opens it     ──▶ it is theirs; the refund is cancelled
+    a friend opens it     ──▶ it is theirs; the refund is cancelled
     the message fires     ──▶ the money goes back to the sender
 
-Without asyncio: `Producer` and `Consumer` for threads. A refund that fails for the moment is tried
-again later (`Retry`); one that comes twice is done once, since an envelope is taken out of the
-books by its number.
+This example runs without asyncio: `Producer` and `Consumer` are for threads. A refund that fails
+for the moment is tried again later (`Retry`). A refund that comes twice is done once, since an
+envelope is taken out of the books by its number.
 
     python -m delayserver.examples.red_envelope_refund --server http://127.0.0.1:8080
 """
@@ -41,14 +41,14 @@ class Wallet:
         return len(self._unopened)
 
     def send(self, envelope: str, cents: int) -> None:
-        """Somebody sends an envelope. When this returns, its refund is certain."""
+        """A user sends an envelope. When this returns, its refund is certain."""
         with self._lock:
             self._unopened[envelope] = cents
         body = {"envelope": envelope, "cents": cents}
         self._producer.publish(SUBJECT, body, delay=self._open_within, key=envelope)
 
     def open(self, envelope: str) -> int:
-        """Somebody opens an envelope; the cents in it, 0 when it is too late."""
+        """A user opens an envelope; the cents in it, 0 when it is too late."""
         with self._lock:
             cents = self._unopened.pop(envelope, 0)
             self.opened_cents += cents
