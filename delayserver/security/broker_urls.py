@@ -1,11 +1,12 @@
 """URLs of brokers: `scheme://[user[:password]@]host[:port][/path]`, and nothing else.
 
-One parser, as for webhooks (`delayserver.security.targets`): what it returns is what is connected
-to, and a client is given these parts and never the URL. So no client reads an option out of it
-(there is no query), and none takes another host for meant than the one that the allow list saw.
+There is one parser, as for webhooks (`delayserver.security.targets`). The server connects to the
+parts that it returns, and a client library gets these parts and never the URL. So no client reads
+an option out of the URL (there is no query), and no client connects to another host than the one
+that the allow list checked.
 
 The password stands in the definition of its subscription, as secrets of webhooks do. `masked` is
-what anybody is shown.
+the form that every answer shows.
 
 Cost: 3 µs. Threads: pure functions and values.
 """

@@ -1,6 +1,6 @@
 """Signatures of webhooks, after the Standard Webhooks specification, version 1.
 
-What is signed is `id.timestamp.body`, with HMAC-SHA256:
+HMAC-SHA256 signs `id.timestamp.body`:
 
     webhook-id: 01JD…                  the same in every attempt: receivers drop repeats by it
     webhook-timestamp: 1795192200      when this attempt was sent, s since the epoch
@@ -79,9 +79,9 @@ def verify(
 ) -> str:
     """The message id of a webhook that was received, by which repeats are dropped.
 
-    `body` is what came over the wire, before any parsing. A signature by any of `secrets` will do.
-    Raises SignatureError when none fits, or when the webhook was sent more than `tolerance_s`
-    seconds before or after `now_s`. Comparison takes constant time."""
+    `body` is the body as it came over the wire, before any parsing. A signature by any of `secrets`
+    will do. Raises SignatureError when none fits, or when the webhook was sent more than
+    `tolerance_s` seconds before or after `now_s`. Comparison takes constant time."""
     fields = {name.lower(): value for name, value in headers.items()}
     message_id, timestamp, signatures = (
         fields.get(name, "") for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
@@ -93,9 +93,9 @@ def verify(
     if abs(now_s - int(timestamp)) > tolerance_s:
         raise SignatureError(f"webhook-timestamp is more than {tolerance_s} s away from now")
 
-    # A signature is ASCII; what is not becomes a "?", which no signature contains.
+    # A signature is ASCII. Any other character becomes a "?", which no signature contains.
     given = [text.encode("ascii", "replace") for text in signatures.split(" ")]
-    # The timestamp goes in as it was received, for that is what was signed.
+    # The timestamp goes in as it was received, because the sender signed it in that form.
     content = f"{message_id}.{timestamp}.".encode("utf-8", "replace") + body
     fits = False
     for secret in secrets:

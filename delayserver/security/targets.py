@@ -20,9 +20,9 @@ the name `localhost` or by address.
 
 DNS rebinding: a name may resolve to a good address when it is checked and to a bad one a moment
 later. Therefore the address gate takes the very address that the connection is then made to. The
-caller resolves once, checks, and connects to what was checked; it never hands the name to a client
-that would resolve it again. For the same reason there is one parser of URLs (`split_url`), whose
-result is what is connected to, and its grammar has no room for two readings: `127.1`, `0x7f.1`,
+caller resolves once, checks, and connects to the checked address; it never hands the name to a
+client that would resolve it again. For the same reason there is one parser of URLs (`split_url`):
+the server connects to its result, and its grammar has no room for two readings. `127.1`, `0x7f.1`,
 `2130706433`, backslashes, user names and characters beyond ASCII are refused.
 
 Cost: 3 µs for a URL, 2–10 µs for an address. Threads: immutable. Resolution is the caller's.
@@ -61,8 +61,9 @@ _NAME_ENTRY = re.compile(
 )
 _ADDRESS_ENTRY = re.compile(r"(?:([0-9.]+)|\[([0-9a-fA-F:.]+)\]):([0-9]{1,5})")
 
-# The special-purpose registries of IANA. A table of our own, because what `ipaddress` calls global
-# differs between versions of Python, and includes multicast and addresses that embed others.
+# The special-purpose registries of IANA. The table is our own, because the set that `ipaddress`
+# calls global differs between versions of Python, and includes multicast and addresses that embed
+# others.
 _IPV4_SPECIAL = tuple(
     IPv4Network(text)
     for text in (
@@ -223,8 +224,8 @@ class TargetPolicy:
             ) from None
 
     def check_address(self, host: str, port: int, ip: str) -> None:
-        """The address gate: `ip` is what `host` (as in Target) was resolved to, and what the caller
-        connects to next. Raises InputError at `/url`."""
+        """The address gate: `ip` is an address that `host` (as in Target) resolved to, and the
+        caller connects to it next. Raises InputError at `/url`."""
         address = _plain_address(ip)
         if any(rule.admits(address, port) for rule in self._addresses):
             return

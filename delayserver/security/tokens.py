@@ -1,21 +1,22 @@
-"""Tokens: who may do what, and how much of it a second.
+"""Tokens: what each caller may do, and how much of it a second.
 
     DIR/TOKENS    JSON, mode 0600: names, scopes and SHA-256 digests; never a token itself
 
 The command `delayserver token` writes the file, before the first start as well as while a server
-runs; the server looks at it once a second, so that a new token works, and a revoked one does not,
-without a restart. A token is 32 random bytes: its digest needs no salt and no slow hash. Digests
-are found by a hash whose key is secret to the process, and then compared in constant time.
+runs. The server looks at the file once a second, so a new token works, and a revoked one stops
+working, without a restart. A token is 32 random bytes, so its digest needs no salt and no slow
+hash. Digests are found by a hash whose key is secret to the process, and then compared in constant
+time.
 
-A server to which a token was ever given asks for one: revoking the last token closes it, and does
-not open it.
+Once a server has had a token, it asks every caller for one. Revoking the last token closes the
+server; it does not open it.
 
-The nodes of a cluster have a file each. One that was changed is brought to the others as it is
-(`TokenFile.export`, `TokenFile.take`): with the digests, so a token is the same everywhere, and
-nobody has to have kept its text.
+Each node of a cluster has its own file. An operator brings a changed file to the other nodes
+(`TokenFile.export`, `TokenFile.take`). The file holds digests, so a token is the same everywhere,
+and its text need not be kept.
 
-Cost: one SHA-256 and one dictionary access per request, 1 µs; a token that expires takes as long
-with 10,000 others as alone, and of a file that has changed the new tokens are decoded, 20 µs each.
+Cost: one SHA-256 and one dictionary access per request, 1 µs. A token that expires takes as long
+with 10,000 others as alone. When the file has changed, its new tokens are decoded, 20 µs each.
 Threads: belongs to the event loop.
 """
 
@@ -64,7 +65,7 @@ _TEXT = re.compile(rf"{TOKEN_PREFIX}[0-9a-f]{{{2 * TOKEN_RANDOM_BYTES}}}")
 
 
 class Action(StrEnum):
-    """What a scope allows."""
+    """The right that a scope gives."""
 
     PUBLISH = "publish"
     """Publish, look up, move and cancel messages of a subject."""
@@ -110,7 +111,7 @@ def _is_hosts(pattern: str) -> bool:
 
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of a token."""
+    """A token as the file has it."""
 
     name: str
     digest: str
@@ -130,7 +131,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 class StandInToken(Token, frozen=True):
     """Stands for a token that is not understood here (a scope of a newer server), with the fields
-    that can be read. It lets nobody in, is kept as it is stored, and can be revoked."""
+    that can be read. It admits no caller, is kept as it is stored, and can be revoked."""
 
     stored: bytes = b""
     problem: str = ""
@@ -155,7 +156,7 @@ class TakenTokens(NamedTuple):
 
 
 class TokenFile:
-    """The tokens of one data directory. Who writes the file reads it before, under a lock."""
+    """The tokens of one data directory. A writer reads the file first, under a lock."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -188,8 +189,8 @@ class TokenFile:
         burst: int | None = None,
         text: str | None = None,
     ) -> tuple[Token, str]:
-        """Add a token; it is returned, and the text of it, which nobody can read again. `text`:
-        that of a token that was made before, for another node of a cluster, say.
+        """Add a token; returns it and its text, which cannot be read again later. `text`: the text
+        of a token that was made before, for another node of a cluster, say.
 
         Raises InputError, ConflictError, StorageError."""
         if not _NAME.fullmatch(name):
@@ -229,7 +230,7 @@ class TokenFile:
         return token, secret
 
     def revoke(self, name: str) -> Token:
-        """Remove a token; returns what it was. Raises NotFoundError, StorageError."""
+        """Remove a token and return it. Raises NotFoundError, StorageError."""
         revoked: list[Token] = []
 
         def remove(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
@@ -353,7 +354,7 @@ def digest_of(token: bytes) -> bytes:
 
 
 class Caller:
-    """Somebody who showed a valid token."""
+    """A caller that showed a valid token."""
 
     def __init__(
         self,
@@ -361,7 +362,8 @@ class Caller:
         monotonic_s: Callable[[], float],
         taken: Callable[[bytes, int], None] | None = None,
     ) -> None:
-        """`taken`: told of what is counted here against a rate: the digest, and how many."""
+        """`taken`: is called with the digest and the count of each request that a rate counts
+        here."""
         self.token = token
         self._monotonic_s = monotonic_s
         self.name = token.name
@@ -448,7 +450,7 @@ class Caller:
         self._take(max(0, messages - 1))
 
     def count_elsewhere(self, count: int) -> None:
-        """Count what another process has let in."""
+        """Count requests that another process has let in."""
         if self._bucket is not None:
             self._bucket.take(count, self._monotonic_s())
 
@@ -462,7 +464,7 @@ class Caller:
 class TokenTable:
     """The tokens that are valid now. `setting`: one with all rights that is not in the file.
 
-    `monotonic_s`: a clock that nobody sets, for the rates."""
+    `monotonic_s`: a clock that cannot be set, for the rates."""
 
     def __init__(
         self, file: TokenFile, setting: str | None, monotonic_s: Callable[[], float]
@@ -477,16 +479,17 @@ class TokenTable:
         """A heap: when those that are valid expire, in the order of the file where that is the
         same."""
         self.not_understood: dict[str, str] = {}
-        """By name, why a token of the file is not understood: nobody is let in with it."""
+        """By name, why a token of the file is not understood: the server admits no caller with
+        it."""
         self._callers: dict[bytes, Caller] = {}
         """Those that are valid, by digest."""
         self._waits: dict[Caller | None, set[Callable[[], None]]] = {}
         self._setting: Caller | None = None
         self.on_taken: Callable[[bytes, int], None] | None = None
-        """Where others count with us: told of what was counted here against the rate of a token,
-        by its digest."""
+        """If other processes count with us, they are told here of each count against the rate of a
+        token, by its digest."""
         self.is_open = setting is None
-        """Whether nobody is asked for a token."""
+        """Whether the server asks for no token."""
         if setting is not None:
             digest = digest_of(setting.encode()).hex()
             self._setting = Caller(Token(SETTING_NAME, digest, (Action.ADMIN,), 0), monotonic_s)
@@ -497,7 +500,7 @@ class TokenTable:
         at_once(self.refreshing(now_ms))
 
     def refreshing(self, now_ms: int) -> Work[None]:
-        """As `refresh`, in slices; what has changed holds at one moment, behind the last of them.
+        """As `refresh`, in slices; all changes take effect at one moment, after the last of them.
 
         A token that stood in the file before is not decoded again."""
         data = self._file.read_bytes()
@@ -523,7 +526,7 @@ class TokenTable:
     def _caller_of(self, token: Token) -> Caller:
         known = self._callers.get(bytes.fromhex(token.digest))
         if known is not None and known.token == token:
-            return known  # with what is left of the rate
+            return known  # with the tokens that its bucket still holds
         return Caller(token, self._monotonic_s, self._on_taken)
 
     def _take_over(self, callers: list[Caller]) -> None:
@@ -559,7 +562,7 @@ class TokenTable:
             self.on_taken(digest, count)
 
     def count_elsewhere(self, digest: bytes, count: int) -> None:
-        """Count what another process has let in with a token, if it is valid here."""
+        """Count requests that another process has let in with a token, if it is valid here."""
         caller = self._callers.get(digest)
         if caller is not None:
             caller.count_elsewhere(count)
@@ -585,11 +588,11 @@ class TokenTable:
         return len(self._callers)
 
     def __iter__(self) -> Iterator[Caller]:
-        """Whoever might call now."""
+        """All callers with a valid token."""
         return iter(self._callers.values())
 
     def caller(self, token: bytes) -> Caller:
-        """Who showed this token. Raises AccessError (401)."""
+        """The caller that showed this token. Raises AccessError (401)."""
         digest = digest_of(token)
         caller = self._callers.get(digest)
         if caller is None or not hmac.compare_digest(caller.digest, digest):
