@@ -1,4 +1,4 @@
-"""An intrusive doubly linked list: what the buckets of all wheels are made of.
+"""An intrusive doubly linked list, of which the buckets of all wheels are made.
 
 The links live in the handle itself, so a timer costs one object, and it can be unlinked with the
 handle alone, from whichever list it is in, in O(1). A list is a ring through a sentinel, so
@@ -39,12 +39,12 @@ class ChainEntry(Handle):
         prev, next = self.prev, self.next
         prev.next = next
         next.prev = prev
-        # An entry that somebody keeps must not keep its old neighbours.
+        # An entry that its caller keeps must not keep its old neighbours.
         self.prev = self.next = NOWHERE
 
 
-# What an unlinked entry points to. With None in its place every access to a link would have to be
-# narrowed first, in the hottest lines of the package.
+# An unlinked entry points to this. With None in its place every access to a link would need a check
+# for None first, in the hottest lines of the package.
 NOWHERE: ChainEntry = ChainEntry.__new__(ChainEntry)
 
 EntryT = TypeVar("EntryT", bound=ChainEntry)

@@ -1,16 +1,17 @@
-"""A table of due times under names: who is due, and when the next one is, in a few NumPy calls.
+"""A table of due times under names: which are due, and when the next one is, in a few NumPy calls.
 
     rows      due_ms │ hash of the name     columns, in no order; the last row takes the place of
                                             one that is removed
     firsts    the earliest of each 512 rows
 
-For things that come due again and again and wait long in between, as schedules do. There is no
-object for one that waits but its name, and no timer: whoever has the table asks it for the earliest
-moment, and waits for that alone. A wheel would have to hold each of them anew after every time.
+It is for things that come due again and again and wait long in between, as schedules do. An entry
+that waits has its name, and neither an object nor a timer. The owner of the table asks it for the
+earliest moment, and waits for that alone. A wheel would have to hold each entry anew after every
+time.
 
 Cost, with 100,000 rows: 2 µs to set a row, 5 µs for the next moment, 10 µs and 1 µs for each row to
-find who is due, 30 µs to find a name. Memory: 16 to 32 bytes per row, and its name.
-Threads: belongs to whoever made it.
+find the names that are due, 30 µs to find a name. Memory: 16 to 32 bytes per row, and its name.
+Threads: belongs to its owner.
 """
 
 from collections.abc import Sequence

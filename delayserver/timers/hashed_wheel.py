@@ -12,8 +12,8 @@ Algorithm
     ``transfer_limit`` of them (100,000) into the wheel before it looks at its bucket. So ``add``
     touches nothing but one end of a queue, and a flood of adds cannot make one tick arbitrarily
     long. A timer that was in the queue for longer than its delay goes into the bucket of the tick
-    that found it: it is then late, never early. That is the one case in which this design does not
-    fire at the first tick, and it takes more than ``transfer_limit`` adds for each tick.
+    that found it: it is then late, never early. Only in this case does this design not fire at the
+    first tick, and it takes more than ``transfer_limit`` adds for each tick.
 
     Netty also queues cancellations, because they come from other threads. Here the owner cancels,
     so the timer is unlinked at once, from the queue or from its bucket.

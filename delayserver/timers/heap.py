@@ -83,8 +83,8 @@ class HeapTimer(Timer[HeapHandle]):
         super().__init__(start_ms, on_error)
         self._heap: IndexedHeap[HeapHandle] = IndexedHeap()
         self._sequence = 0
-        # Only keys below this one may fire: what is due, without what was added since the last
-        # expire.
+        # Only keys below this one may fire: the due timers, without those that were added since the
+        # last expire.
         self._limit = (start_ms, 0)
         self._closed = False
 

@@ -5,7 +5,7 @@ the element at every move, as ScheduledThreadPoolExecutor's work queue does.
 
 Cost
     push, pop and remove O(log n). Without the stored index a remove must search the array, O(n), or
-    leave the element behind as garbage, which is what ``heapq`` users and asyncio do.
+    leave the element behind as garbage, as ``heapq`` users and asyncio do.
 
 Not safe for threads.
 """
@@ -18,7 +18,7 @@ NOT_IN_HEAP = -1
 
 
 class Indexed(Protocol):
-    """What an element must have: a key that orders it, and room for its index."""
+    """The members of an element: a key that orders it, and room for its index."""
 
     key: tuple[int, int]
     index: int

@@ -1,4 +1,4 @@
-"""What every timer of this package promises, and the one loop that fires them.
+"""The promises of every timer of this package, and the one loop that fires them.
 
 Time
     Time is a whole number of milliseconds that only the caller knows. A timer has a clock,
@@ -37,9 +37,9 @@ Threads
     A timer belongs to one thread at a time and takes no lock. ``LockedTimer`` adds the lock, and
     ``ThreadDriver`` threads of its own.
 
-``advance_clock`` is built from three steps which are public because a driver has to put a lock
-around each of them and none around the callback: ``expire`` moves what is due aside, ``take``
-hands over one of these, ``finished`` is told when its callback has returned.
+``advance_clock`` is built from three steps. They are public because a driver has to put a lock
+around each of them and none around the callback. ``expire`` moves the due timers aside, ``take``
+hands over one of these, and ``finished`` is told when its callback has returned.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def spent() -> None:
 
 
 class Handle:
-    """One added timer: what ``cancel`` takes. Everything about it is the timer's own business."""
+    """One added timer, to pass to ``cancel``. Everything else about it is the timer's own
+    business."""
 
     __slots__ = ("callback",)
 

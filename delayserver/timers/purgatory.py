@@ -17,7 +17,8 @@ Nothing is lost between two threads (the retry flag)
     went away, its event could be lost, since the first thread may have looked before the event
     changed anything. So it leaves a note, the retry flag, and the thread inside looks once more
     when it is done. Only the thread that raised the flag tries again itself, for the case that the
-    one inside had left just before; whoever finds the flag raised can go, somebody will look.
+    one inside had left just before. A thread that finds the flag raised can go, because another
+    thread will look.
 
         thread A                              thread B
         takes the lock, clears the flag
@@ -62,7 +63,7 @@ Key = TypeVar("Key", bound=Hashable)
 class Flag:
     """A flag that exactly one of several threads raises.
 
-    It is a lock that nobody ever waits for, the one compare-and-set that Python has.
+    It is a lock that no thread ever waits for, the one compare-and-set that Python has.
     """
 
     __slots__ = ("_lock",)
@@ -110,8 +111,8 @@ class DelayedOperation(ABC):
     def try_complete(self) -> bool:
         """Look whether the condition holds; if it does, return ``self.force_complete()``.
 
-        Never called by two threads at once. An error that it raises goes to whoever caused the
-        look, and the operation goes on waiting.
+        Never called by two threads at once. An error that it raises goes to the caller that caused
+        the look, and the operation goes on waiting.
         """
 
     @abstractmethod
@@ -206,10 +207,10 @@ class Purgatory(Generic[Key]):
         return completed
 
     def oldest(self, key: Key) -> DelayedOperation | None:
-        """Of the operations that wait for ``key`` the one that was watched first.
+        """The operation that was watched first, among those that wait for ``key``.
 
-        For operations that compete for what happened, of which an event is to complete the first
-        few: completed ones are purged from the front, so it costs O(1) in the long run.
+        This is for operations that compete for an event, when the event is to complete the first
+        few of them. Completed ones are purged from the front, so it costs O(1) in the long run.
         """
         with self._lock:
             operations = self._watchers.get(key)

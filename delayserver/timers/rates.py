@@ -12,8 +12,8 @@ twenty requests wait for a connection, no more than the burst leave when there i
     burst 2, 2 a second    reserve 2 ── 10 s without a connection: it holds 2, 0 are available ──
                            spend 2 ── 0 are available, 1 after half a second
 
-Cost: a few float operations; nothing runs while nobody asks. Threads: belongs to one thread. Time
-is an argument, from a clock that nobody sets.
+Cost: a few float operations; nothing runs between two calls. Threads: belongs to one thread. Time
+is an argument, from a clock that cannot be set.
 """
 
 from typing import Protocol
@@ -92,12 +92,13 @@ class TokenBucket:
         assert self._reserved >= 0, self._reserved
 
     def give_back(self, count: int, now_s: float) -> None:
-        """Put back what was taken, and not used."""
+        """Put back tokens that were taken, and not used."""
         self._fill(now_s)
         self._level = min(self._burst, self._level + count)
 
     def change(self, rate_per_s: float, burst: float, now_s: float) -> None:
-        """From now on it fills with another rate, up to another burst; what it holds it keeps."""
+        """From now on it fills with another rate, up to another burst; it keeps the tokens it
+        holds."""
         assert rate_per_s > 0, rate_per_s
         assert burst >= 1, burst
         self._fill(now_s)

@@ -4,16 +4,16 @@ Source: G. Varghese and T. Lauck, "Hashed and hierarchical timing wheels", SOSP 
 
 Algorithm
     Slot ``t % slot_count`` holds the timers of tick *t* of the running revolution; a tick empties
-    its slot. The wheel reaches only to the end of its revolution. What is due later waits in an
-    overflow list, unordered, and when a new revolution begins the list is gone through once for
-    what falls into it.
+    its slot. The wheel reaches only to the end of its revolution. Timers that are due later wait in
+    an overflow list, unordered. When a new revolution begins, the list is gone through once for the
+    timers that fall into it.
 
 Cost
-    add O(1), cancel O(1), tick O(1) plus what fires. Each revolution looks at every timer that is
+    add O(1), cancel O(1), tick O(1) plus its timers. Each revolution looks at every timer that is
     still beyond it: O(n / slot_count) for each tick, the same as wheels with rounds, but all at one
     moment. With a revolution longer than nearly all delays this is the quickest design. Empty ticks
-    are walked one by one (unless nothing waits at all), and memory grows with the revolution:
-    that is what the hierarchical wheel repairs. The default is one hour of 500 ms.
+    are walked one by one (unless no timer waits at all), and memory grows with the revolution; the
+    hierarchical wheel repairs both. The default is one hour of 500 ms.
 
 Threads
     One owner; see ``interface``.

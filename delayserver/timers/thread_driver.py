@@ -3,17 +3,17 @@
 Source: D. Schmidt and others, "Leader/Followers", PLoP 2000; ScheduledThreadPoolExecutor's queue.
 
 Algorithm
-    Of the threads that have nothing to run only one, the leader, waits with a timeout, for the next
-    time at which the timer has work. The others, the followers, wait without one. When the leader
-    gets a callback to run, it first wakes a follower, which becomes leader, and then runs the
-    callback itself: no hand-over to another thread lies between the due time and the callback, and
-    one due time wakes one thread, not all. A timer that is due before the leader would wake deposes
-    it: one waiting thread is woken and leads with the shorter timeout.
+    Among the threads that have no callback to run, only one, the leader, waits with a timeout, for
+    the next time at which the timer has work. The others, the followers, wait without one. When the
+    leader gets a callback to run, it first wakes a follower, which becomes leader, and then runs
+    the callback itself: no hand-over to another thread lies between the due time and the callback,
+    and one due time wakes one thread, not all. A timer that is due before the leader would wake
+    deposes it: one waiting thread is woken and leads with the shorter timeout.
 
     With one thread (the default) this is simply a timer thread.
 
 Cost
-    What the timer costs, a lock, and two clock readings for each callback.
+    The timer's own cost, a lock, and two clock readings for each callback.
 
 Threads
     Every method may be called from any thread, and from callbacks. The lock is not held while a

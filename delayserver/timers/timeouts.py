@@ -1,8 +1,8 @@
 """The timeouts of the event loop: lengths of time, on one hierarchical timing wheel.
 
 A due time is a moment, and stands in the wheel of messages. A lease, a long poll and a heartbeat
-are lengths: when somebody sets the clock, they last as long as they were meant to. So they are
-counted on the stopwatch, a clock that nobody sets and that goes on while the machine sleeps.
+are lengths: when an operator sets the clock, they last as long as they were meant to. So they are
+counted on the stopwatch, a clock that cannot be set and that goes on while the machine sleeps.
 
 Cost: add O(levels) and cancel O(1), whatever waits; time in which nothing expires costs nothing
 (`delayserver.timers.hierarchical`). Threads: belongs to the event loop.
@@ -20,7 +20,7 @@ class Timeouts:
     def __init__(self, stopwatch: Callable[[], int]) -> None:
         """`stopwatch`: milliseconds since a moment of its own."""
         self.stopwatch = stopwatch
-        """What it shows is not to be compared with the time of a message."""
+        """Never compare the time it shows with the time of a message."""
         self._timer = HierarchicalTimer(start_ms=stopwatch())
 
     def add(self, callback: Callback, delay_ms: int) -> Handle:
@@ -36,7 +36,7 @@ class Timeouts:
         return self._timer.cancel(handle)  # type: ignore[arg-type]  # one that `add` returned
 
     def advance(self) -> int:
-        """Let expire what is over; returns how many.
+        """Let all timeouts expire whose time is over; returns how many.
 
         Raises ExceptionGroup after the last of them, if callbacks raised."""
         return self._timer.advance_clock(self.stopwatch())

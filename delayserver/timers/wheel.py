@@ -1,4 +1,4 @@
-"""What the three wheels share: ticks, the life of a handle, and the chain of what is due.
+"""The common part of the three wheels: ticks, the life of a handle, and the chain of due timers.
 
 A design says where an entry waits (``_place``), how the wheel turns (``_turn``) and which chains
 it has (``_chains``, for shutdown). All else is here, once.
@@ -54,7 +54,8 @@ class WheelTimer(Timer[EntryT]):
         self._tick_ms = tick_ms
         self._slot_count = slot_count
         self._entry_type = entry_type
-        # The last tick that was turned to, and what makes a division by tick_ms round up.
+        # The last tick that was turned to, and the addend that makes a division by tick_ms round
+        # up.
         self._tick = 0
         self._round_up_ms = tick_ms - 1
         self._waiting = 0
@@ -101,7 +102,7 @@ class WheelTimer(Timer[EntryT]):
         return self._start_ms + self._next_tick() * self._tick_ms
 
     def expire(self, now_ms: int) -> None:
-        # What was ready before is due no later than anything that the turn will bring.
+        # The timers that were ready before are due no later than any that the turn will bring.
         self._expired.take_all(self._ready)
         if now_ms <= self._now_ms:
             return
