@@ -1,11 +1,11 @@
 """demo: a shop that lives for a few seconds, and a server that is killed in the middle of them.
 
-    shop       what happens
-    servers    what it happens on, and how that is struck
-    ledger     what was promised and what was received, and the judgement
+    shop       the customers, and their orders and envelopes
+    servers    the server they use, and how it is struck
+    ledger     the promises and the receipts, and the judgement
     process    the server, as a process that can be killed
     sharded    one of several processes, which can be killed one by one
-    receiver   of its webhooks
+    receiver   the receiver of its webhooks
 
 The crash tests use the last four as well.
 
@@ -148,7 +148,7 @@ async def _run(shop: DemoShop, *, quiet: bool) -> DemoShop:
 
 @contextlib.contextmanager
 def _progress(shop: DemoShop) -> Iterator[Any]:
-    """Bars on standard error: published, settled; and what is happening."""
+    """Bars on standard error: published, settled; and the current phase."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -1,22 +1,22 @@
-"""The ledger: what was asked of a server and what it answered, written down outside of it.
+"""The ledger: every request to a server and its answer, written down outside of it.
 
-Every message is an `Order` with a number of its own in its body, so that it is recognised whatever
-becomes of its id. After a run, `judge` compares what was promised with what was received:
+Every message is an `Order` with a number of its own in its body, so that it is recognised under any
+id. After a run, `judge` compares the promises with the receipts:
 
     lost              the publish was answered, no cancel was, and it was not delivered
     early             it was received before it was due
     cancelled, fired  the cancel was answered "cancelled", and it was received all the same
     recorded, again   it was acknowledged, or delivered long before any kill, and came again
     other id          one message came under two ids
-    garbled           the body is not what was published
+    garbled           the body differs from the one that was published
     refused, came     the publish was answered with a refusal, and it was received all the same
 
-A delivery may be repeated if it was in flight at a kill: it was received, yet the server died
-before it had recorded that. `RECORD_MS` is how long that takes at most; a cancel that is answered
-after such a kill may also have been overtaken by such a delivery.
+A delivery may be repeated if it was in flight at a kill: the server died before it had recorded a
+delivery that was received. `RECORD_MS` is the most that recording takes. A cancel that is answered
+after such a kill may also have come too late for such a delivery.
 
 All times are ms of the server's clock, which is this machine's plus `offset_ms`. A ledger for a
-server whose clock is set while it runs overrides what compares due times with it.
+server whose clock is set while it runs overrides the methods that compare due times with it.
 
 Cost: a small object per message and per delivery. Threads: one.
 """
@@ -58,7 +58,7 @@ class Receipt:
 
 
 class OrderFields(TypedDict):
-    """What an order is from its first moment on. See `Order`."""
+    """The fields that an order has from its first moment on. See `Order`."""
 
     number: int
     subject: str
@@ -75,7 +75,7 @@ class Order:
     subject: str
     key: str | None
     subscriptions: tuple[str, ...]
-    """Who is to get it."""
+    """The subscriptions that are to receive it."""
     body: dict[str, object]
     asked_ms: int = 0
     """When it was first sent."""
@@ -89,7 +89,7 @@ class Order:
     last_change_ms: int = 0
     """When the answer that said `due_ms` came."""
     refused: bool = False
-    """The answer said that it was not accepted, and nobody asked again."""
+    """The answer said that it was not accepted, and it was not published again."""
     cancel_asked: bool = False
     """A cancel was sent, and no answer has come."""
     cancelled_ms: int | None = None
@@ -136,7 +136,7 @@ class Order:
         return receipt
 
     def is_too_early(self, at_ms: int) -> bool:
-        """Whether it must not have come at that time, by what is known now."""
+        """Whether it must not have come at that time, by the answers so far."""
         return at_ms < self.earliest_ms
 
     def is_settled(self, subscription: str) -> bool:
@@ -205,7 +205,7 @@ class DemoLedger:
         self.outages: list[Outage] = []
         self.kills_ms: list[int] = []
         self.strangers: list[str] = []
-        """What came without ever having been published."""
+        """Messages that came without ever having been published."""
 
     def now_ms(self) -> int:
         """The server's clock."""
@@ -228,14 +228,14 @@ class DemoLedger:
         return order.is_open
 
     def lateness_ms(self, order: Order, first_ms: int) -> int | None:
-        """How late the first delivery was; None where nobody can say."""
+        """How late the first delivery was; None if the ledger cannot tell."""
         if not order.answered or order.last_change_ms >= order.due_ms:
             return None
         was_up = self.was_up(order, order.due_ms, first_ms)
         return first_ms - order.due_ms if was_up else None
 
     def kills_of(self, order: Order) -> Sequence[int]:
-        """When whoever delivers an order was killed."""
+        """When the process that delivers an order was killed."""
         return self.kills_ms
 
     def was_in_flight(self, order: Order, receipt: Receipt, before_ms: int) -> bool:
@@ -247,12 +247,12 @@ class DemoLedger:
         return any(first_ms <= kill_ms <= last_ms for kill_ms in self.kills_of(order))
 
     def may_come_late(self, order: Order, at_ms: int) -> bool:
-        """Whether a delivery that came then may have been sent long before: never, where nobody
-        has cut a network."""
+        """Whether a delivery that came then may have been sent long before: never, unless a network
+        was cut."""
         return False
 
     def outages_of(self, order: Order) -> Sequence[Outage]:
-        """When nobody was there to deliver an order, one outage behind the other."""
+        """When no process was there to deliver an order, one outage behind the other."""
         return self.outages
 
     def order(
@@ -310,7 +310,7 @@ class DemoLedger:
                 file.write(json.dumps(order.to_json()) + "\n")
 
     def was_up(self, order: Order, from_ms: int, to_ms: int) -> bool:
-        """Whether whoever delivers an order was there all that time."""
+        """Whether the process that delivers an order was there all that time."""
         outages = self.outages_of(order)
         # The last that began by then is the one that counts.
         index = bisect_right(outages, to_ms, key=lambda outage: outage.down_ms) - 1
@@ -365,7 +365,7 @@ VIOLATIONS = (
 
 
 def judge(ledger: DemoLedger, orders: Sequence[Order] | None = None) -> Verdict:
-    """Compare what was promised with what was received, for all orders or some."""
+    """Compare the promises with the receipts, for all orders or some."""
     verdict = Verdict()
     for order in ledger.orders if orders is None else orders:
         _judge_order(order, ledger, verdict)

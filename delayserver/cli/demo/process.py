@@ -1,6 +1,6 @@
 """A server as a process of its own, that can be killed for real.
 
-Cost: a start takes what Python's imports take, about half a second, and the recovery. Threads: the
+Cost: a start takes as long as Python's imports, about half a second, and the recovery. Threads: the
 methods block, and may be called from any thread, one at a time.
 """
 
@@ -31,14 +31,14 @@ _ports = random.Random(os.getpid())
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on. See `free_ports`."""
+    """A free port of loopback. See `free_ports`."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports of loopback in a row that nobody listens on, below those that the
-    system gives to clients: between two looks, or while a server is killed and comes again,
-    somebody's connection may have one of them."""
+    """The first of so many free ports of loopback in a row, below those that the system gives to
+    clients. A client's port could be taken by a connection between two looks, or while a server is
+    killed and comes again."""
     while True:
         first = _ports.randrange(12_000, 32_000)
         if all(map(is_free, range(first, first + count))):
@@ -46,7 +46,7 @@ def free_ports(count: int) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens there."""
+    """Whether the port is free."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -56,8 +56,8 @@ def is_free(port: int) -> bool:
 
 
 def damage_in(data_dir: Path) -> list[str]:
-    """What the check of a data directory finds, of one shard or of several, by the same code as the
-    command `check`."""
+    """The damage that the check of a data directory finds, in one shard or several, by the same
+    code as the command `check`."""
     from delayserver.recovery.check import check_path
     from delayserver.recovery.shards import check_shards, count_shards
     from storage.catalog import MAX_BYTES
@@ -86,16 +86,16 @@ class RunningProcess(Protocol):
 class ServerProcess:
     """`delayserver serve` on loopback. As a context manager it never outlives its block.
 
-    `tls`: what to trust, where it serves HTTPS; `program`: what is run instead of `delayserver`."""
+    `tls`: the authority to trust, if it serves HTTPS; `program`: runs instead of `delayserver`."""
 
     ready_path = "/readyz"
     """Answered with 200 by a server that accepts messages."""
     fixed_options: tuple[str, ...] = ()
     """Beside `options`, at each start."""
     host = "127.0.0.1"
-    """Where it listens."""
+    """The address that it listens on."""
     within: tuple[str, ...] = ()
-    """What it is started through, such as `nsenter`; its process becomes that of the server."""
+    """A command to start it through, such as `nsenter`; its process becomes that of the server."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class ServerProcess:
 
     @property
     def status(self) -> int | None:
-        """What it has ended with; None: it runs, or was never started."""
+        """The exit status of its process; None: it runs, or was never started."""
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
@@ -197,7 +197,7 @@ class ServerProcess:
     def kill(self) -> None:
         """SIGKILL: not a line of code runs in it any more. Waits until it is gone."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)  # nobody, if it has ended already
+            self._process.send_signal(signal.SIGKILL)  # does nothing if it has ended already
             self._process.wait()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
 Handler = Callable[[Mapping[str, str], bytes], Awaitable[int]]
-"""Headers and body of a delivery to the status that is answered. What no header can be called
-stands there besides: the address of the sender, as PEER."""
+"""Headers and body of a delivery to the status that is answered. The headers also hold the address
+of the sender, as PEER, a name that no header can have."""
 
 PEER = ":peer"
 

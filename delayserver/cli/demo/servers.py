@@ -1,12 +1,12 @@
-"""What the demo runs its shop on: a server of its own, or one that runs already, as a cluster does.
+"""The servers of the demo: one of its own, or one that runs already, as a cluster does.
 
     OwnServer        a process, or one for each shard; killed with SIGKILL, and started again
-    RunningServer    who answers at an address; somebody strikes an owner, and another takes over
+    RunningServer    the servers at an address; a person strikes an owner, and another takes over
 
 Both are told to strike once, and return when all is served again.
 
-Cost: of a running one a few requests a second while it is struck. Threads: belong to the event
-loop; what blocks is done in a thread.
+Cost: while a running one is struck, a few requests a second. Threads: belong to the event loop;
+blocking calls run in a thread.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from delayserver.client.transport import HttpTransport, Transport, decoded
 
 POLL_S = 0.05
 ALIVE_S = 0.5
-"""Who has not answered for so long is struck."""
+"""An owner that has not answered for so long is struck."""
 LOOK_S = 2.0
 STRIKE_S = 300.0
 """A person who is asked to strike may take so long, …"""
@@ -42,11 +42,11 @@ class DemoServer(Protocol):
     """Serves the shop."""
 
     down: str
-    """What happens between a strike and its end."""
+    """The state between a strike and its end, in words."""
     back: str
     """How the table calls the time that a strike costs."""
     suffix: str
-    """Of the names that the shop uses here: others may use the server, too."""
+    """Ends the names that the shop uses here, because other clients may use the server, too."""
 
     def running(self) -> AbstractContextManager[None]:
         """Nothing of it is left behind this block that was not there before."""
@@ -58,12 +58,12 @@ class DemoServer(Protocol):
         """A way to it, through all that is to come."""
 
     async def strike(self, ledger: DemoLedger, say: Callable[[str], None]) -> float:
-        """Kill it, and return when it serves again; the seconds that took. `say` gets what somebody
-        has to do for that. Raises ServerFailed."""
+        """Kill it, and return when it serves again; the seconds that took. `say` gets the text that
+        asks a person to do it. Raises ServerFailed."""
 
     async def end(self) -> list[str] | None:
-        """Stop what was started, and what the check of its files finds; None: they are not ours to
-        check. Raises ServerFailed."""
+        """Stop the server that was started; returns the damage that the check of its files finds.
+        None: the files are not ours to check. Raises ServerFailed."""
 
 
 class OwnServer:
@@ -121,7 +121,7 @@ class RunningServer:
     back = "until another owner served"
 
     def __init__(self, url: str, command: str | None) -> None:
-        """`command` strikes, with {node} and {url} of the owner in it; None: somebody does it."""
+        """`command` strikes, with {node} and {url} of the owner in it; None: a person strikes."""
         self.suffix = f".{secrets.token_hex(3)}"
         self._url = url.rstrip("/")
         self._command = command

@@ -1,9 +1,9 @@
 """A server of several shards: a supervisor and its processes, which can be killed one by one.
 
-Only a child of the supervisor is ever signalled: its handle (pidfd) is opened first, then the
-supervisor is asked again for its children, and the handle stays that of the same process even if
-its number is given to another. Who kills all of them stops the supervisor first, so that it starts
-none meanwhile.
+Only a child of the supervisor is ever signalled. Its handle (pidfd) is opened first, then the
+supervisor is asked again for its children. The handle stays that of the same process even if its
+number is given to another. To kill all of them, the demo stops the supervisor first, so that it
+starts none meanwhile.
 
 Cost: a start is one of Python for each shard. Threads: the methods block, and may be called from
 any thread, one at a time.

@@ -1,12 +1,12 @@
-"""A small shop: unpaid orders are looked at after a while, red envelopes nobody opened go back.
+"""A small shop: unpaid orders are looked at after a while, unopened red envelopes go back.
 
     order.unpaid      one notice per order, by webhook; most orders get paid, which cancels theirs
     envelope.refund   one refund per envelope, pulled and acknowledged; some are opened in time
 
-Seconds stand for minutes and hours. In the middle the server is struck (`servers`: killed with
-SIGKILL, and started again; of a cluster the owner of a shard, and another one takes over), while
-notices are being published, cancelled and delivered. Whoever gets no answer asks again, with the
-same key, until there is one: that is all a client has to do.
+Seconds stand for minutes and hours. In the middle the server is struck while notices are being
+published, cancelled and delivered. A server is killed with SIGKILL and started again; in a cluster
+the owner of a shard is struck, and another one takes over (`servers`). A customer that gets no
+answer asks again, with the same key, until there is one. A client has to do no more than that.
 
 Cost: as long as it was told to take, and the strike. Threads: belongs to the event loop; the
 server is another process.
@@ -50,14 +50,14 @@ ASK_S = 10.0
 POLL_S = 0.05
 PULL_WAIT_MS = 2000
 GRACE_S = 20.0
-"""What is not delivered this long after it was due, or after the restart, is lost."""
+"""A message that is not delivered this long after its due time, or the restart, is lost."""
 SETTLE_S = 0.5
 """After the last due time: is something coming that must not?"""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What is to happen; the same seed plans the same."""
+    """The size and length of a run; the same seed plans the same."""
 
     orders: int = 200
     seconds: float = 8.0
@@ -84,12 +84,13 @@ class DemoShop:
         self.ledger = DemoLedger()
         self.phase = DemoPhase.STARTING
         self.doing = ""
-        """What the server says that is happening, while it is struck."""
+        """The phase that the server reports while it is struck."""
         self.start_s = 0.0
         self.restart_s = 0.0
         self.payments_too_late = 0
         self.damage: list[str] | None = []
-        """What the check of the data directory found in the end; None: it is not ours to check."""
+        """The damage that the final check of the data directory found; None: it is not ours to
+        check."""
         self.unpaid, self.refund, self._shop, self._wallet = (
             name + server.suffix for name in (UNPAID, REFUND, SHOP, WALLET)
         )
@@ -143,7 +144,7 @@ class DemoShop:
         await self._ask("PUT", path("subscriptions", self._wallet), pull)
 
     async def _unsubscribe(self) -> None:
-        """Nobody else is to find what only the shop needs."""
+        """Leave no subscriptions behind that only the shop needs."""
         for name in (self._shop, self._wallet):
             await self._ask("DELETE", path("subscriptions", name))
 
@@ -252,7 +253,7 @@ class DemoShop:
         where = path("subscriptions", self._wallet) + "/ack"
         document = {"leases": leases}
         answered = await self._ask_once("POST", where, document)
-        # Whoever died may have recorded it before: "expired" says nothing more then.
+        # A server that died may have recorded it before: "expired" says nothing more then.
         refused = None if answered is None else False
         _, answer = answered or await self._ask("POST", where, document)
         return {lease: refused if lease in answer["expired"] else True for lease in leases}
@@ -295,7 +296,7 @@ async def call(
     timeout_s: float = ASK_S,
 ) -> tuple[int, Any]:
     """Status and document of one answer. Raises UnansweredError, for an answer that was cut off as
-    well: what was asked may have been done, or not."""
+    well: the server may have done it, or not."""
     body = None if document is None else json.dumps(document).encode()
     answer = await transport.request(method, where, body, timeout_s=timeout_s)
     return answer.status, json.loads(answer.body) if answer.body else None
@@ -315,8 +316,8 @@ async def take(
     messages: list[dict[str, Any]],
     ack: Callable[[list[str]], Awaitable[Mapping[str, bool | None]]],
 ) -> None:
-    """Write pulled messages down, acknowledge them, and write down what was answered: of each lease
-    whether that was recorded, None where it may have been."""
+    """Write pulled messages down, acknowledge them, and write down for each lease whether the
+    server says that it was recorded; None if it may have been."""
     receipts = {
         message["lease"]: ledger.receive(
             subscription, message["id"], message.get("body"), settled=False
