@@ -2,10 +2,10 @@
 
 In reading order:
 
-    archive   the job: what is due, copy, verify, confirm
-    rows      what a row is, and the sum that two sets of rows are compared by
+    archive   the job: find the hours that are due, copy, verify, confirm
+    rows      the columns of a row, and the sum that two sets of rows are compared by
     writing   rows to sorted Parquet files, in tasks
-    table     the table: what it holds, what is added, what nobody names
+    table     the table: its rows, its new files, and files that no snapshot names
     catalog   its versions, without a service
     compaction  many small files become few
     plain     files without a table

@@ -3,11 +3,11 @@
     metadata/v1.metadata.json, v2.metadata.json, …    each never changed
     metadata/version-hint.text                        about which is the newest
 
-It is what others call a Hadoop catalog: DuckDB, Spark and pyiceberg open such a directory as a
-table. A commit creates the next version; of two at the same time one fails. The hint may be behind,
-and is not relied on.
+Such a catalog is known as a Hadoop catalog: DuckDB, Spark and pyiceberg open such a directory as a
+table. A commit creates the next version. If two commit at the same time, one fails. The hint may be
+behind, so we do not rely on it.
 
-A commit is not tried again on top of another's: what it adds was compared with the table as it was.
+A commit is not tried again on top of another's: its rows were compared with the table as it was.
 
 Cost: a few small files to read and write for each commit. Threads: the caller's.
 """
@@ -35,12 +35,12 @@ from delayserver.pipeline.archive.place import ArchivePlace
 METADATA = "metadata"
 HINT = f"{METADATA}/version-hint.text"
 TABLE = ("archive",)
-"""What pyiceberg calls the one table."""
+"""The name of the one table, for pyiceberg."""
 _VERSION = re.compile(r"v(\d+)\.metadata\.json")
 
 
 class ArchiveConflictError(PipelineError):
-    """Somebody else has changed the table since it was read."""
+    """Another program has changed the table since it was read."""
 
     def __init__(self, url: str) -> None:
         super().__init__(
@@ -139,7 +139,7 @@ class DirectoryCatalog(NoopCatalog):
         return metadata
 
     def _sync(self, snapshot: Snapshot) -> None:
-        """What pyiceberg has written of a snapshot outlasts a power loss before it counts."""
+        """Sync the files that pyiceberg has written of a snapshot, before the snapshot counts."""
         self._place.sync(self._place.name_of(snapshot.manifest_list))
         for manifest in snapshot.manifests(self.io):
             if manifest.added_snapshot_id == snapshot.snapshot_id:

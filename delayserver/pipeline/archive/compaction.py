@@ -1,9 +1,9 @@
 """Compaction: small files of one partition of the table become few, in one snapshot.
 
-Each run of the archive adds a file to each partition that it has rows for. Where a partition has
-many small ones they are read, sorted and written again, read back, and replaced: whoever reads the
-table sees the same rows before and after, and never a mixture. Older snapshots still name the old
-files; when they are given up (`expire`), the files go with them.
+Each run of the archive adds a file to each partition that it has rows for. If a partition has many
+small files, they are read, sorted and written again, read back, and replaced. A reader of the table
+sees the same rows before and after, and never a mixture. Older snapshots still name the old files;
+when they are given up (`expire`), the files go with them.
 
 Files from which another engine has deleted rows are left to that engine.
 
@@ -35,7 +35,7 @@ MANY = 16
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction did."""
+    """The counts of a compaction."""
 
     files_before: int = 0
     files_after: int = 0
@@ -49,7 +49,7 @@ class Compacted:
 def compact(job: Job, table: ArchiveTable, run: str, files_min: int = MANY) -> Compacted:
     """Compact the partitions that have so many small files or more.
 
-    Raises PipelineError where what was written is not what was read; the table is as before."""
+    Raises PipelineError if the rows written differ from the rows read; the table is as before."""
     done = Compacted()
     for number, names in enumerate(_steps(table, files_min)):
         done += rewrite(job, table, names, f"{run}-compact-{number}")
@@ -83,10 +83,10 @@ def rewrite(job: Job, table: ArchiveTable, names: Sequence[str], run: str) -> Co
 def rewritten(
     job: Job, table: ArchiveTable, names: Sequence[str], run: str, kept: Column | None = None
 ) -> list[WrittenFile]:
-    """Write the rows of some files into others, which do not count yet. `kept`: which rows.
+    """Write the rows of some files into others, which do not count yet. `kept`: selects the rows.
 
-    Raises PipelineError where a file holds columns of other programs or cannot be read, or what was
-    written is not what was read."""
+    Raises PipelineError if a file holds columns of other programs or cannot be read, or if the rows
+    written differ from the rows read."""
     table.refuse_others(names)
     layout, place = table.layout("", 0, {}), table.place
     files: list[WrittenFile] = []

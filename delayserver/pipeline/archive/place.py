@@ -4,9 +4,9 @@
     s3://bucket/path, s3a://…           as exports have them (`exports.place`), options in the URL
     gs://…, abfs://…, hdfs://host/…
 
-Names are relative to it, with forward slashes. `create` is what a commit stands on: of two that
-create the same name one fails. A directory and HDFS promise that; a store of objects is asked
-whether the name is there first, so two within the same moment would not be noticed.
+Names are relative to it, with forward slashes. A commit rests on `create`: if two create the same
+name, one fails. A directory and HDFS promise that. A store of objects is asked first whether the
+name is there, so two within the same moment would not be noticed.
 
 Only a directory has a lock, which the system gives up with its process.
 
@@ -38,13 +38,13 @@ LOCK = "_archive.lock"
 
 
 class ArchivePlace:
-    """One directory, or what is below one prefix of a store."""
+    """One directory, or the objects below one prefix of a store."""
 
     def __init__(self, url: str) -> None:
         """Raises InputError where nothing is known of such a URL, DiskError where it cannot be
         used."""
         self._is_local = not is_url(url)
-        # What a table says of itself: the options of the URL are this job's own.
+        # The table stores this URL. It has no options, because these are this job's own.
         self.url: str = local_path(url) if self._is_local else _location(url)
         # Tasks work in directories of their own, where a relative path is another one.
         self.given = self.url if self._is_local else url
@@ -72,7 +72,7 @@ class ArchivePlace:
 
     @property
     def filesystem(self) -> FileSystem:
-        """What pyarrow reads and writes it by."""
+        """The file system of pyarrow that reads and writes it."""
         return self._opened[0]
 
     @property
@@ -119,8 +119,8 @@ class ArchivePlace:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Any]:
-        """A stream to a file, which counts for nothing before somebody names it: a task that fails
-        leaves a part of it. It outlasts a power loss when the context ends."""
+        """A stream to a file, which counts for nothing before a snapshot names it: a task that
+        fails leaves a part of it. The file outlasts a power loss when the context ends."""
         with self.errors("write", name) as path:
             if self._has_directories:
                 self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
@@ -140,7 +140,7 @@ class ArchivePlace:
         self.rename(unfinished, name)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file of a directory another name, in place of what has it."""
+        """Give a file of a directory another name; it replaces a file that has that name."""
         with self.errors("rename", name) as path:
             if self._has_directories:
                 self.filesystem.create_dir(self.path(new_name).rpartition("/")[0], recursive=True)
@@ -172,7 +172,7 @@ class ArchivePlace:
             self.delete(unfinished)
 
     def sync(self, name: str) -> None:
-        """Make a file that somebody else has written outlast a power loss."""
+        """Make a file that another program has written outlast a power loss."""
         with self.errors("sync", name) as path:
             self._sync(path)
 
@@ -194,8 +194,9 @@ class ArchivePlace:
             }
 
     def leftovers(self, name: str) -> list[str]:
-        """The files below a directory that no run is at work on, as far as can be known: here all
-        of them, for whoever has the lock; in a store those that are a day old."""
+        """The files below a directory that no run is at work on, as far as can be known: in a
+        directory all of them, since the caller has the lock; in a store those that are a day
+        old."""
         found = self.files_below(name)
         if self.is_local:
             return list(found)
@@ -255,7 +256,8 @@ def _sync(path: str) -> None:
 
 
 def _location(url: str) -> str:
-    """A URL without options and keys. Of Azure, what stands before the host is the container."""
+    """A URL without options and keys. In a URL of Azure, the part before the host is the
+    container."""
     url = _as_s3(url)
     parts = urlsplit(url)
     container, at, host = parts.netloc.rpartition("@")

@@ -5,9 +5,9 @@
 
 The name tells the hour, the data directory, the shard, and the first seq of the hour.
 
-An hour is written as a whole. One that comes back replaces its own file; one that the server has
-deleted before it came back begins with another seq, and so has another name. That is all that is
-promised: a file is there as a whole or not at all.
+An hour is written as a whole. An hour that comes back replaces its own file. If the server has
+deleted the hour before it came back, it begins with another seq, and so has another name. We
+promise no more than this: a file is there as a whole or not at all.
 
 Cost: a rename for each file; in a store of objects, a copy. Threads: the caller's.
 """
@@ -60,12 +60,12 @@ class PlainFiles:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """Of its files."""
+        """The schema of its files."""
         return pa.schema(list(ROW_TYPES.items()))
 
     @contextlib.contextmanager
     def running(self, run: str) -> Iterator[None]:
-        """For a run that writes: what others have staged is deleted first."""
+        """Wraps a run that writes: files that earlier runs have staged are deleted first."""
         for name in self.place.leftovers(STAGING):
             self.place.delete(name)
         yield

@@ -61,5 +61,5 @@ def sum_columns() -> tuple[Column, Column, Column]:
 
 
 def sum_of(row: Any) -> Sum:
-    """What `sum_columns` have found. `row`: of Spark, with a count above 0."""
+    """The result of `sum_columns`. `row`: of Spark, with a count above 0."""
     return Sum(row["count"], ((row["high"] << 32) + row["low"]) % 2**64)

@@ -41,7 +41,7 @@ _OPTIONS = ("snapshot", "files", "partitions")
 
 
 class DelayArchive(DataSource):
-    """What an archive holds."""
+    """The rows of an archive."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -63,7 +63,7 @@ class DelayArchive(DataSource):
 
 @dataclass
 class ArchiveTask(InputPartition):
-    """What one task reads: files as they stand, or a file less what was deleted from it."""
+    """The input of one task: files as they stand, or a file less the rows deleted from it."""
 
     place: ArchivePlace
     names: list[str]
@@ -85,7 +85,8 @@ class ArchiveReader(DataSourceReader):
         if self._files is not None:
             names: list[str] = json.loads(self._files)
             return self._tasks(names, [1] * len(names))
-        # Every session knows this source, and few need what takes a second to import.
+        # Every session knows this source, and few need these modules, which take a second to
+        # import.
         from delayserver.pipeline.archive.catalog import DirectoryCatalog
 
         table = DirectoryCatalog(self._place).find()
@@ -145,7 +146,7 @@ def read_file(place: ArchivePlace, name: str, columns: list[str]) -> Iterator[pa
 
 
 def said_of(error: Exception) -> str:
-    """What a task has said of a file, without where in the program that was."""
+    """The message of a task about a file, without the place in the program."""
     said = _SAID.findall(str(error))
     return said[-1] if said else str(error).strip().partition("\n")[0]
 

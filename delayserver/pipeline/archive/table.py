@@ -1,14 +1,15 @@
 """The archive as a table of Apache Iceberg: days and buckets of subjects, sorted by due time.
 
-What the table holds of an hour are its rows: a snapshot adds all files of a step or none, so no
-list beside it says what counts. Its summary names the hours for people (`delayserver.hours`).
+The rows of an hour in the table are the only truth: a snapshot adds all files of a step or none, so
+no list beside the table says which hours count. Its summary names the hours for people
+(`delayserver.hours`).
 
-The data files are ours (`writing`); manifests and metadata are pyiceberg's. Files that no snapshot
-names were left by a run that did not come to its end, or by a task that was tried again. A run
-leaves a note while it is at work (`_runs/`): where one is found, all files are compared with all
-snapshots, and those that nobody names are deleted. A task may outlive its run, so the note stays
-for an hour. In a store of objects, which has no lock, all of that waits for a day, since the run
-may still be at work.
+The data files are ours (`writing`); manifests and metadata are pyiceberg's. A run that did not come
+to its end, or a task that was tried again, leaves files that no snapshot names. A run leaves a note
+while it is at work (`_runs/`). If the next run finds a note, it compares all files with all
+snapshots, and deletes those that no snapshot names. A task may outlive its run, so the note stays
+for an hour. A store of objects has no lock, so there all of that waits for a day, since the run may
+still be at work.
 
 Cost: a commit reads the footer of each new file, and writes a manifest. Threads: the caller's.
 """
@@ -59,7 +60,7 @@ DATA = "data"
 RUNS = "_runs"
 HOURS_PROPERTY = "delayserver.hours"
 BUCKETS = 8
-"""Of a new table."""
+"""Buckets of subjects in a new table."""
 TASK_S = 3600.0
 """So long a task may go on whose run was killed."""
 SNAPSHOTS_S = 5 * 24 * 3600.0
@@ -264,9 +265,9 @@ class ArchiveTable:
         return len(self.sweep())
 
     def _data_file(self, written: WrittenFile) -> DataFile:
-        """What a manifest says of a file: read from its footer, so it is there.
+        """The entry of a manifest for a file. It is read from the footer, so the file is there.
 
-        Raises PipelineError where it is not: the driver and the executors see other directories."""
+        Raises PipelineError if it is not: the driver and the executors see other directories."""
         schema = self._own_schema
         try:
             with (
@@ -298,12 +299,12 @@ class ArchiveTable:
             **statistics.to_serialized_dict(),
         )
 
-    # ── what a run leaves that does not come to its end ────────────────────────────────────────
+    # ── files that an unfinished run leaves ────────────────────────────────────────────────────
 
     @contextlib.contextmanager
     def running(self, run: str) -> Iterator[None]:
-        """For a run that writes: what others have left is deleted first, and this one leaves
-        nothing if it ends by itself."""
+        """Wraps a run that writes: files that earlier runs have left are deleted first, and this
+        run leaves nothing if it ends by itself."""
         left = self.place.leftovers(RUNS)
         if left:
             self.sweep()
@@ -314,12 +315,13 @@ class ArchiveTable:
         note = f"{RUNS}/{run}"
         self.place.replace(note, b"")
         yield
-        # An error, as a kill, leaves the note: what was written is not known to be named.
+        # An error leaves the note, as a kill does: the table may not name the files that were
+        # written.
         self.place.delete(note)
 
     def sweep(self) -> list[str]:
         """Delete the files that no snapshot names; their names."""
-        # What is there comes first: what is added later is not seen.
+        # Existing files are listed first, so that files added later are not among them.
         found = [*self.place.leftovers(DATA), *self.place.leftovers(METADATA)]
         named = self._named()
         swept = [

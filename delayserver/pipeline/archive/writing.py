@@ -2,12 +2,11 @@
 
     rows ─▶ by group, each in one task ─▶ sorted by due ─▶ cut at each group, and at FILE_BYTES
 
-A group is what may stand in one file (a partition of a table, or an hour); a `Layout` says which a
-row is in, and how its files are called. No row is an object: batches of Arrow are put together to
-row groups, and written as they are.
+A group is the set of rows that may stand in one file (a partition of a table, or an hour). A
+`Layout` says which group a row is in, and how its files are called. No row becomes an object:
+batches of Arrow are put together to row groups, and written as they are.
 
-What a task has written is told as rows (`WrittenFile`); a file that nobody is told of counts for
-nothing.
+A task reports its files as rows (`WrittenFile`). A file that is not reported counts for nothing.
 
 Cost: one shuffle of all rows; in each task ROW_GROUP_BYTES of Arrow at a time. Threads: Spark's
 tasks, one writer each.
@@ -30,9 +29,9 @@ from delayserver.pipeline.archive.place import ArchivePlace
 from delayserver.pipeline.archive.rows import ROW_ORDER
 
 FILE_BYTES = 256 << 20
-"""Of a file, compressed: then another one begins, where the layout lets it."""
+"""Size of a file, compressed, after which another one begins, if the layout allows it."""
 ROW_GROUP_BYTES = 64 << 20
-"""Of a row group, as Arrow."""
+"""Size of a row group, as Arrow."""
 _GROUP = "__group"
 _REPORT = "name string, group long, count long"
 
@@ -66,8 +65,8 @@ class WrittenFile:
 def write_rows(
     rows: DataFrame, place: ArchivePlace, layout: Layout, schema: pa.Schema, run: str
 ) -> list[WrittenFile]:
-    """Write rows, and tell the files. `schema`: of the files, with the numbers of their fields;
-    `run`: what no other run is called."""
+    """Write rows, and return the files. `schema`: of the files, with the numbers of their fields;
+    `run`: a name that no other run has."""
     grouped = rows.select(layout.group().cast("long").alias(_GROUP), *schema.names)
     ordered = grouped.repartition(_GROUP).sortWithinPartitions(_GROUP, *ROW_ORDER)
     task = WriterTask(place, layout, schema, run)
@@ -77,7 +76,7 @@ def write_rows(
 
 @dataclass(frozen=True, slots=True)
 class WriterTask:
-    """What a task does with its rows. It goes there as it is."""
+    """The work of a task on its rows. It is sent to the task as it is."""
 
     place: ArchivePlace
     layout: Layout
@@ -85,9 +84,9 @@ class WriterTask:
     run: str
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write what comes, in order of its group."""
+        """Write the rows, in order of their group."""
         context = TaskContext.get()
-        # What was tried before is another's.
+        # An earlier attempt of this task has files of another name.
         name = f"{self.run}-{context.partitionId() if context else 0}"
         name += f"-{context.taskAttemptId() if context else 0}"
         numbers = itertools.count()
@@ -146,7 +145,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def bucket_column(buckets: int, name: str) -> Column:
-    """Which bucket of so many a text is in, as Iceberg has it."""
+    """Which bucket of so many a text is in, as Iceberg computes it."""
     from pyiceberg.transforms import BucketTransform
     from pyiceberg.types import StringType
 
