@@ -1,10 +1,10 @@
-"""An audit: all facts added up, with names, and what they come to.
+"""An audit: all facts added up, with names, and the verdict.
 
-    accepted = delivered + cancelled + dead + pending (+ what should not be)
+    accepted = delivered + cancelled + dead + pending (+ outcomes that should not occur)
 
-Who is accused by definitions is accused only if these have not changed meanwhile: a server that
-runs may have made the subscription a moment ago. So they are read again, and if they are others
-the hours in question are judged once more.
+A row that definitions accuse is accused only if the definitions have not changed meanwhile: a
+running server may have made the subscription a moment ago. So the definitions are read again, and
+if they differ, the hours in question are judged once more.
 
 Cost: that of the tasks (`judging`), and less than a second for the rest. Threads: the caller's.
 """
@@ -38,9 +38,9 @@ from delayserver.records.ids import IdCodec
 from storage.frame import Damage, Rows
 
 OUTCOMES = ("delivered", "cancelled", "dead", "pending", "dropped", "deleted", "missing")
-"""What may have become of a message. The first four are what a healthy server shows; dropped: its
-subscription was deleted, and others had it; deleted: it was moved or retried into an hour that is
-past its retention."""
+"""The outcomes of a message. A healthy server shows only the first four. dropped: its subscription
+was deleted, and others had it; deleted: it was moved or retried into an hour that is past its
+retention."""
 _PLAIN = {
     EntryState.DROPPED: "dropped",
     EntryState.DELIVERED: "delivered",
@@ -57,7 +57,7 @@ Judged = Iterable[tuple[int, HourFacts]]
 
 @dataclass(slots=True)
 class Audit:
-    """What an audit found."""
+    """The result of an audit."""
 
     data_dir: str
     shards: int
@@ -65,13 +65,13 @@ class Audit:
     taken_ms: int
     took_s: float
     messages: dict[str, int]
-    """accepted, and what became of them; see OUTCOMES."""
+    """accepted, and the count of each outcome; see OUTCOMES."""
     deliveries: dict[str, int]
     """By state: each message counts once for each subscription that it was for."""
     violations: dict[str, int]
     damage: list[dict[str, Any]]
     lateness: list[dict[str, int]]
-    """Of all deliveries: bucket, upper_ms, count."""
+    """For all deliveries: bucket, upper_ms, count."""
     groups: list[GroupLine]
     """A line for everything (dimension all), each hour, subject and subscription."""
     examples: list[dict[str, Any]]
@@ -79,9 +79,9 @@ class Audit:
     hours_judged: int
     """How many hours were read."""
     hours_kept: int = 0
-    """Of how many a verdict of an earlier audit counts."""
+    """Hours for which a verdict of an earlier audit counts."""
     open_hours: list[OpenHour] = field(default_factory=list)
-    """Of hours that are over: what keeps them open."""
+    """The messages that keep past hours open."""
     bodies: int | None = None
     """How many bodies were verified; None: none was read."""
     since_ms: int | None = None
@@ -129,7 +129,7 @@ def _judged(plan: AuditPlan, progress: Progress) -> Iterator[tuple[int, HourFact
 
 
 def merge(plan: AuditPlan, judged: Judged) -> Audit:
-    """What the facts of all tasks come to."""
+    """The audit that the facts of all tasks add up to."""
     facts: dict[int, list[HourFacts]] = {shard: [] for shard in plan.bases}
     by_number = dict(judged)
     assert len(by_number) == len(plan.tasks), (len(by_number), len(plan.tasks))
@@ -151,7 +151,7 @@ def merge(plan: AuditPlan, judged: Judged) -> Audit:
 def _keep(
     verdicts: Verdicts, basis: ShardBasis, tasks: Sequence[HourTask], facts: Sequence[HourFacts]
 ) -> None:
-    """Keep what was found of each hour, all parts of it together."""
+    """Keep the facts of each hour, all parts of it together."""
     judged = zip(tasks, facts, strict=True)
     for _, parts in groupby(judged, key=lambda one: one[0].hour):
         (task, first), *others = parts
@@ -242,7 +242,7 @@ class _Merging:
         return dict(zip(map(problem_name, BrokenGuarantee), counts.tolist(), strict=True))
 
     def _messages(self) -> dict[str, int]:
-        """What became of messages, by OUTCOMES."""
+        """The count of messages for each of OUTCOMES."""
         found: Counter[str] = Counter()
         for one in self.facts.values():
             for state, name in _PLAIN.items():

@@ -1,9 +1,9 @@
-"""What waits, body by body: does each payload match its checksum, and its row?
+"""Waiting messages, body by body: does each payload match its checksum, and its row?
 
 An audit reads columns. A body that was damaged since it was written shows when it is delivered, or
-here, if that is asked for: of every entry that is in a schedule file the sealed payload is read.
-The body itself means nothing to the server; but the payload has the key, and, of what was moved or
-tried again, the message that it comes from. They have to be those of the row.
+here, if the caller asks for it: the sealed payload of every entry in a schedule file is read. The
+body itself means nothing to the server. But the payload has the key, and, for a message that was
+moved or tried again, the message that it comes from. Both must match the row.
 
 Cost: every byte of the schedule log, about 4 µs per message. Threads: functions without state.
 """

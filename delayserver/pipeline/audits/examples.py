@@ -17,7 +17,7 @@ from delayserver.times import format_time
 def example_of(
     row: np.void, shard: int, names: ShardNames, codec: IdCodec, problem: str | None = None
 ) -> dict[str, Any]:
-    """A row (SETTLED_DTYPE) as a document; `problem`: in place of what the row says of itself."""
+    """A row (SETTLED_DTYPE) as a document; `problem`: in place of the problem in the row."""
     problems = int(row["problems"])
     said = [problem_name(one) for one in BrokenGuarantee if one & problems]
     return {

@@ -1,15 +1,15 @@
-"""What is left of an hour once it is judged: counts, and the few rows that need a second look.
+"""The facts of an hour once it is judged: counts, and the few rows that need a second look.
 
 An hour of a million messages becomes some hundred rows: one for each subject, subscription, state
 and bucket of lateness that occurs. Single rows are kept of messages that went through several
-schedule rows, since they are followed across hours, and of what is wrong, but no more examples than
-somebody reads.
+schedule rows, since they are followed across hours. Broken rows are kept too, but no more examples
+than a person reads.
 
-Facts of parts of an hour, and of hours, add up. As bytes they travel from a task to the driver, and
+Facts of parts of an hour, and of hours, add up. They travel as bytes from a task to the driver, and
 stay in a file.
 
 Cost: about 0.1 µs per row to add it; 66 bytes for each row with a history. Threads: a value that
-belongs to whoever made it.
+belongs to its maker.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ COUNT_DTYPE = np.dtype(
 """How often something occurs.
 
 subscription_id  DIRECT_FIRST_ID: any direct one
-bucket           of the lateness of what was delivered; -1: it was not
+bucket           of the lateness of a delivery; -1: not delivered
 entries          how many of these rows are the first of their entry
 max_ms           the greatest lateness; -1: nothing was delivered
 """
@@ -57,7 +57,7 @@ def _none(dtype: np.dtype[np.void]) -> Rows:
 
 @dataclass(slots=True)
 class HourFacts:
-    """What is known of an hour, of a part of one, or of many."""
+    """The facts of an hour, of a part of one, or of many."""
 
     counts: Rows = field(default_factory=lambda: _none(COUNT_DTYPE))
     plain: np.ndarray = field(default_factory=lambda: np.zeros(STATES, np.int64))
@@ -69,8 +69,7 @@ class HourFacts:
     examples: Rows = field(default_factory=lambda: _none(SETTLED_DTYPE))
     """The first rows with problems."""
     waiting: Rows = field(default_factory=lambda: _none(SETTLED_DTYPE))
-    """Of each subject and subscription for which something waits, the first row that does; only of
-    hours that are over."""
+    """The first waiting row of each subject and subscription that has one; only for past hours."""
     damage: list[Damage] = field(default_factory=list)
     bodies: int = 0
     """Payloads that were read and match their checksums."""
@@ -113,7 +112,7 @@ class HourFacts:
             self.waiting = select(both, np.sort(firsts))
 
     def merge(self, other: "HourFacts") -> None:
-        """Take over what is known of something else."""
+        """Add the facts of another hour or part."""
         self.counts = concatenate([self.counts, other.counts], COUNT_DTYPE)
         self.plain += other.plain
         self.problems += other.problems
@@ -126,7 +125,7 @@ class HourFacts:
 
     @property
     def has_doubts(self) -> bool:
-        """Whether somebody is accused, rightly if definitions are as they were taken to be."""
+        """Whether a row is accused, rightly if definitions are as they were taken to be."""
         return any(
             self.problems[_BITS.index(int(one))]
             for one in (

@@ -1,9 +1,9 @@
-"""Messages that went through several schedule rows: what became of them, and whether they go on.
+"""Messages that went through several schedule rows: their outcomes, and whether they go on.
 
-A message that was moved or is tried again goes on as another row, maybe in another hour. That is
-the one thing an hour cannot tell by itself. So all rows of such messages come here, and are put
+A message that was moved or is tried again goes on as another row, maybe in another hour. An hour
+alone cannot tell whether that row exists. So all rows of such messages come here, and are put
 together: by message, and from the row that says it goes on to the row where it does. The hour of
-that one may be past its retention; the catalog knows where it was.
+the second row may be past its retention; the catalog knows where it was.
 
 Cost: a sort of these rows; a look into the catalog for each that goes on nowhere. Memory: theirs.
 Threads: functions without state.
@@ -30,11 +30,11 @@ _RANKS = (
     ("delivered", EntryState.DELIVERED),
     ("dropped", EntryState.DROPPED),
 )
-"""What counts of all that became of a message, the first that is so."""
+"""The outcomes of a message's rows in order of rank: the first that occurs counts."""
 
 
 def outcomes_of(history: Rows) -> Counter[str]:
-    """How many messages of a shard came to what."""
+    """How many messages of a shard had which outcome."""
     found: Counter[str] = Counter()
     if not len(history):
         return found
@@ -42,7 +42,7 @@ def outcomes_of(history: Rows) -> Counter[str]:
     rows = select(history, order)
     seqs = rows["message_seq"]
     starts = np.flatnonzero(np.concatenate([[True], seqs[1:] != seqs[:-1]]))
-    # What went on by replays alone is counted where it was settled.
+    # A message that only a replay continued is counted in the hour that settled it.
     open_ = rows["kind"][starts] != RecordKind.REPLAY
     for name, state in _RANKS:
         counts = np.add.reduceat((rows["state"] == state).astype(np.int64), starts)
@@ -72,7 +72,7 @@ def follow(history: Rows, directory: Directory) -> tuple[Rows, Rows]:
     is_odd |= found["subject_id"] != successors["subject_id"]
     is_odd |= is_moved & ~np.isin(successors["kind"], MOVES)
     is_odd |= ~is_moved & (successors["kind"] != RecordKind.RETRY)
-    # What was said of the row already is not said twice.
+    # A problem that the row already has is not reported twice.
     is_odd &= (found["problems"] & np.uint16(BrokenGuarantee.MISMATCHED)) == 0
     dangling = select(going_on, ~is_there)
     return _lost(dangling, directory), select(found, is_odd)

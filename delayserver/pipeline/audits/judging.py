@@ -1,4 +1,4 @@
-"""From a task to its facts: the files of an hour are read, and what became of it is counted.
+"""From a task to its facts: the files of an hour are read, and the outcomes are counted.
 
 Cost: about 0.7 µs per message; memory as `audits.plan` says. Threads: functions without state.
 """
@@ -71,7 +71,7 @@ def _judge(basis: ShardBasis, definitions: KnownSubscriptions, task: HourTask) -
 
 
 def _unknown_subjects(task: HourTask, schedule: Rows, basis: ShardBasis) -> list[Damage]:
-    """Entries of subjects that nobody knows the name of."""
+    """Entries of subjects that the catalog does not name."""
     is_entry = (schedule["flags"] & FLAG_REMOVAL) == 0
     is_known = np.zeros(max(basis.snapshot.subjects, default=0) + 2, bool)
     is_known[list(basis.snapshot.subjects)] = True

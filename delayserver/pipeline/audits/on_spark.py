@@ -4,11 +4,11 @@
     executors: a group each ──▶ facts, as bytes
     driver: merged
 
-The driver looks at the directory once, and every task judges by what it has seen then. So an
-executor that does not see the directory, or sees another one, must not count as one that finds
-nothing: each task opens FORMAT and compares the stamp.
+The driver looks at the directory once, and every task judges by the driver's snapshot. An executor
+that does not see the directory, or sees another one, must not count as one that finds nothing. So
+each task opens FORMAT and compares the stamp.
 
-Cost: what `audit` says, on all cores; half a second of Spark. Threads: the driver's; Spark's tasks.
+Cost: that of `audit`, on all cores; half a second of Spark. Threads: the driver's; Spark's tasks.
 """
 
 import pickle
@@ -70,7 +70,7 @@ def _judged(job: Job, plan: AuditPlan) -> Iterator[tuple[int, HourFacts]]:
         return
     sizes = [task.size for task in plan.tasks]
     groups = share(numbered, sizes, TASKS_PER_CORE * job.cores)
-    # A basis has what is not filed yet, and each task its part of it.
+    # A basis has all rows that are not filed yet, and each task its part of them.
     bases = {
         shard: replace(one, snapshot=replace(one.snapshot, unfiled={}))
         for shard, one in plan.bases.items()

@@ -1,8 +1,8 @@
-"""Hours that are over and not settled: what keeps each of them open, and since nobody takes what.
+"""Past hours that are not settled, and the messages that keep each of them open.
 
-An hour stays open until everything in it is settled, however little that is: its files stay, it is
-not archived, and an audit cannot prove of it that nothing was taken out. Often that is one message
-of a subject that no subscription matches. It is named here, with its id.
+An hour stays open until everything in it is settled, however little that is. Its files stay, it is
+not archived, and an audit cannot prove that nothing was taken out of it. Often one message keeps it
+open, of a subject that no subscription matches. It is named here, with its id.
 
 Cost: a look at the counts of the hours that are open. Threads: functions without state.
 """
@@ -24,7 +24,7 @@ from storage.rows import HOUR_MS, select
 
 @dataclass(frozen=True, slots=True)
 class OpenHour:
-    """What of an hour waits for one subscription, or of one subject for none."""
+    """Messages of an hour that wait for one subscription, or those of a subject without any."""
 
     hour: str
     """As files call it: `2026-11-20T15`."""
@@ -37,16 +37,17 @@ class OpenHour:
     seq: int
     """The schedule row of the first."""
     message_id: str | None
-    """Of the first; None: it was moved or tried again, and only its payload tells."""
+    """The id of the first; None: it was moved or tried again, and only its payload tells."""
 
     @property
     def is_unmatched(self) -> bool:
-        """Whether it waits for nobody in particular."""
+        """Whether its messages wait for no subscription in particular."""
         return self.subscription is None
 
 
 def open_hours(basis: ShardBasis, facts: HourFacts, names: ShardNames) -> list[OpenHour]:
-    """The hours of a shard that are over and open, in order, and what waits in each."""
+    """The past hours of a shard that are still open, in order, and the messages that wait in
+    each."""
     waiting = facts.waiting
     if not len(waiting):
         return []

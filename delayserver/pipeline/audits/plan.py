@@ -1,7 +1,8 @@
-"""What an audit has to do: a data directory at one moment, cut into tasks.
+"""The plan of an audit: a data directory at one moment, cut into tasks.
 
-A task is an hour of a shard, or of an hour with very many entries a part. A part is a range of
-seqs, so that an entry and all that ended it are in the same one; it begins and ends with a frame.
+A task is an hour of a shard, or a part of an hour with very many entries. A part is a range of
+seqs, so that an entry and all rows that ended it are in the same one; it begins and ends with a
+frame.
 
 Cost: a snapshot of each shard (`states.snapshot`); of large hours the headers of the frames.
 Threads: values.
@@ -39,22 +40,22 @@ from storage.frame_runs import scan_heads
 from storage.rows import HOUR_MS, SCHEDULE_DTYPE, LogKind, concatenate
 
 PART_ENTRIES = 2_000_000
-"""A larger hour is cut: what a task holds of it is about 300 bytes per entry."""
+"""A larger hour is cut: a task holds about 300 bytes per entry in memory."""
 SKEW_MS = HOUR_MS
-"""What was settled so much later than an audit began is in the future: clocks differ, and an audit
-takes its time."""
+"""A row that was settled so much later than an audit began is in the future. The allowance covers
+clocks that differ, and the time that the audit takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardBasis:
-    """A shard at one moment: by what its hours are judged."""
+    """A shard at one moment, by which its hours are judged."""
 
     directory: Directory
     snapshot: StatesSnapshot
     now_ms: int
 
     def judgement(self, definitions: KnownSubscriptions, retired_through_seq: int) -> Judgement:
-        """By what one of its hours is judged."""
+        """The basis on which one of its hours is judged."""
         return Judgement(
             through_seq=self.snapshot.through_seq,
             retired_through_seq=retired_through_seq,
@@ -94,7 +95,7 @@ class AuditPlan:
     tasks: list[HourTask]
     now_ms: int
     damage: list[Damage]
-    """Of no hour."""
+    """Damage that belongs to no hour."""
     hours_left_out: int = 0
     """Before the time that was asked for."""
     since_ms: int | None = None
@@ -111,9 +112,9 @@ def make_plan(
     since_ms: int | None = None,
     verdicts: Verdicts | None = None,
 ) -> AuditPlan:
-    """Look at a data directory, also beside its server, at the shards of several, or at exports;
-    hours that are over by `since_ms` are left out, and of those with a verdict that counts is taken
-    what it says.
+    """Look at a data directory, also beside its server, at the shards of several, or at exports.
+    Hours that are over by `since_ms` are left out. An hour that has a valid verdict contributes its
+    facts.
 
     Raises NotADataDirectoryError, also for a shard that is not there, CatalogError, DamageError for
     a broken FORMAT file."""
@@ -167,7 +168,7 @@ def find_strays(basis: ShardBasis) -> Iterator[Damage]:
             stamp=basis.directory.stamp,
             checkpoint_seq=snapshot.checkpoint_seq,
         )
-        # What is behind the checkpoint is filed, and will be known with the next one.
+        # Rows behind the checkpoint are filed, and the next checkpoint will know them.
         judgement = replace(
             basis.judgement(basis.definitions, snapshot.checkpoint_seq),
             through_seq=snapshot.checkpoint_seq,
@@ -237,7 +238,7 @@ def _cuts(files: Files, task: HourTask, stamp: int) -> list[int]:
     try:
         file = files.open(bucket_path(LogKind.SCHEDULE, task.hour))
     except FileNotFoundError:
-        return []  # Whoever reads it finds out.
+        return []  # The task that reads it reports the damage.
     with contextlib.closing(file):
         for heads in scan_heads(file, 0, task.state.length, kind=LogKind.SCHEDULE, stamp=stamp):
             counts.append(heads.headers["count"].astype(np.int64))

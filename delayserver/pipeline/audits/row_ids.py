@@ -1,4 +1,4 @@
-"""Message ids of rows, also of rows that say what no server writes.
+"""Message ids of rows, also of rows with values that no server writes.
 
 Cost: some µs each. Threads: functions without state.
 """

@@ -37,7 +37,7 @@ UNDOUBTED = (
     "the end of the message log: nothing says that more was accepted",
     "what only a repair reads (`delayserver check` does)",
 )
-"""What an audit does not look at, whichever way it is asked."""
+"""The checks that no audit makes, whatever its options."""
 _UNBOUNDED = 100_000
 
 
@@ -78,7 +78,7 @@ def _lines(found: Audit, dimension: str) -> list[dict[str, Any]]:
 
 
 def verdict(found: Audit) -> str:
-    """One sentence, and what it does not speak of."""
+    """One sentence, and the checks that it does not cover."""
     if found.is_clean:
         said = "Clean: every accepted message is accounted for, and none was settled twice."
     else:
@@ -99,7 +99,7 @@ def verdict(found: Audit) -> str:
 
 
 def not_looked_at(found: Audit) -> Iterator[str]:
-    """What the verdict says nothing about."""
+    """The checks that this verdict does not cover."""
     if found.bodies is None:
         yield "bodies, keys and headers (--bodies reads those of what is in schedule files)"
     if found.since_ms is not None:
@@ -145,7 +145,7 @@ def _open_lines(found: Audit) -> Iterator[str]:
 
 
 def open_text(found: Audit, one: OpenHour) -> str:
-    """What keeps an hour open, in words."""
+    """In words, the messages that keep an hour open."""
     whose = f"{one.subject or 'an unknown subject'}"
     why = "no subscription matches" if one.is_unmatched else f"waits for {one.subscription}"
     first = f"message {one.message_id}" if one.message_id else f"seq {one.seq}"
@@ -154,7 +154,7 @@ def open_text(found: Audit, one: OpenHour) -> str:
 
 
 def _of_shard(found: Audit, shard: int) -> str:
-    """Which shard a seq is of, where there are several."""
+    """The shard of a seq, if there are several."""
     return f"shard {shard}, " if found.shards > 1 else ""
 
 

@@ -1,15 +1,16 @@
-"""Verdicts that are kept: an hour that is settled and was found in order is not worked out again.
+"""Verdicts that are kept: an hour that is settled and was found sound is not judged again.
 
     DIR/shard-0-5f3a9c01/2026-11-20T15.verdict    the facts of an hour, sealed, below a signature
 
-A verdict counts as long as its signature is what it was: of the two files of the hour their
-lengths, when they were changed last, and the headers of all their frames, each of which has the
-checksum of its rows; what the catalog says of the hour; the stamp of the directory; the version of
-this software. Else the hour is judged again, and so it is where the file is damaged or is none.
+A verdict counts as long as its signature matches. The signature covers the lengths of the two files
+of the hour, the times when they were changed last, and the headers of all their frames, each of
+which has the checksum of its rows. It also covers the catalog's entry for the hour, the stamp of
+the directory, and the version of this software. If the signature differs, or the file of the
+verdict is damaged or is none, the hour is judged again.
 
-Only hours that are retired and clean are kept, and of which all is filed: who is accused is accused
-anew each time. A verdict is about rows. That a disk has lost a byte of them
-since, without a sign, is what `delayserver check` looks for.
+Only hours that are retired, clean and completely filed are kept; an accusation is worked out anew
+each time. A verdict is about rows. `delayserver check` is the command that finds a byte of them
+that a disk has lost since, without a sign.
 
 Rejected: one file of all verdicts. A new hour would write those of a year again, and one bad byte
 would cost all of them.
@@ -62,16 +63,17 @@ class Verdicts:
 
     root: Path
     _signatures: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """By shard and hour: what was looked for, and is to be signed once it is judged."""
+    """By shard and hour: signatures that were looked up, and that sign the facts once judged."""
 
     def __post_init__(self) -> None:
         with _writing():
             self.root.mkdir(parents=True, exist_ok=True)
 
     def find(self, basis: "ShardBasis", task: "HourTask") -> HourFacts | None:
-        """What is known of an hour as it is now; None: it is to be judged."""
+        """The facts of an hour as it is now; None: it must be judged."""
         is_open = not task.retired_through_seq
-        # What stands in the message log only because its segment is not full is filed, too.
+        # Rows stay in the message log until their segment is full; below the checkpoint they are
+        # filed.
         if is_open or (task.unfiled["seq"] > basis.snapshot.checkpoint_seq).any():
             return None
         signature = _signature(basis, task)
@@ -89,14 +91,14 @@ class Verdicts:
         return facts if _are_named(facts, basis) else None
 
     def keep(self, basis: "ShardBasis", task: "HourTask", facts: HourFacts) -> None:
-        """Note what was judged of a whole hour. Raises VerdictsError."""
+        """Keep the facts of a whole hour. Raises VerdictsError."""
         signature = self._signatures.pop((task.shard, task.hour), None)
         if signature is None or facts.damage or facts.problems.any():
             return
         path = self._path(basis, task)
         with _writing():
             path.parent.mkdir(exist_ok=True)
-            # Not synced: what a crash leaves of it does not match its checksum.
+            # Not synced: a file that a crash leaves incomplete does not match its checksum.
             path.write_bytes(seal(signature + facts.pack()))
 
     def tidy(self, basis: "ShardBasis") -> None:
@@ -127,7 +129,7 @@ def _writing() -> Iterator[None]:
 
 
 def _signature(basis: "ShardBasis", task: "HourTask") -> bytes:
-    """Of all that a verdict rests on."""
+    """A digest of everything that a verdict rests on."""
     directory, files = basis.directory, basis.directory.files
     digest = hashlib.blake2b(digest_size=_SIGNATURE_BYTES)
     known = (
