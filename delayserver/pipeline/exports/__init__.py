@@ -2,8 +2,8 @@
 
 In reading order:
 
-    place      where objects are: a directory, or what pyarrow reaches (S3, GCS, Azure, HDFS)
+    place      where objects are: a directory, or a store of pyarrow (S3, GCS, Azure, HDFS)
     manifest   which objects make up the files of a shard at a moment
-    export     the job: what has grown since the last time is copied
+    export     the job: copies the bytes that were added since the last export
     exported   an export as the files and the catalog of a data directory, which only reads
 """

@@ -1,27 +1,27 @@
-"""Export: what the jobs read of a data directory is copied to a place that needs no mount.
+"""Export: the files that the jobs read are copied to a place that needs no mount.
 
     message log   up to its last whole frame          ─┐
     catalog       one moment of it, as LMDB copies it  ├▶ objects ─▶ manifest ─▶ it counts
     hours' files  as long as that catalog says         │
-    FORMAT        which says whose it is              ─┘
+    FORMAT        which names the directory           ─┘
 
-In this order all is of one moment, as `states.snapshot` needs it: what the message log holds and
-the catalog does not yet count as filed is in the copy of the message log, and the hours' files only
+In this order all copies are of one moment, as `states.snapshot` needs it. The copy of the message
+log has every record that the copied catalog does not yet count as filed, and the hours' files only
 grow. Bytes are copied as they stand, with their checksums, in objects of at most PIECE_BYTES; the
-next export adds what has grown. A file that was written anew meanwhile is known by its first and
-last bytes, and is copied as a whole. An hour that the server deletes between the catalog and its
-file has the shard done again.
+next export adds the new bytes. The export recognises a file that was written anew meanwhile by its
+first and last bytes, and copies it as a whole. If the server deletes an hour between the copy of
+the catalog and the copy of the file, the shard is done again.
 
 Every frame is verified when it is copied. A damaged file is copied nevertheless, since its other
 frames are sound, and the export names it. The manifest says so too, and the next export copies that
 file as a whole: it may have been repaired.
 
 It runs beside the server that has the directory, takes no lock there and writes nothing into it. It
-may be killed at any point, and run again: without a manifest nothing counts, and objects that none
-names are deleted by the next run. One export to a place at a time.
+may be killed at any point, and run again. Without a manifest nothing counts, and the next run
+deletes objects that no manifest names. Only one export may write to a place at a time.
 
-Cost: what was added since the last time is verified and sent; a list of the objects. No Spark.
-Threads: the caller's.
+Cost: the bytes that were added since the last export are verified and sent; a list of the objects.
+No Spark. Threads: the caller's.
 """
 
 import contextlib
@@ -75,17 +75,17 @@ KNOWN_BYTES: Final = 64 * 1024
 ATTEMPTS: Final = 5
 
 Told = Callable[[str, int, int], None]
-"""Told what is copied, how many bytes are, of how many."""
+"""Called with the current file, the bytes that are copied, and the bytes of all."""
 
 
 @dataclass(slots=True)
 class ShardExport:
-    """What an export did for one shard."""
+    """The counts of an export for one shard."""
 
     shard: int
     files: int
     total_bytes: int
-    """Of its files and of the catalog."""
+    """The size of its files and of the catalog."""
     copied_bytes: int
     """Since the last export."""
     damage: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ class ShardExport:
 
 @dataclass(slots=True)
 class Exported:
-    """What an export did."""
+    """The counts of an export."""
 
     to: str
     taken_ms: int
@@ -102,7 +102,7 @@ class Exported:
     took_s: float = 0.0
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The document that `--json` prints."""
         return asdict(self)
 
     @property
@@ -176,7 +176,7 @@ class _ShardExporter:
         self._known = {one.path: one for one in self._previous.files} if self._previous else {}
 
     def run(self) -> ShardExport:
-        """Copy what has grown, and let it count."""
+        """Copy the new bytes, and let them count."""
         for attempt in range(ATTEMPTS):
             try:
                 manifest = self._copy()
@@ -191,7 +191,7 @@ class _ShardExporter:
         self._place.write(POINTER, encode_sealed(Pointer(moment=manifest.name)))
         kept = manifest.names | before
         for name in self._place.names():
-            # What the manifest before the last one had, and what a killed run left.
+            # Objects of the manifest before the last one, and objects that a killed run left.
             if name not in kept and _is_ours(name):
                 self._place.delete(name)
         total = self._catalog_bytes + sum(one.length for one in manifest.files)
@@ -236,7 +236,7 @@ class _ShardExporter:
         )
 
     def _catalog(self) -> tuple[bytes, dict[int, HourState], int]:
-        """A moment of the catalog: LMDB's file, and what it says of hours and the checkpoint."""
+        """A moment of the catalog: LMDB's file, and its table of hours and its checkpoint."""
         with tempfile.TemporaryDirectory(prefix="delayserver-export-") as made:
             with (
                 self._directory.catalog() as catalog,
@@ -267,7 +267,7 @@ class _ShardExporter:
             self._progress(f"shard {self._directory.shard}", done, total)
 
     def _extended(self, file: File, wanted: "_Wanted") -> ExportedPath:
-        """A file with what it has more than the last export."""
+        """A file with the bytes that it has more than in the last export."""
         known, end = self._known.get(wanted.path), wanted.end
         pieces: list[ExportedPiece] = []
         if known is not None and known.is_sound and known.length <= end and _is_same(file, known):
@@ -325,7 +325,7 @@ def _damage_of(found: Frame | Damage) -> Iterator[Damage]:
 
 
 def _is_same(file: File, known: ExportedPath) -> bool:
-    """Whether the file still begins with what was exported of it."""
+    """Whether the file still begins with the bytes that were exported."""
     return _ends(file, known.length) == (known.head_crc, known.tail_crc)
 
 

@@ -1,11 +1,11 @@
 """An export as the files and the catalog of a data directory: the same code reads both.
 
 Bytes come in blocks, since the readers ask for headers and columns, a few kilobytes at a time, and
-every request to a store takes its own tens of milliseconds. What is read is checked by whoever
-reads it, as in the directory: frames, payloads and pages have their own checksums.
+every request to a store takes its own tens of milliseconds. Each reader checks its bytes, as in the
+directory: frames, payloads and pages have their own checksums.
 
-Cost: what is read of a file is fetched in whole blocks, its payloads too; two blocks of each open
-file are in memory. Threads: an open file belongs to one thread.
+Cost: the wanted parts of a file are fetched in whole blocks, with the payloads in them; two blocks
+of each open file are in memory. Threads: an open file belongs to one thread.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ class NotAnExportError(PipelineError):
 
 
 def read_pointer(place: ObjectPlace) -> Pointer | None:
-    """Which manifest counts; None: there is no export. Raises DamageError, DiskError,
-    PipelineError."""
+    """The pointer to the manifest that counts; None: there is no export. Raises DamageError,
+    DiskError, PipelineError."""
     try:
         data = place.read(POINTER)
     except FileNotFoundError:

@@ -1,14 +1,14 @@
 """Which objects make up the files of a shard at a moment: the one thing of an export that changes.
 
-    moment.json                    which manifest counts: whoever reads it finds the old or the new
-                                   one, and all else is never changed
+    moment.json                    which manifest counts: a reader finds the old or the new one, and
+                                   all else is never changed
     moments/<taken_ms>             a manifest
     files/<path>.<start>-<end>.<taken_ms>   bytes of a file, as they stand in it
     catalog/<taken_ms>             LMDB's file, copied and compacted
 
-A file is what its pieces are, one behind the other. Nothing is written a second time under the same
-name, and what a manifest names is deleted by the one after the next, so that who began to read an
-export may go on while another is made.
+The pieces of a file, one behind the other, are the file. No name is written a second time. The
+objects of a manifest are deleted by the one after the next, so a reader that has begun may go on
+while another export is made.
 
 Cost: a request. Threads: values.
 """
@@ -25,7 +25,7 @@ VERSION = 1
 POINTER = "moment.json"
 FILES, CATALOGS, MOMENTS = "files", "catalog", "moments"
 SHARDS = "shards.json"
-"""Of an export of several shards, how many there are."""
+"""In an export of several shards, the file that says how many there are."""
 
 
 class ExportedPiece(msgspec.Struct, array_like=True, frozen=True):
@@ -37,16 +37,16 @@ class ExportedPiece(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ExportedPath(msgspec.Struct, array_like=True, frozen=True):
-    """A file, and by what it is known again."""
+    """A file, and the marks by which the next export recognises it."""
 
     path: str
     pieces: list[ExportedPiece]
     head_crc: int
     tail_crc: int
-    """Of its first and its last bytes: a file that was written anew has others."""
+    """A checksum of its first and its last bytes, which change if the file is written anew."""
     is_sound: bool = False
-    """Every frame matched its checksums when it was copied. If not, or if nobody looked, as before
-    this field was there, the next export copies the file as a whole."""
+    """Every frame matched its checksums when it was copied. If not, or if the export did not look,
+    as exports before this field did not, the next export copies the file as a whole."""
 
     @property
     def length(self) -> int:
@@ -73,7 +73,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> set[str]:
-        """Of all objects, its own among them."""
+        """The names of all objects, its own among them."""
         return {
             self.name,
             self.catalog,

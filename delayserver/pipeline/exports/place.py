@@ -1,7 +1,7 @@
 """Where an export is: objects below a URL, each written as a whole and read in pieces.
 
     /srv/export, file:///srv/export     a directory of this machine
-    s3://bucket/path, s3a://…           Amazon S3 and what speaks like it; the endpoint and the keys
+    s3://bucket/path, s3a://…           Amazon S3 and compatible stores; the endpoint and the keys
                                         from the environment, or in the URL (?endpoint_override=…)
     gs://…, abfs://…, hdfs://host:port/ Google, Azure, HDFS (which needs libhdfs and libjvm)
 
@@ -27,7 +27,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
 class ObjectPlace(Protocol):
-    """Objects below one URL. Every call raises DiskError for what the store says."""
+    """Objects below one URL. Every call raises DiskError for an error of the store."""
 
     url: str
     """As it is shown, without keys."""
@@ -89,7 +89,7 @@ def open_place(url: str) -> ObjectPlace:
 
 
 def below(url: str, name: str) -> str:
-    """The URL of what is below another."""
+    """The URL of a name below another URL."""
     path, question, query = url.partition("?")
     return f"{path.rstrip('/')}/{name}{question}{query}"
 
@@ -124,7 +124,7 @@ class _LocalPlace:
 
 
 class _RemotePlace:
-    """What pyarrow reaches."""
+    """Objects that pyarrow reaches."""
 
     def __init__(self, url: str) -> None:
         from pyarrow import ArrowInvalid
