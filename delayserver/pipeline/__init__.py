@@ -4,12 +4,12 @@ In reading order:
 
     session            a Spark session: quiet, in UTC, with a word where Java is missing
     progress           a job, and a bar for its stages
-    workers            what Spark's Python workers need not do: collect imports
-    calls              what a load and an archive ask the server
+    workers            spares Spark's Python workers the collection of imports
+    calls              the requests of a load and of an archive to the server
 
     logs/              the files of the three logs as tables and streams (`delaylog`)
     exports/           a data directory at a place that needs no mount
-    states/            what became of every message (`delaystate`, `delayhistory`)
+    states/            the state of every message (`delaystate`, `delayhistory`)
     audits/            that every message was settled exactly once (also without Spark)
     topics/            the logs of a cluster as its brokers have them, and a verdict on each hour
     reports/           jobs that read and tell: forecast, lateness
@@ -17,9 +17,9 @@ In reading order:
     load/              a table becomes messages: read, staged, adopted
     archive/           retired hours become Parquet, verified, before the server may delete them
 
-The jobs read the files of a data directory, beside the server that owns it, and write nothing
-there but what a load stages for the server. It is the only package that knows pyspark; the server
-runs without it, and so does an audit in one process.
+The jobs read the files of a data directory, beside the server that owns it. They write nothing
+there, except that a load stages messages for the server. Only this package knows pyspark. The
+server runs without it, and so does an audit in one process.
 
 Cost: 3–6 s to start a session, then close to the rate of the disk. Threads: the caller's; Spark
 starts processes of its own.

@@ -1,7 +1,7 @@
 """Calls of a job to the server, over HTTP: waited for, and made again while the server is away.
 
-Every call that a job makes may be repeated: it names what it is about. So a server that is
-restarted meanwhile is waited for, and asked again.
+Every call that a job makes may be repeated, because it names its load or its hour. So the job waits
+for a server that is restarted meanwhile, and asks again.
 
 Cost: one connection. Threads: the caller's.
 """

@@ -1,4 +1,4 @@
-"""A job, and how far it is: the tasks of the stages that run, told to whoever shows them.
+"""A job, and how far it is: the tasks of the stages that run, reported to a display.
 
 Spark counts tasks, not rows, so a bar moves in steps of one partition. On Spark Connect the server
 reports the same counts by itself.
@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 POLL_S = 0.2
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many tasks are done, of how many."""
+"""Called with the current step, the number of tasks that are done, and the number of all tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a job is given."""
+    """The environment of a job: its session, and its progress."""
 
     spark: SparkSession
     progress: Progress = lambda what, done, total: None

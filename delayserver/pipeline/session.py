@@ -5,11 +5,11 @@ other master, or a Spark Connect address (`sc://host`), runs the same job on a c
 directory must be readable there under the same path.
 
 A Connect server that does not answer is waited for ten seconds, not for ten minutes as by its
-client: one that has ended took the session with it.
+client, because a server that has ended took the session with it.
 
-That JVM may be killed, mostly by the kernel for want of memory. What its clients say then (that a
-connection was refused) helps nobody, so the error is one of ours, and the next session starts
-another JVM.
+That JVM may be killed, mostly by the kernel for want of memory. Its clients then say only that a
+connection was refused. So this module raises an error of our own instead, and the next session
+starts another JVM.
 
 Cost: 3–6 s. Threads: one session per process; Spark's own rule.
 """
@@ -70,7 +70,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET = f"-Dlog4j2.configurationFile=file:{resources.files(__package__) / 'log4j2.properties'}"
 _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
-    # The name of this machine may not resolve, and nobody else has to reach it.
+    # The name of this machine may not resolve, and no other machine has to reach it.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -88,7 +88,7 @@ class JvmEndedError(PipelineError):
     or the negative number of the signal that killed it."""
 
     def __init__(self, when: str, status: int) -> None:
-        """`when`: in the middle of what."""
+        """`when`: the step in which it ended."""
         if status == -signal.SIGKILL:
             how = "it was killed"
             advice = (
@@ -113,7 +113,7 @@ class ConnectMissingError(PipelineError):
 
 
 class ConnectEndedError(PipelineError):
-    """Nobody answers at the address of a Spark Connect server, which answered before."""
+    """A Spark Connect server that answered before does not answer any more."""
 
     def __init__(self, job: str, master: str) -> None:
         super().__init__(
@@ -170,11 +170,11 @@ def open_session(
         builder = builder.master(master)
         wanted = _SETTINGS | (_LOCAL_SETTINGS if master.startswith("local") else {})
         _use_java()
-        # The workers must be able to import what this process imports.
+        # The workers must be able to import the modules that this process imports.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     wanted |= settings or {}
-    # It logs, as an error, what is raised as an exception besides.
+    # It logs each exception as an error, and the exception is raised as well.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     if is_connect(master):
         spark, jvm = _connect(master, wanted), None
@@ -204,14 +204,14 @@ def open_session(
 
 
 def _jvm() -> "subprocess.Popen[bytes] | None":
-    """The JVM below this process; None where somebody else has started it."""
+    """The JVM below this process; None if another process has started it."""
     gateway = SparkContext._gateway
     return None if gateway is None else gateway.proc
 
 
 def _quieten(spark: SparkSession) -> None:
-    """When the JVM ends, a server in this process, which takes what tasks count, and a client of
-    the JVM print that besides."""
+    """Drop messages at the end of the JVM. A server in this process, which takes the counters of
+    tasks, and a client of the JVM would print them."""
     server = spark.sparkContext._accumulatorServer
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     logging.getLogger().addFilter(_is_not_of_py4j)
@@ -226,16 +226,16 @@ def _ended(jvm: "subprocess.Popen[bytes] | None", error: Exception) -> int | Non
     if jvm is None:
         return None
     if isinstance(error, Py4JError | OSError | EOFError) and not isinstance(error, Py4JJavaError):
-        # That its connections ended may be seen before its end can be.
+        # Its connections may be seen to end before its process does.
         with contextlib.suppress(subprocess.TimeoutExpired):
             jvm.wait(ENDING_S)
     return jvm.poll()
 
 
 def _forget(spark: SparkSession) -> None:
-    """What `stop` does, without the JVM: the next session starts one."""
+    """Do the same as `stop`, without the JVM: the next session starts one."""
     with contextlib.suppress(Py4JError, OSError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # That it cannot be shut down.
+        warnings.simplefilter("ignore", RuntimeWarning)  # It warns that it cannot be shut down.
         spark.sparkContext.stop()
     SparkContext._active_spark_context = None
     SparkContext._gateway = SparkContext._jvm = None
@@ -243,7 +243,7 @@ def _forget(spark: SparkSession) -> None:
 
 
 def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
-    """Start Spark. What the JVM says on standard error is kept, and shown only if it fails."""
+    """Start Spark. The JVM's standard error is kept, and shown only if the start fails."""
     with tempfile.TemporaryFile() as said, _stderr_to(said.fileno()):
         try:
             return builder.getOrCreate()
@@ -260,7 +260,7 @@ def _start(builder: SparkSession.Builder, master: str) -> SparkSession:
 
 
 def _reason(error: Exception, lines: list[str]) -> str:
-    """Why it did not, and what the JVM said last."""
+    """Why the start failed, with the last lines of the JVM."""
     text = str(error)
     if _REFUSED in text:
         # It asks for a minute, and then ends by itself.

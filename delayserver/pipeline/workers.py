@@ -12,5 +12,5 @@ import gc
 
 @functools.cache
 def spare_imports() -> None:
-    """What there is in this process now is left out of all collections to come; once."""
+    """Leave the objects that exist in this process now out of all later collections; once."""
     gc.freeze()
