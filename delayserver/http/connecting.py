@@ -95,8 +95,8 @@ async def connect_to_any(
         raise failure
     finally:
         for attempt in pending:
-            # Also of one that is done: it may have ended in the turn in which the caller was
-            # cancelled, or in that of the one that is taken.
+            # A finished attempt is closed as well: it may have ended in the turn in which the
+            # caller was cancelled, or in the same turn as the attempt that is used.
             attempt.cancel()
             attempt.add_done_callback(partial(_close_late, close))
 

@@ -35,7 +35,7 @@ class HttpConnection(asyncio.Protocol):
         answer_bytes_max: int = sys.maxsize,
         body_bytes_max: int | None = None,
     ) -> None:
-        """`answer_bytes_max`: of heads and body together; an answer that is longer fails.
+        """`answer_bytes_max`: the limit of heads and body together; a longer answer fails.
         `body_bytes_max`: so much of a body is kept, and the rest is passed over; None: all."""
         self._loop = loop
         self._answer_bytes_max = answer_bytes_max
@@ -47,12 +47,12 @@ class HttpConnection(asyncio.Protocol):
         if body_bytes_max is None:
             self.on_body = self._parts.append
         elif body_bytes_max:
-            self.on_body = self._keep_beginning  # without any the parser passes over bodies
+            self.on_body = self._keep_beginning  # without `on_body` the parser passes over bodies
         self._parser = httptools.HttpResponseParser(self)
         self.address = ""
         """The address that it is connected to. The owner of the connection sets it."""
         self.idle_since_s = 0.0
-        """Since when it is idle, by the clock of its owner, who sets it."""
+        """The time since which it is idle, by the clock of its owner, which sets it."""
         self.is_open = False
         self.is_reusable = False
         """Whether the last answer came whole, and the other side keeps the connection."""

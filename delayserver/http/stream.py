@@ -44,13 +44,13 @@ class HttpStream(asyncio.Protocol):
         self._held_bytes = 0
         self._is_under_way = False
         self.has_ended = False
-        """Whether the answer is there to its end; not whether it was read."""
+        """Whether the answer has arrived to its end, read or not."""
         self._is_head = False
         self._keeps_open = False
         self.is_open = False
         self.active_s = 0.0
-        """When something of a request or of its answer last moved, by the loop's time; or since
-        when the connection is idle."""
+        """When something of a request or of its answer last moved, by the loop's time; for an idle
+        connection, since when it is idle."""
         self.status: int | None = None
         """The status of the answer, as soon as its head is there."""
         self.headers: list[tuple[bytes, bytes]] = []
@@ -85,7 +85,7 @@ class HttpStream(asyncio.Protocol):
         self._transport.write(data)
 
     async def answered(self) -> int:
-        """Wait for the head of the answer; its status. Raises OSError."""
+        """Wait for the head of the answer; returns its status. Raises OSError."""
         while self.status is None:
             await self._wait()
         return self.status
@@ -105,7 +105,7 @@ class HttpStream(asyncio.Protocol):
         return data
 
     def finish(self) -> bool:
-        """The whole request was sent, and the whole answer read: whether there may be another."""
+        """End an exchange that was sent and read; returns whether another request may follow."""
         self._is_under_way = False
         self.active_s = self._loop.time()
         return self.has_ended and self._keeps_open and self.is_open
@@ -159,7 +159,7 @@ class HttpStream(asyncio.Protocol):
             if not self.has_ended:
                 self._fail(ConnectionError(f"the answer is not HTTP: {error}"))
         if self._is_head and self.has_ended:
-            # It waits for a body that does not come.
+            # The parser waits for a body that does not come.
             self._parser = httptools.HttpResponseParser(self)
         if self._held_bytes > HELD_MAX_BYTES and not self.has_ended:
             assert self._transport is not None

@@ -29,7 +29,7 @@ from storage.rows import Outcome
 
 @dataclass(slots=True)
 class AttemptView:
-    """An attempt, and at which subscription; empty if that was deleted."""
+    """An attempt, and the name of its subscription; empty if that was deleted."""
 
     subscription: str
     attempt: DeliveryAttempt
@@ -37,11 +37,11 @@ class AttemptView:
 
 @dataclass(slots=True)
 class AttemptsView:
-    """All that is known of the attempts of a message, in the order in which they began."""
+    """The known attempts of a message, in the order in which they began."""
 
     attempts: list[AttemptView]
     dropped: int
-    """How many more there were, behind the first ones that failed."""
+    """How many attempts were left out; a history keeps only the first ones that failed."""
 
 
 class AttemptQueries:
@@ -61,7 +61,7 @@ class AttemptQueries:
         return AttemptsView(views, dropped)
 
     async def find(self, seq: int, due_ms: int) -> tuple[list[DeliveryAttempt], int]:
-        """The attempts themselves, and how many were left out. Raises as `look_up`."""
+        """The attempts themselves, and how many were left out. Raises the errors of `look_up`."""
         calls = self._calls
         located = calls.locate(seq, due_ms)
         entry = located.entry
@@ -77,7 +77,7 @@ class AttemptQueries:
 
     async def replayable(self, seq: int, due_ms: int) -> tuple[Replayable, list[int]]:
         """A message for `Calls.replay`, and the subscriptions that have settled it, in the order in
-        which they had it. Raises as `look_up`."""
+        which they received it. Raises the errors of `look_up`."""
         calls = self._calls
         await calls.settled()
         entry = calls.locate(seq, due_ms).entry
@@ -124,8 +124,8 @@ def _attempt(ended: EndedRow) -> DeliveryAttempt:
 def _together(
     histories: Iterable[History | None], arrived: Iterable[DeliveryAttempt]
 ) -> tuple[list[DeliveryAttempt], int]:
-    """Each attempt once, in order: a row that was recorded twice may tell of it twice, and the
-    history of a later row of one before."""
+    """Each attempt once, in order. A row that was recorded twice may report an attempt twice, and
+    the history of a later row repeats attempts of an earlier one."""
     found: dict[tuple[int, int, int], DeliveryAttempt] = {}
     dropped = 0
     for history in histories:

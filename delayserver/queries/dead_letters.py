@@ -54,9 +54,9 @@ class DeadLetters:
     async def counts(
         self, behind: str, limit: int, may_see: Callable[[str], bool]
     ) -> tuple[list[tuple[str, int]], str | None]:
-        """Names of subscriptions that have dead letters, behind one of them, in the order of the
-        names, and how many (see COUNTED_MAX), as of the last checkpoint; and the last name of the
-        page, if there are more. `may_see`: asked for the subject of each subscription."""
+        """Names of subscriptions with dead letters, in order, from the name after `behind` on, and
+        how many each has (see COUNTED_MAX), as of the last checkpoint; and the last name of the
+        page, if there are more. `may_see` is asked for the subject of each subscription."""
         return await asyncio.to_thread(self._count, behind, limit, may_see)
 
     def _count(
@@ -78,9 +78,10 @@ class DeadLetters:
         limit: int,
         may_read: Callable[[str], bool],
     ) -> tuple[list[DeadLetterView], int | None]:
-        """Up to `limit` dead letters of `Calls.dead_letter_owners` from one schedule row on, in the
-        order of their rows, and where to go on. They are fewer where they are long. `may_read`:
-        asked for the subject of each; a subscription may have had other subjects than its own."""
+        """Up to `limit` dead letters of `Calls.dead_letter_owners`, in the order of their schedule
+        rows, from one row on, and the row to go on with. Long letters make a page shorter.
+        `may_read` is asked for the subject of each letter, because a subscription may have had
+        other subjects before."""
         return await asyncio.to_thread(self._scan, owners, from_seq, limit, may_read)
 
     def _scan(

@@ -33,9 +33,9 @@ from storage.buckets import end_ms, is_day, start_ms
 from storage.catalog import Table
 
 SCAN_ROWS_MAX = 4_000_000
-"""After so many rows a page ends, at the end of an hour."""
+"""A page ends after so many rows, at the end of an hour."""
 STATES_TURN = 100
-"""Messages whose states are told in one turn of the event loop."""
+"""Messages whose states are looked up in one turn of the event loop."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class PendingView:
     attempts: int
     payload: Payload
     entry_seq: int
-    """With the due time its `Position`: the seq of the row, which is not always the message's."""
+    """The seq of the row, which is not always the message's; with the due time its `Position`."""
 
 
 class Listing:
@@ -61,7 +61,8 @@ class Listing:
     async def page(
         self, subject: str, start: Position, until_ms: int, limit: int
     ) -> tuple[list[PendingView], Position | None]:
-        """Up to `limit` messages from `start` on, due before `until_ms`; and where to go on."""
+        """Up to `limit` messages from `start` on, due before `until_ms`; and the position to go on
+        at."""
         calls = self._calls
         subject_id = calls.subjects.get(subject)
         if subject_id is None:
@@ -77,7 +78,7 @@ class Listing:
             wanted = Wanted(subject_id, subject, start, until_ms, limit + 1 - len(views))
             page = await self._find(snapshot, wanted)
             if is_day(snapshot.hour) and not self._is_there(snapshot.hour):
-                # It was split meanwhile: its hours have all of it.
+                # The day was split meanwhile: its hours have all of its rows.
                 start = Position(max(start.due_ms, start_ms(snapshot.hour)), 0)
                 return views, start
             scanned += page.scanned
@@ -136,7 +137,7 @@ class Listing:
                     delivery.message_id,
                     subject,
                     delivery.entry.due_ms,
-                    # A message that has ended since its row was found was under way then.
+                    # A message that has ended since its row was found was under way at that time.
                     state if state is State.SCHEDULED else State.DELIVERING,
                     delivery.attempt - 1,
                     delivery.payload,

@@ -86,7 +86,7 @@ class Queries:
             if subscription is None and one.state is not State.DELIVERED:
                 continue
             if not one.attempt and calls.is_known(one.entry):
-                continue  # It is told when it is recorded, within `settle_sync_ms`.
+                continue  # It is shown once it is recorded, within `settle_sync_ms`.
             name = subscription.name if subscription else ""
             view.deliveries.append(DeliveryView(name, one.state, one.attempt or 1, one.at_ms))
             view.attempts = max(view.attempts, one.attempt - (one.state in OPEN))
@@ -115,8 +115,8 @@ class Queries:
             calls.gauges.archive_waiting = [one for one in retired if one.archived is None]
 
     async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
-        """How many messages fall due per bucket, a whole number of hours; of hours in memory, how
-        many deliveries are still to be made. Raises InputError."""
+        """How many messages fall due per bucket, a whole number of hours. For hours in memory, it
+        counts the deliveries that are still to be made. Raises InputError."""
         if bucket_ms < HOUR_MS or bucket_ms % HOUR_MS:
             raise InputError("a bucket is a whole number of hours, such as 1h or 1d", "/bucket")
         await self._calls.checkpoint()

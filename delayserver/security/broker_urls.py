@@ -38,7 +38,7 @@ class BrokerUrl:
     user: str
     password: str
     path: str
-    """Behind the host, as it was written, with its slash; empty: none."""
+    """The part behind the host, as it was written, with its slash; empty: none."""
 
 
 def split_broker_url(url: str, ports: Mapping[str, int]) -> BrokerUrl:

@@ -1,4 +1,4 @@
-"""When a certificate ends. The standard library tells it only of a peer that it has verified.
+"""When a certificate ends. The standard library tells this only for a peer that it has verified.
 
     PEM ──▶ its first block ──▶ DER: Certificate { tbs { [version], serial, algorithm, issuer,
                                                          validity { notBefore, notAfter }, … } }
@@ -20,7 +20,7 @@ _BLOCK: Final = re.compile(
 )
 _VERSION, _UTC_TIME = 0xA0, 0x17
 _CENTURY_TURNS_AT: Final = 50
-"""Two digits of a year from here on are of the last century."""
+"""Two digits of a year, from this value on, mean the last century."""
 
 
 class _Part(NamedTuple):
@@ -32,7 +32,7 @@ class _Part(NamedTuple):
 
 
 def end_s_of(path: Path) -> int:
-    """The end of the validity of the first certificate in a PEM file, in s since 1970; 0 where it
+    """The end of the validity of the first certificate in a PEM file, in s since 1970; 0 if it
     cannot be told. Raises OSError."""
     block = _BLOCK.search(path.read_bytes())
     try:
@@ -44,7 +44,7 @@ def end_s_of(path: Path) -> int:
 def _end_s(der: bytes) -> int:
     tbs = _part(der, _part(der, 0).start)
     part = _part(der, tbs.start)
-    if part.tag == _VERSION:  # of all but the first version
+    if part.tag == _VERSION:  # only the first version has none
         part = _part(der, part.end)
     for _ in ("algorithm", "issuer", "validity"):
         part = _part(der, part.end)

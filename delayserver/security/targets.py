@@ -265,7 +265,8 @@ def _parse_port(text: str | None, pointer: str) -> int | None:
 
 
 def _plain_address(ip: str) -> IPv4Address | IPv6Address:
-    """The address that packets end up at: an IPv4 address in the clothes of an IPv6 one is IPv4."""
+    """The address that packets end up at: an IPv6 address that embeds an IPv4 one is that IPv4
+    one."""
     address = ip_address(ip)
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:

@@ -52,7 +52,7 @@ TOKENS_LOCK_FILE: Final = "TOKENS.lock"
 TOKENS_MAX: Final = 10_000
 FILE_MAX_BYTES: Final = 64 * 1024 * 1024
 TOKEN_PREFIX: Final = "dly_"
-"""So that a scanner of source code knows one when it sees it."""
+"""Lets a scanner of source code recognise a token."""
 TOKEN_RANDOM_BYTES: Final = 32
 SETTING_NAME: Final = "--token"
 """The name of the token in the settings. No token of a file may have it."""
@@ -72,7 +72,7 @@ class Action(StrEnum):
     CONSUME = "consume"
     """Subscribe to a subject, receive its messages, look them up."""
     TARGET = "target"
-    """Say where a message goes that one publishes, to hosts."""
+    """Name the hosts that the caller's messages may go to."""
     OBSERVE = "observe"
     """Metrics, statistics and the forecast."""
     ADMIN = "admin"
@@ -122,7 +122,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     rate_per_s: float | None = None
     """Requests, or messages of a batch, per second; None: no limit."""
     burst: int | None = None
-    """How many may come at once; None: as many as in a second, and at least one."""
+    """How many requests may come at once; None: as many as in a second, and at least one."""
 
     def is_valid(self, now_ms: int) -> bool:
         """Whether it has not expired."""
@@ -138,7 +138,7 @@ class StandInToken(Token, frozen=True):
     """Why it is not understood."""
 
     def is_valid(self, now_ms: int) -> bool:
-        """It stands still."""
+        """A stand-in is never valid."""
         return False
 
 
@@ -148,7 +148,7 @@ class _Document(msgspec.Struct):
 
 
 class TakenTokens(NamedTuple):
-    """The names of tokens that changed when those of another file were taken."""
+    """The names of tokens that changed when the tokens of another file were taken."""
 
     added: list[str]
     changed: list[str]
@@ -162,7 +162,7 @@ class TokenFile:
         self._files = files
 
     def read_bytes(self) -> bytes | None:
-        """The file as it is; None where there is none. Raises DiskError."""
+        """The file as it is; None if there is none. Raises DiskError."""
         try:
             file = self._files.open(TOKENS_FILE)
         except FileNotFoundError:
@@ -203,7 +203,7 @@ class TokenFile:
             raise InputError(f"a burst is 1 to {RATE_MAX}, and goes with a rate", "/burst")
         secret = TOKEN_PREFIX + random_bytes(TOKEN_RANDOM_BYTES).hex() if text is None else text
         if not _TEXT.fullmatch(secret):
-            # Any other may be guessed, and has no salt.
+            # Any other text could be guessed, and its digest has no salt.
             digits = 2 * TOKEN_RANDOM_BYTES
             reason = f"a token is {TOKEN_PREFIX} and {digits} hexadecimal digits, as it was made"
             raise InputError(reason, "/token")
@@ -248,8 +248,8 @@ class TokenFile:
         return _encoded(self.read())
 
     def take(self, data: bytes, *, prune: bool = False) -> TakenTokens:
-        """Have the tokens that `export` has made these bytes of, each as it is there, in place of
-        one of the same name. `prune`: and no others.
+        """Take over the tokens of a file that `export` has written, each as it is there, in place
+        of one of the same name. `prune`: delete all other tokens.
 
         Raises InputError, ConflictError, StorageError; nothing is changed then."""
         try:
@@ -319,7 +319,7 @@ def _split_tokens(data: bytes, where: str) -> list[bytes]:
 
 
 def _token_of(data: bytes, index: int) -> Token:
-    """The token that is stored so, as number `index` of the file, or a stand-in. Never raises."""
+    """The token from its stored form, number `index` of the file, or a stand-in. Never raises."""
     try:
         token = msgspec.json.decode(data, type=Token)
         if len(bytes.fromhex(token.digest)) != hashlib.sha256().digest_size:
@@ -473,16 +473,15 @@ class TokenTable:
         self._monotonic_s = monotonic_s
         self._data: bytes | None = None
         self._by_raw: dict[bytes, Caller] = {}
-        """All that the file has and that are understood, those that have expired, too, as they
-        stand in it."""
+        """All tokens of the file that are understood, expired ones too, by their stored form."""
         self._expiries: list[tuple[int, int, Caller]] = []
-        """A heap: when those that are valid expire, in the order of the file where that is the
-        same."""
+        """A heap of the expiry times of valid tokens; equal times stand in the order of the
+        file."""
         self.not_understood: dict[str, str] = {}
         """By name, why a token of the file is not understood: the server admits no caller with
         it."""
         self._callers: dict[bytes, Caller] = {}
-        """Those that are valid, by digest."""
+        """The callers with a valid token, by digest."""
         self._waits: dict[Caller | None, set[Callable[[], None]]] = {}
         self._setting: Caller | None = None
         self.on_taken: Callable[[bytes, int], None] | None = None
@@ -542,7 +541,7 @@ class TokenTable:
         self._end_waits()
 
     def _expire(self, now_ms: int) -> None:
-        """Let go of those that expire, and of no others."""
+        """Drop the tokens that have expired, and no others."""
         expired = False
         while self._expiries and self._expiries[0][0] <= now_ms:
             caller = heappop(self._expiries)[-1]
@@ -568,16 +567,16 @@ class TokenTable:
             caller.count_elsewhere(count)
 
     def _is_valid(self, caller: Caller | None) -> bool:
-        """Whether who showed a token, or none, would still be let in."""
+        """Whether a caller that showed a token, or none, would still be admitted."""
         return self.is_open if caller is None else self._callers.get(caller.digest) is caller
 
     def add_wait(self, caller: Caller | None, end: Callable[[], None]) -> None:
-        """Have `end` called when the token of a call that waits, or to call without one, is not
-        valid any more. `remove_wait` when it does not wait any more."""
+        """Call `end` when the token of a waiting call is not valid any more, or when calls without
+        a token are refused. Call `remove_wait` when the call does not wait any more."""
         self._waits.setdefault(caller, set()).add(end)
 
     def remove_wait(self, caller: Caller | None, end: Callable[[], None]) -> None:
-        """A call does not wait any more."""
+        """Undo `add_wait`: the call does not wait any more."""
         waits = self._waits.get(caller)
         if waits is not None:
             waits.discard(end)

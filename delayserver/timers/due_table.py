@@ -42,7 +42,7 @@ class DueTable:
         return self._find(name) is not None
 
     def load(self, names: Sequence[str], dues_ms: NDArray[np.int64]) -> None:
-        """Take in many that are new; `dues_ms` of shape (n,)."""
+        """Add many new names; `dues_ms` has shape (n,)."""
         start = len(self._names)
         self._make_room(start + len(names))
         self._names += names

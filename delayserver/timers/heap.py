@@ -52,7 +52,7 @@ from delayserver.timers.interface import (
 
 
 class Repeat(Enum):
-    """From where the next firing is counted."""
+    """The time from which the next firing is counted."""
 
     NEVER = "one-shot"
     FIXED_RATE = "from the time at which this one was due"

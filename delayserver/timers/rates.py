@@ -39,13 +39,13 @@ class Rate(Protocol):
         ...
 
     def wait_s(self, now_s: float) -> float:
-        """How long until one can be reserved, if only time has to pass; 0: it can be now, or time
-        alone does not help."""
+        """How long until one token can be reserved, if only time has to pass; 0: it can be now, or
+        time alone does not help."""
         ...
 
 
 class TokenBucket:
-    """Full in the beginning."""
+    """The bucket is full in the beginning."""
 
     __slots__ = ("_burst", "_level", "_rate_per_s", "_reserved", "_seen_s")
 
@@ -59,7 +59,7 @@ class TokenBucket:
         self._seen_s: float | None = None
 
     def wait_s(self, now_s: float) -> float:
-        """How long until one can be taken or reserved, if only time has to pass; else 0."""
+        """How long until one token can be taken or reserved, if only time has to pass; else 0."""
         self._fill(now_s)
         left = self._level - self._reserved
         if left >= 1 or (self._reserved and self._burst - self._reserved < 1):
@@ -67,27 +67,28 @@ class TokenBucket:
         return (1 - left) / self._rate_per_s
 
     def available(self, now_s: float) -> int:
-        """How many can be taken now without overdrawing it."""
+        """How many tokens can be taken now without overdrawing the bucket."""
         self._fill(now_s)
         return max(0, int(self._level - self._reserved))
 
     def take(self, count: int, now_s: float) -> None:
-        """Take that many, more than there are if need be."""
+        """Take that many tokens, more than there are if need be."""
         self._fill(now_s)
         self._level -= count
 
     def reserve(self, count: int, now_s: float) -> None:
-        """Keep that many for requests that are about to leave, more than there are if need be."""
+        """Keep that many tokens for requests that are about to leave, more than there are if need
+        be."""
         self._fill(now_s)
         self._reserved += count
 
     def spend(self, count: int, now_s: float) -> None:
-        """Take that many of the reserved ones."""
+        """Take that many of the reserved tokens."""
         self.release(count, now_s)
         self.take(count, now_s)
 
     def release(self, count: int, now_s: float) -> None:
-        """Give back that many of the reserved ones, which are not used."""
+        """Give back that many of the reserved tokens, which are not used."""
         self._reserved -= count
         assert self._reserved >= 0, self._reserved
 
@@ -97,7 +98,7 @@ class TokenBucket:
         self._level = min(self._burst, self._level + count)
 
     def change(self, rate_per_s: float, burst: float, now_s: float) -> None:
-        """From now on it fills with another rate, up to another burst; it keeps the tokens it
+        """Change the rate at which it fills, and the burst up to which; it keeps the tokens it
         holds."""
         assert rate_per_s > 0, rate_per_s
         assert burst >= 1, burst

@@ -62,7 +62,7 @@ class ThreadDriver(Generic[HandleT]):
         self._wakeup_ms = inf
         self._closed = False
         timer.expire(floor(clock()))
-        # Daemons, so that a program that forgets shutdown still ends.
+        # Daemon threads, so that a program that forgets shutdown still ends.
         self._threads = [
             threading.Thread(target=self._work, name=f"timer-{index}", daemon=True)
             for index in range(thread_count)
@@ -99,7 +99,7 @@ class ThreadDriver(Generic[HandleT]):
             return self._timer.size()
 
     def shutdown(self) -> None:
-        """Shut the timer down and wait for the callbacks that are running, but for one's own."""
+        """Shut the timer down and wait for the running callbacks, except for the caller's own."""
         with self._available:
             self._closed = True
             self._timer.shutdown()

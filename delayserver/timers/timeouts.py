@@ -42,9 +42,9 @@ class Timeouts:
         return self._timer.advance_clock(self.stopwatch())
 
     def next_ms(self) -> int | None:
-        """When to call `advance` again, on the stopwatch; None: nothing waits."""
+        """When `advance` must be called again, on the stopwatch; None: no timeout waits."""
         return self._timer.next_advance_ms()
 
     def size(self) -> int:
-        """How many wait."""
+        """How many timeouts wait."""
         return self._timer.size()

@@ -44,7 +44,7 @@ class Receipt:
     at_ms: int
     message_id: str
     settled_ms: int | None
-    """When it was done for the receiver: it answered the webhook with 2xx, or its acknowledgement
+    """When the receiver was done with it: it answered the webhook with 2xx, or its acknowledgement
     was answered. None: not (yet)."""
     ack_asked: bool = False
     """An acknowledgement was sent; without an answer, it may have been recorded or not."""
@@ -52,7 +52,7 @@ class Receipt:
     """The server has said that it recorded it."""
 
     def acknowledged(self, now_ms: int) -> None:
-        """The acknowledgement was answered."""
+        """Note that the acknowledgement was answered."""
         self.settled_ms = now_ms
         self.is_recorded = True
 
@@ -83,11 +83,11 @@ class Order:
     """All ids under which it was answered or received."""
     answered: bool = False
     due_ms: int = 0
-    """As it was answered last."""
+    """The due time in the last answer."""
     earliest_ms: int = 0
-    """Nothing that was asked or answered until now allows a delivery before."""
+    """The earliest time at which a delivery is allowed, by all requests and answers until now."""
     last_change_ms: int = 0
-    """When the answer that said `due_ms` came."""
+    """When the answer with `due_ms` came."""
     refused: bool = False
     """The answer said that it was not accepted, and it was not published again."""
     cancel_asked: bool = False
@@ -95,18 +95,18 @@ class Order:
     cancelled_ms: int | None = None
     """When the answer "cancelled" came."""
     receipts: dict[str, list[Receipt]] = field(default_factory=lambda: defaultdict(list))
-    """Per subscription, in the order in which they came."""
+    """The deliveries of each subscription, in the order in which they came."""
     is_early: bool = False
     is_garbled: bool = False
 
     def publish_asked(self, delay_ms: int, now_ms: int) -> None:
-        """It is sent, for the first time or again: the first time counts."""
+        """Note that it is sent, for the first time or again: the first time counts."""
         if not self.asked_ms:
             self.asked_ms = now_ms
             self.earliest_ms = now_ms + delay_ms
 
     def publish_answered(self, message_id: str, due_ms: int, now_ms: int) -> None:
-        """The server has it."""
+        """Note that the server has it."""
         self.answered = True
         self.message_ids.add(message_id)
         self.due_ms = due_ms
@@ -114,21 +114,22 @@ class Order:
         self.last_change_ms = now_ms
 
     def move_asked(self, due_ms: int) -> None:
-        """Until it is answered with a due time, both are possible: the server may have moved it
-        before its answer was lost, and refuse when it is asked again."""
+        """Note that a move was sent. Until it is answered with a due time, both due times are
+        possible: the server may have moved it before its answer was lost, and refuse when it is
+        asked again."""
         self.earliest_ms = min(self.earliest_ms, due_ms)
 
     def move_refused(self, earliest_ms: int) -> None:
-        """It was not moved; `earliest_ms` as it was before."""
+        """Note that it was not moved; `earliest_ms` is as it was before."""
         self.earliest_ms = earliest_ms
 
     def move_answered(self, due_ms: int, now_ms: int) -> None:
-        """It has a new due time."""
+        """Note its new due time."""
         self.due_ms = self.earliest_ms = due_ms
         self.last_change_ms = now_ms
 
     def received(self, subscription: str, message_id: str, at_ms: int, *, settled: bool) -> Receipt:
-        """It has come."""
+        """Note that it has come."""
         receipt = Receipt(at_ms, message_id, at_ms if settled else None)
         self.is_early |= self.is_too_early(at_ms)
         self.receipts[subscription].append(receipt)
@@ -148,7 +149,7 @@ class Order:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether everybody has it who is to get it."""
+        """Whether all its subscriptions have received it."""
         return all(self.is_settled(subscription) for subscription in self.subscriptions)
 
     @property
@@ -212,15 +213,15 @@ class DemoLedger:
         return time.time_ns() // 1_000_000 + self.offset_ms
 
     def server_ms(self) -> int:
-        """The clock that due times are told by."""
+        """The clock by which due times are given."""
         return self.now_ms()
 
     def publish_asked(self, order: Order, delay_ms: int) -> None:
-        """An order is sent, for the first time or again."""
+        """Note that an order is sent, for the first time or again."""
         order.publish_asked(delay_ms, self.now_ms())
 
     def publish_answered(self, order: Order, message_id: str, due_ms: int) -> None:
-        """The server has an order."""
+        """Note that the server has an order."""
         order.publish_answered(message_id, due_ms, self.now_ms())
 
     def is_lost(self, order: Order) -> bool:
@@ -239,8 +240,8 @@ class DemoLedger:
         return self.kills_ms
 
     def was_in_flight(self, order: Order, receipt: Receipt, before_ms: int) -> bool:
-        """Whether something that happened before that may have kept the server from recording a
-        delivery that it made."""
+        """Whether an event before that time may have kept the server from recording a delivery that
+        it made."""
         if receipt.is_recorded:
             return False
         first_ms, last_ms = in_flight_ms(receipt, before_ms)
@@ -312,7 +313,7 @@ class DemoLedger:
     def was_up(self, order: Order, from_ms: int, to_ms: int) -> bool:
         """Whether the process that delivers an order was there all that time."""
         outages = self.outages_of(order)
-        # The last that began by then is the one that counts.
+        # The last change before that time counts.
         index = bisect_right(outages, to_ms, key=lambda outage: outage.down_ms) - 1
         return index < 0 or outages[index].up_ms <= from_ms
 
@@ -402,7 +403,7 @@ def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
 
 
 def in_flight_ms(receipt: Receipt, before_ms: int) -> tuple[int, int]:
-    """From when to when a delivery was not recorded yet, at the longest."""
+    """The longest span in which a delivery was not recorded yet."""
     # The receiver may have taken its time to answer, and the server cannot record it before.
     answered_ms = receipt.at_ms if receipt.settled_ms is None else receipt.settled_ms
     last_ms = max(receipt.at_ms, answered_ms) + RECORD_MS

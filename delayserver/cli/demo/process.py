@@ -91,7 +91,7 @@ class ServerProcess:
     ready_path = "/readyz"
     """Answered with 200 by a server that accepts messages."""
     fixed_options: tuple[str, ...] = ()
-    """Beside `options`, at each start."""
+    """Arguments besides `options`, at each start."""
     host = "127.0.0.1"
     """The address that it listens on."""
     within: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The address that clients use."""
         return f"{'http' if self._tls is None else 'https'}://{self.host}:{self.port}"
 
     @property
@@ -166,7 +166,7 @@ class ServerProcess:
             stdout=log,
             stderr=log,
             env=environment,
-            start_new_session=True,  # ctrl-C is for the one who started it
+            start_new_session=True,  # ctrl-C is for the program that started it
         )
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -201,7 +201,8 @@ class ServerProcess:
             self._process.wait()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to end; the exit status. Raises ServerFailed where it does not end in time."""
+        """Ask it to end; returns the exit status. Raises ServerFailed if it does not end in
+        time."""
         assert self._process is not None
         self._process.send_signal(number)
         try:

@@ -44,22 +44,22 @@ class DemoServer(Protocol):
     down: str
     """The state between a strike and its end, in words."""
     back: str
-    """How the table calls the time that a strike costs."""
+    """The name of the time that a strike costs, in the table."""
     suffix: str
     """Ends the names that the shop uses here, because other clients may use the server, too."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Nothing of it is left behind this block that was not there before."""
+        """Wraps a run. Afterwards nothing of the server is left that was not there before."""
 
     async def start(self) -> float:
-        """Have it serve; the seconds that took. Raises ServerFailed."""
+        """Start serving; returns the seconds that took. Raises ServerFailed."""
 
     def connect(self) -> Transport:
-        """A way to it, through all that is to come."""
+        """A connection to it that lasts through a strike."""
 
     async def strike(self, ledger: DemoLedger, say: Callable[[str], None]) -> float:
-        """Kill it, and return when it serves again; the seconds that took. `say` gets the text that
-        asks a person to do it. Raises ServerFailed."""
+        """Kill it, and return when it serves again, with the seconds that took. `say` gets the text
+        that asks a person to do it. Raises ServerFailed."""
 
     async def end(self) -> list[str] | None:
         """Stop the server that was started; returns the damage that the check of its files finds.
@@ -208,7 +208,7 @@ class RunningServer:
         struck: MapShard,
         running: "asyncio.Task[None] | None",
     ) -> int:
-        """When it answered last."""
+        """Wait until the owner is struck; returns when it answered last."""
         give_up_s = time.monotonic() + STRIKE_S
         while time.monotonic() < give_up_s:
             if running is not None and running.done():
@@ -226,7 +226,7 @@ class RunningServer:
         raise ServerFailed(f"the owner of shard {STRUCK_SHARD} was not struck in {STRIKE_S:g} s")
 
     async def _until_taken_over(self, epochs: dict[int, int]) -> None:
-        """All that it owned has a later owner, and is served."""
+        """Wait until all its shards have a later owner, and are served."""
         give_up_s = time.monotonic() + TAKE_OVER_S
         while time.monotonic() < give_up_s:
             known = await self._map()

@@ -47,7 +47,7 @@ class ShardedServer(ServerProcess):
         self.count = count
         self.fixed_options = (f"--shards={count}",)
         self.is_meant_to_run = False
-        """It was started, and neither killed nor stopped."""
+        """Whether it was started, and neither killed nor stopped."""
         self._left: dict[int, int] = {}
         """Shards that were left without a supervisor, and may still run: number and handle."""
 
@@ -61,7 +61,7 @@ class ShardedServer(ServerProcess):
         self.is_meant_to_run = False
         return super().stop(number)
 
-    # ── who runs ───────────────────────────────────────────────────────────────────────────────
+    # ── the processes ──────────────────────────────────────────────────────────────────────────
 
     def children(self) -> list[int]:
         """Process ids of the shards that run, the oldest first; none without a supervisor."""
@@ -99,7 +99,8 @@ class ShardedServer(ServerProcess):
     # ── kills ──────────────────────────────────────────────────────────────────────────────────
 
     def kill_shards(self, pids: Collection[int]) -> list[int]:
-        """SIGKILL for these children at once, and wait until they are gone; those that it met."""
+        """Kill these children at once, and wait until they are gone; returns those that it
+        killed."""
         with self._handles(pids) as handles:
             met = [pid for pid, handle in handles.items() if _signal(handle)]
             for handle in handles.values():
@@ -107,15 +108,15 @@ class ShardedServer(ServerProcess):
         return met
 
     def kill_supervisor(self) -> None:
-        """SIGKILL for the supervisor alone; its shards have to end by themselves."""
+        """Kill the supervisor alone; its shards must end by themselves."""
         self.is_meant_to_run = False
         self._stop_supervisor()
         self._left |= self._opened(self.children())
         super().kill()
 
     def wait_left(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Wait until the shards without a supervisor have ended. Raises ServerFailed, and ends
-        them, where they do not."""
+        """Wait until the shards without a supervisor have ended. If they do not end, this kills
+        them and raises ServerFailed."""
         deadline_s = time.monotonic() + timeout_s
         for pid, handle in self._left.items():
             if not _wait(handle, max(0.0, deadline_s - time.monotonic())):
@@ -126,12 +127,12 @@ class ShardedServer(ServerProcess):
         self._forget_left()
 
     def kill(self) -> None:
-        """SIGKILL for all at once. Waits until they are gone."""
+        """Kill all at once, and wait until they are gone."""
         self.is_meant_to_run = False
         if self.is_running:
             self._stop_supervisor()
             self._left |= self._opened(self.children())
-            # First of all, so that it does not see that a shard has ended.
+            # The supervisor is stopped first, so that it does not see that a shard has ended.
             os.kill(self.pid, signal.SIGKILL)
         for handle in self._left.values():
             _signal(handle)
@@ -141,12 +142,12 @@ class ShardedServer(ServerProcess):
         self._forget_left()
 
     def _stop_supervisor(self) -> None:
-        """From now on it starts nothing."""
+        """Stop the supervisor, so that it starts nothing from now on."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _opened(self, pids: Collection[int]) -> dict[int, int]:
-        """Handles of those processes that are children indeed."""
+        """Handles of those processes that really are children."""
         handles: dict[int, int] = {}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -171,7 +172,7 @@ class ShardedServer(ServerProcess):
 
 
 def _signal(handle: int) -> bool:
-    """Kill; False where it has ended already."""
+    """Kill; returns False if the process has ended already."""
     try:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     except ProcessLookupError:

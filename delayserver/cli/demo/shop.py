@@ -46,13 +46,13 @@ ENVELOPES_SHARE = 0.5
 """Envelopes per order."""
 RETRY_WAITS_S = (0.05, 0.1, 0.2, 0.4)
 ASK_S = 10.0
-"""How long an answer may take."""
+"""The longest time that an answer may take."""
 POLL_S = 0.05
 PULL_WAIT_MS = 2000
 GRACE_S = 20.0
 """A message that is not delivered this long after its due time, or the restart, is lost."""
 SETTLE_S = 0.5
-"""After the last due time: is something coming that must not?"""
+"""The time after the last due time in which forbidden deliveries are still noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class DemoShop:
     async def _ask_once(
         self, method: str, where: str, document: object, timeout_s: float = ASK_S
     ) -> tuple[int, Any] | None:
-        """None without an answer, or with "later": it may have been done all the same."""
+        """None without an answer, or with "later": the server may have done it all the same."""
         try:
             status, answer = await call(self._client, method, where, document, timeout_s)
         except UnansweredError:
@@ -230,7 +230,7 @@ class DemoShop:
         else:
             self.payments_too_late += 1
 
-    # ── who receives ───────────────────────────────────────────────────────────────────────────
+    # ── the receivers ──────────────────────────────────────────────────────────────────────────
 
     async def _on_notice(self, headers: Mapping[str, str], body: bytes) -> int:
         message_id = headers.get("webhook-id", "")
@@ -238,12 +238,12 @@ class DemoShop:
         return HTTPStatus.OK
 
     async def _pull(self) -> None:
-        """Pull refunds and acknowledge them, for ever."""
+        """Pull refunds and acknowledge them, until it is cancelled."""
         request = {"max": 100, "wait": PULL_WAIT_MS}
         subscription = path("subscriptions", self._wallet)
         timeout_s = PULL_WAIT_MS / 1000 + 10
         while True:
-            # The wallet is the only one that pulls; it is to be there as soon as the server is.
+            # Only the wallet pulls, so it must be there as soon as the server is.
             _, answer = await self._ask(
                 *("POST", f"{subscription}/pull", request), timeout_s=timeout_s, waits_s=(POLL_S,)
             )
@@ -281,7 +281,7 @@ class DemoShop:
 
 
 def due_of(answer: Any) -> int:
-    """`deliver_at` of an answer in ms. Raises ServerFailed where it is none."""
+    """`deliver_at` of an answer in ms. Raises ServerFailed if there is none."""
     try:
         return parse_time_ms(answer["deliver_at"])
     except (InputError, KeyError, TypeError) as error:
@@ -303,7 +303,7 @@ async def call(
 
 
 def parse_json(body: bytes) -> object:
-    """A delivered body, None where it is not JSON."""
+    """A delivered body; None if it is not JSON."""
     try:
         return json.loads(body)
     except ValueError:

@@ -19,7 +19,7 @@ from delayserver.log_writer import LogWriter
 
 STANDARD_ERROR: Final = 2
 LAST_LINES_S: Final = 1.0
-"""The end of the forwarder waits so long for its last lines."""
+"""The process waits so long at its end for the last lines of the log."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         help="what is told on stderr (INFO)",
     )
     options = parser.parse_args()
-    # Tasks do not wait for who reads the log, and a terminal that is closed ends nothing.
+    # Tasks do not wait for the reader of the log, and a terminal that is closed ends nothing.
     writer = LogWriter(STANDARD_ERROR)
     atexit.register(writer.drain, LAST_LINES_S)
     logging.basicConfig(

@@ -27,7 +27,7 @@ from delayserver.integrations.celery.wire import WireTask
 WAIT_S = 0.1
 WAIT_S_MAX = 5.0
 ANSWER_S = 30.0
-"""Without a word for so long, the broker is away."""
+"""A broker that says nothing for so long is away."""
 
 log = logging.getLogger("delayserver.celery")
 
@@ -37,8 +37,8 @@ class StoppedError(DelayServerError):
 
 
 class Broker:
-    """Where tasks go that are due. `now_ms`: in ms since the epoch; `wait`: for so many seconds
-    or until `stop` is called, which is True."""
+    """Puts due tasks onto the broker. `now_ms`: in ms since the epoch; `wait`: waits for so many
+    seconds, or until `stop` is called, and then returns True."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Broker:
         self._wait = wait or self._stopping.wait
 
     def stop(self) -> None:
-        """End the waiting for a broker that is away: StoppedError."""
+        """End the waiting for a broker that is away: `put` raises StoppedError."""
         self._stopping.set()
 
     def put(self, task: WireTask) -> None:
@@ -63,7 +63,7 @@ class Broker:
 
         Raises StoppedError, NotATaskError, and the broker's error about this task. Raises
         QueueNotFound if the app does not create queues that it does not know."""
-        # Before the loop: a name that is not there is no broker that is away.
+        # Before the loop, because an unknown name does not mean that the broker is away.
         queues = self._queues(task.queues)
         data, failures = task.data, 0
         while True:
@@ -103,7 +103,7 @@ class Broker:
             "exchange": task.exchange,
             "routing_key": task.routing_key,
             "declare": list(queues),
-            # RabbitMQ says so where a queue is gone; without, it confirms and drops the task.
+            # RabbitMQ then reports that a queue is gone; otherwise it confirms and drops the task.
             "mandatory": bool(queues),
             "expiration": task.expiration_s(self._now_ms()),
             "confirm_timeout": ANSWER_S,
@@ -128,7 +128,7 @@ class Broker:
         """Disconnect; `put` connects again."""
         connection, self._connection, self._producer = self._connection, None, None
         if connection is not None:
-            with suppress(Exception):  # of a connection that is broken already
+            with suppress(Exception):  # the connection may be broken already
                 connection.release()
 
 
@@ -147,6 +147,6 @@ def _away(connection: kombu.Connection) -> tuple[type[BaseException], ...]:
     """The errors that a call raises while the broker is away."""
     errors: tuple[type[BaseException], ...] = (OSError, *connection.connection_errors)
     if connection.get_transport_cls().driver_type == "redis":
-        # It has no word about single tasks: out of memory, read-only, loading.
+        # Redis reports nothing about single tasks, only: out of memory, read-only, loading.
         errors += connection.channel_errors
     return errors

@@ -28,13 +28,13 @@ from delayserver.integrations.celery.wire import WireTask
 CONCURRENCY = 64
 GRACE_S = 5.0
 REFUSED_S = 30.0
-"""Between two attempts of a worker, where the delay server refuses it."""
+"""A worker waits so long between two attempts, if the delay server refuses it."""
 
 log = logging.getLogger("delayserver.celery")
 
 
 class TaskForwarder:
-    """Brings the tasks of a subject back that are due, until it is stopped; it runs once."""
+    """Brings the due tasks of a subject back, until it is stopped; it runs once."""
 
     def __init__(
         self,

@@ -4,14 +4,14 @@
                        └─────due later──▶ Celery makes the message ─▶ POST /v1/messages ─▶ durable
     revoke ─▶ the workers are told, as without it; and the waiting task is cancelled
 
-All ways to send a task end in `app.send_task`, so that is where it is decided. Celery itself makes
-the message, with routes, signals, stamps and all, and hands it to a producer; that one is ours. The
-due time goes into the header `eta`, where Celery has it, and not into `send_task`, since that would
-make RabbitMQ delay the task a second time where it has quorum queues.
+All ways to send a task end in `app.send_task`, so the decision is made there. Celery itself makes
+the message, with routes, signals, stamps and all, and hands it to a producer, which is ours. The
+due time goes into the header `eta`, where Celery has it. It does not go into `send_task`, because
+RabbitMQ would then delay the task a second time if it has quorum queues.
 
-The key of the message is the id of the task: sent again after a lost answer, it is the same
-message. Another message with the id of one that waits (a retry after its worker was killed, or an
-id that was chosen) takes its place.
+The key of the message is the id of the task: a task that is sent again after a lost answer is the
+same message. A new message with the id of a waiting one takes its place. This happens for a retry
+after a worker was killed, or for an id that the caller chose.
 
 Cost: a request to the delay server instead of one to the broker. Threads: any, and both sides of a
 fork.
@@ -79,7 +79,7 @@ class DelayedTasks:
 
     - `threshold`: tasks that are due sooner go to the broker at once, as without it. A timedelta,
       text such as "5m", or whole milliseconds.
-    - `subject`: under which they wait. Apps that share a delay server and not a broker need
+    - `subject`: the subject of waiting tasks. Apps that share a delay server and not a broker need
       different ones, or tasks come out at the wrong broker.
     - `fallback`: if the delay server cannot take a task for the moment, the task goes to the broker
       with its ETA, as without it, and a warning is logged. If only the answer was lost, the task
@@ -166,7 +166,7 @@ class DelayedTasks:
         **options: Any,
     ) -> "AsyncResult[Any]":
         """In place of `Celery.send_task`, with the same arguments."""
-        # The class is asked at each call: others may have wrapped its method since.
+        # The class is asked at each call, because other code may have wrapped its method since.
         send: Callable[..., AsyncResult[Any]] = partial(
             type(self.app).send_task, self.app, name, args, kwargs
         )
@@ -179,8 +179,8 @@ class DelayedTasks:
             return send(None, None, task_id, storing, None, *others, **options)
 
     def _due(self, countdown: float | None, eta: datetime | str | None) -> datetime | None:
-        """When a task is due that is to wait in the delay server; of the two arguments Celery
-        takes the first, and a time without a zone as its workers do."""
+        """When a task is due, if it must wait in the delay server. If both arguments are given, the
+        first counts, as in Celery, and a time without a zone is read as its workers read it."""
         if isinstance(eta, int | float):
             raise TypeError(
                 f"eta={eta!r} is a number: Celery takes a datetime, or ISO 8601 text. Seconds from "
@@ -213,9 +213,9 @@ class DelayedTasks:
             self._replace(key, message, due)
 
     def _replace(self, key: str, message: msgspec.Raw, due: datetime) -> None:
-        """Put a task in the place of one with the same id. After a lost answer it is sent once
-        more, which the client library leaves to its caller: whether the first was taken or not,
-        it is due much later, so that one of the two waits."""
+        """Put a task in the place of one with the same id. After a lost answer the request is sent
+        once more, which the client library leaves to its caller. Whether the first was taken or
+        not, the task is due much later, so that one of the two waits."""
         for attempt in range(1, REPLACE_ATTEMPTS + 1):
             try:
                 self._producer.replace(self.subject, key, message, deliver_at=due)
@@ -244,7 +244,8 @@ class DelayedTasks:
         return True
 
     def _mark_revoked(self, task_id: str, body: bytes) -> None:
-        """Say so in the result backend, and to its chord, as a worker would that gets the task."""
+        """Report it to the result backend, and to its chord, as a worker does that gets the
+        task."""
         headers: dict[str, Any] = {}
         args: Any = ()
         kwargs: Any = {}
@@ -282,7 +283,7 @@ class _StoringProducer:
         self._taken = ExitStack()
         connection = None if given is None else given.connection
         self.connection = connection or app.connection_for_write()
-        """It is not connected for this; Celery asks it which errors a broker has."""
+        """It need not be connected for this; Celery asks it for the errors of a broker."""
 
     def __enter__(self) -> Self:
         return self
@@ -342,9 +343,9 @@ def _revoking(control: type[Control], delayed: DelayedTasks) -> type[Control]:
 
 
 _NAME = "delayed_tasks"
-"""Where an app keeps them."""
+"""The attribute in which an app keeps its delayed tasks."""
 
 
 def delayed_tasks(app: Celery) -> DelayedTasks | None:
-    """Those of an app."""
+    """The delayed tasks of an app."""
     return vars(app).get(_NAME)

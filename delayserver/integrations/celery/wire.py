@@ -27,14 +27,14 @@ from delayserver.errors import DelayServerError
 
 
 class NotATaskError(DelayServerError):
-    """A message is none that `DelayedTasks` has stored."""
+    """The message is not one that `DelayedTasks` has stored."""
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The message that is published onto the broker when the task is due."""
 
     body: str
-    """Text, or base64 where `is_base64`."""
+    """Text, or base64 if `is_base64`."""
     is_base64: bool = False
     content_type: str
     content_encoding: str
@@ -44,7 +44,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exchange: str
     routing_key: str
     queues: list[str] = []
-    """To be declared, by their names."""
+    """Names of the queues to declare."""
     expires_at_ms: int | None = None
     """When the broker may drop it, in ms since the epoch."""
 
@@ -86,12 +86,12 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def encode(self) -> bytes:
-        """As the body of a message, in JSON. Raises TypeError for headers that JSON cannot say."""
+        """The body of a message, in JSON. Raises TypeError for headers that JSON cannot express."""
         return json.dumps(msgspec.structs.asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The same again. Raises NotATaskError."""
+        """The task from such a body. Raises NotATaskError."""
         try:
             return msgspec.convert(json.loads(data), cls)
         except (ValueError, TypeError) as error:
