@@ -1,7 +1,7 @@
 """The server's side of a bulk load, over HTTP: begin, adopt, watch.
 
-Every call may be repeated: an import has a name, and is adopted once. Of several shards each adopts
-what was staged for it; whoever gets the call hands it on.
+Every call may be repeated: an import has a name, and is adopted once. If there are several shards,
+each adopts its own staged messages. The shard that gets the call hands it on.
 
 Cost: a few requests. Threads: the caller's.
 """
@@ -25,7 +25,7 @@ FOLLOW_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What the server said at the beginning."""
+    """The server's answer at the beginning."""
 
     state: str
     subjects: dict[str, int]
@@ -38,7 +38,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What became of an import."""
+    """The state of an import."""
 
     state: str
     count: int

@@ -1,9 +1,9 @@
-"""The files of a table: where they are, what their folders say, and how each is opened.
+"""The files of a table: where they are, the columns from their folders, and how each is opened.
 
     orders.csv.gz                      a file, compressed or not
     orders/, file:///srv/orders        a folder, with all folders in it
     orders/day=*/part-*.parquet        a pattern of the shell (*, ?, [abc], {a,b})
-    s3://bucket/orders, gs://, abfs:// what pyarrow reaches, with keys as for an export
+    s3://bucket/orders, gs://, abfs:// a store that pyarrow reaches, with keys as for an export
 
 A folder `kind=late` gives each row below it a column `kind` with the text `late`, as Hive, Spark
 and DuckDB write tables. It stays text: `coupon=007` is not the number 7. Files and folders whose

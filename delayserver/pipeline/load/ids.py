@@ -1,8 +1,8 @@
 """The ids of a load: which row of the table has become which message, as a Parquet file.
 
 A message's number is that of its row among all that were staged, counted from the first of the
-import; a row that was left out has the id of the message that holds its key. So what the executors
-told of each row (its part, and its place there) is enough.
+import. A row that was left out has the id of the message that holds its key. So the executors need
+to report only the part of each row and its place there.
 
 Cost: 1 µs a row. Threads: the caller's.
 """
@@ -33,7 +33,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ImportedParts:
-    """What one shard has adopted."""
+    """The parts that one shard has adopted."""
 
     codec: IdCodec
     first_seq: int
@@ -72,9 +72,8 @@ def write_ids(
     imported: Sequence[ImportedParts],
     passed: Mapping[str, pa.Field],
 ) -> None:
-    """Write the file; it takes the place of what is there when it is whole. `results`: what the
-    executors told; `passed`: columns of the table that stand there, too, by their names in
-    `results`."""
+    """Write the file; a whole file takes the place of an old one. `results`: the report of the
+    executors; `passed`: columns of the table that stand there, too, by their names in `results`."""
     places: dict[str, _Place] = {}
     for one in imported:
         start = 0

@@ -1,4 +1,4 @@
-"""The note of a load: what was staged under its name, of which table; and the lock of its name.
+"""The note of a load: which table was staged under its name, and how; and the lock of its name.
 
     imports/<id>.load     JSON, sealed; empty while nothing is staged as a whole
 
@@ -7,9 +7,9 @@ done: a run that follows under the name compares its table with it. It says whic
 has; nothing is adopted before it, and from then on nothing is staged again, unless nothing was
 adopted and the table is another one.
 
-Whoever loads holds a lock on the file (flock), so that two loads under one name do not throw each
-other's files away; the lock of a process that was killed is free. A note that stayed empty, and is
-not locked, is of a load that was killed before it had staged everything: `abandoned` finds them.
+A load holds a lock on the file (flock), so that two loads under one name do not throw each other's
+files away; the lock of a process that was killed is free. An empty note without a lock belongs to a
+load that was killed before it had staged everything: `abandoned` finds them.
 
 The mark of a table is the sum of a number for each of its messages, made of subject, due time, key
 and content: it does not depend on the order of the rows, nor on how Spark cuts them. Two tables
@@ -38,13 +38,13 @@ Parts = tuple[tuple[str, int], ...]
 
 
 class LoadNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What was staged under a name."""
+    """The result of staging under a name."""
 
     columns: dict[str, str | None]
-    """Which columns of the table were what, as `MessageColumns` has them; and what else makes a
-    difference."""
+    """The column of the table for each field, as `MessageColumns` has them, and other options that
+    change the messages."""
     now_ms: int
-    """What was due before was due then."""
+    """Messages that were due before this moment were made due at it."""
     delay_max_ms: int
     body_max_bytes: int
     read: int
@@ -53,11 +53,11 @@ class LoadNote(msgspec.Struct, frozen=True, kw_only=True):
     past: int
     rejected: dict[str, int]
     mark: int
-    """Of all messages, 64 bits."""
+    """The mark of all messages, 64 bits."""
     has_ids: bool
-    """Which row became which message was kept, to be told."""
+    """Whether the load kept which row became which message, to report it."""
     parts: dict[int, Parts]
-    """Of each shard that has any, by its number; 0 is a server alone."""
+    """The parts of each shard that has any, by its number; 0 is a server alone."""
 
 
 class NoteFile:
@@ -119,8 +119,8 @@ class NoteFile:
 
 
 def abandoned(directory: Path) -> Iterator[tuple[str, NoteFile]]:
-    """Names under which a load was killed before everything was staged, and their notes, locked:
-    what else is there of them may go. The caller closes each note."""
+    """Names under which a load was killed before everything was staged, and their notes, locked.
+    The other files under such a name may be deleted. The caller closes each note."""
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         import_id = path.name.removesuffix(SUFFIX)
         if not is_import_id(import_id):

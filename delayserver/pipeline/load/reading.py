@@ -7,14 +7,15 @@
 Spark reads no values here. Its readers want one type for a column of all files, and get there by
 changing values: a file in microseconds is read in the nanoseconds of another, an object of JSON
 gets the fields of all others, `007` in the name of a folder becomes 7, and text that is not UTF-8
-gets other characters. Here a task reads its files with pyarrow, or as text, and makes of each value
-what `publish.values` says. Nothing is guessed from the values of other rows.
+gets other characters. Here a task reads its files with pyarrow, or as text, and converts each value
+as `publish.values` says. Nothing is guessed from the values of other rows.
 
 A problem of a row (a line that is malformed, a key that is no text) goes with the row, and never
 ends the others. A problem of a file ends the load, and the error names the file.
 
-In JSON a body that is text is taken as JSON text if it is that, as in the other formats. Other text
-is a JSON string, unless it begins like an object or array: that was meant to be JSON.
+In JSON a body that is text is taken as JSON text if it is valid JSON, as in the other formats.
+Other text becomes a JSON string. Text that begins like an object or array was meant to be JSON:
+staging checks it, and rejects the row if it is not.
 
 Cost: per row of 200 bytes 2 µs of Parquet, 6 of JSON and 8 of CSV with a quoted cell (one busy
 core); memory of a batch of BATCH_BYTES.
@@ -141,8 +142,8 @@ def parquet_file(stream: Any) -> pq.ParquetFile:
 
 
 def instants_of(parquet: pq.ParquetFile) -> dict[str, pa.DataType]:
-    """Columns with timestamps of 96 bits (Spark's and Hive's), and the types that say what they
-    are: moments in UTC. Arrow has them without a time zone."""
+    """Columns with timestamps of 96 bits (Spark's and Hive's), and the right types for them:
+    moments in UTC. Arrow has them without a time zone."""
     leaves = iter([parquet.schema.column(index) for index in range(len(parquet.schema))])
     found = {}
     for field in parquet.schema_arrow:

@@ -56,12 +56,12 @@ FORMATS: Final = {
     ".jsonl": "json",
     ".ndjson": "json",
 }
-"""What a file's name says of its format."""
+"""The format that the ending of a file's name stands for."""
 COMPRESSED: Final = (".gz", ".bz2", ".zst", ".xz", ".lz4")
 OWN: Final = ("parquet", "csv", "json")
 """Formats that we read."""
 LOOK_ROWS: Final = 1_000
-"""Of JSON, before Spark starts."""
+"""Rows of JSON that are read before Spark starts, to check its columns."""
 PIECE_BYTES: Final = 64 * 1024 * 1024
 _NAMES_SHOWN: Final = 50
 Item = TypeVar("Item")
@@ -73,8 +73,8 @@ class LoadTable(Protocol):
     """A table that is to be loaded."""
 
     def check(self, columns: MessageColumns, others: Sequence[str] = ()) -> None:
-        """Raises PipelineError where it lacks a column, one of `others` included, or where one
-        cannot be what it is to be."""
+        """Raises PipelineError if it lacks a column, one of `others` included, or if a column has a
+        type that its field cannot have."""
         ...
 
     def content(self, columns: MessageColumns) -> Content:
@@ -235,7 +235,8 @@ def _look_at_csv(file: TableFile, style: TextFormat) -> _Seen:
 
 
 def _json_pieces(file: TableFile, style: TextFormat) -> Iterator[FilePiece]:
-    """Lines may be read from anywhere; an array, or what is compressed or no UTF-8, may not."""
+    """Lines may be read from anywhere; an array, or a file that is compressed or no UTF-8, may
+    not."""
     if file.size_bytes <= PIECE_BYTES or style.encoding is not None or style.is_one_document:
         yield FilePiece(file, file.size_bytes)
         return
@@ -443,8 +444,8 @@ def _passed_type(kind: pa.DataType) -> T.DataType:
 
 
 def spark_type(kind: pa.DataType) -> T.DataType:
-    """The type of Spark that stands for one of Arrow, to say what a column can be. Where Spark has
-    none, one that holds the same values."""
+    """The type of Spark that stands for one of Arrow, to say which fields a column can fill. If
+    Spark has none, a type that holds the same values."""
     if isinstance(kind, pa.BaseExtensionType):
         is_uuid = kind.extension_name == "arrow.uuid"
         return T.StringType() if is_uuid else spark_type(kind.storage_type)
@@ -484,7 +485,7 @@ _SPARK_TYPES: Final[tuple[tuple[Callable[[Any], bool], T.DataType], ...]] = (
 )
 
 
-# ── what Spark reads ───────────────────────────────────────────────────────────────────────────
+# ── tables that Spark reads ────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
-"""Staging: what an executor does with the rows of a table; from Arrow batches to staged frames.
+"""Staging: the work of an executor on the rows of a table; from Arrow batches to staged frames.
 
     chunk of columns ──▶ sorted by due time ──▶ checked, encoded, sealed ──▶ a part of the import
                                                        └──▶ rejected rows, with the reason
 
-The rules are those of a publish over HTTP, and what values become is what a sink makes of them
-(`publish.values`). Rows that are bad are handed back, not raised: a table of millions has some.
-Where there are several shards a row with a key is staged for the one that the key belongs to, and
-those without are spread evenly: each shard gets a part of its own.
+The rules are those of a publish over HTTP, and values are converted as for a sink
+(`publish.values`). Bad rows are handed back, not raised: a table of millions has some. If there are
+several shards, a row with a key is staged for the shard that the key belongs to, and rows without a
+key are spread evenly. Each shard gets a part of its own.
 
-Each chunk becomes a frame per hour, so several of Spark's batches make one: frames of few rows are
-what filing is slow with. Spark's own sort, which moves each row, costs more than all of this.
+Each chunk becomes a frame per hour, so several of Spark's batches make one chunk, because frames of
+few rows make filing slow. Spark's own sort, which moves each row, costs more than all of this.
 
-Cost: about 1.8 µs per row of 200 bytes, 2.7 with a key, 0.4 more where there are several shards;
-memory two times CHUNK_BYTES while batches become a chunk.
+Cost: about 1.8 µs per row of 200 bytes, 2.7 with a key, 0.4 more with several shards; memory two
+times CHUNK_BYTES while batches become a chunk.
 Threads: one writer per partition and shard, in a process of Spark's own.
 """
 
@@ -56,22 +56,22 @@ GIVEN_DUE, PROBLEM = "__given_due", "__problem"
 """Two more columns of a table that was read from files (`reading`): the due time as it stands
 there, while DUE is whole milliseconds; and why a row can be no message, where there is a reason."""
 ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
-"""What a row of the outcome is about: a message, a row that is none, a file; or a number of the
-partition (column `row`): its messages, those that are past, those from before 1973, and the
-sum of its marks (`note.mark_of`) in 64 bits."""
+"""The kind of a row of the outcome: a message, a rejected row, a file; or a number of the partition
+(column `row`): its messages, those that are past, those from before 1973, and the sum of its marks
+(`note.mark_of`) in 64 bits."""
 REJECT_TEXT_MAX = 2_000
 CHUNK_BYTES = 64 * 1024 * 1024
-"""Of columns; what is sorted by due time, and has a frame for each hour."""
+"""Bytes of columns that are sorted by due time together, and get a frame for each hour."""
 STEP_BYTES = 4 * 1024 * 1024
-"""Of that, what is checked and encoded at once: memory that is used again and again takes a tenth
-less time than what the system has to hand out."""
+"""The part of a chunk that is checked and encoded at once. Memory that is used again and again
+takes a tenth less time than fresh memory of the system."""
 
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 @dataclass(frozen=True, slots=True)
 class StagingTarget:
-    """Where the rows of a shard are staged, and by what numbers."""
+    """Where the rows of a shard are staged, and which numbers they get."""
 
     data_dir: str
     """Empty: nothing is written (a dry run)."""
@@ -83,7 +83,7 @@ class StagingTarget:
 
 @dataclass(frozen=True, slots=True)
 class StagingPlan:
-    """What every executor has to know."""
+    """The plan that every executor gets."""
 
     import_id: str
     targets: tuple[StagingTarget, ...]
@@ -97,9 +97,9 @@ class StagingPlan:
     has_headers: bool
     content: Content
     due_unit: str
-    """Of whole numbers that tell the due time."""
+    """The unit of due times that are whole numbers."""
     is_past_refused: bool
-    """What is due before `now_ms` is rejected; else it is due now."""
+    """A row that is due before `now_ms` is rejected; otherwise it is due now."""
     with_rows: bool
     """Whether the outcome has a row for each message, for the ids."""
     passed_on: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class StagingPlan:
 
 
 class _Shard:
-    """What a partition stages for one shard."""
+    """The rows that a partition stages for one shard."""
 
     def __init__(self, target: StagingTarget, name: str, first: StagingTarget) -> None:
         self.target = target
@@ -147,7 +147,7 @@ class Stager:
         self._staged = self._past = self._ancient = self._mark = 0
         self._subject_hashes = _hashes_of(plan.targets[0].subjects)
         self._next = number
-        """Which shard the next row without a key is for, modulo how many there are."""
+        """The shard of the next row without a key, modulo the number of shards."""
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields the outcome."""
@@ -243,7 +243,8 @@ class Stager:
         """As the table has them, those that are past, too."""
         plan, column = self._plan, batch.column(DUE)
         if GIVEN_DUE in batch.schema.names:
-            # The reader has made milliseconds of them, and has told what could not be read.
+            # The reader has made milliseconds of them, and has reported the values it could not
+            # read.
             problems.add(~present(column), "no due time")
             due_ms = integers(column)
         else:
@@ -294,7 +295,7 @@ class Stager:
                     found[index] = own or None
         return found
 
-    # ── what comes of it ───────────────────────────────────────────────────────────────────────
+    # ── the outcome ────────────────────────────────────────────────────────────────────────────
 
     def _write(
         self,
@@ -416,9 +417,9 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _by_due(chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows in the order of their due times, about STEP_BYTES at a time: what are neighbours in
-    the file lie next to each other in memory, too. Where these times are text they are sorted when
-    it has been read; the chunk stays whole then, lest each step have a frame for each hour."""
+    """The rows in the order of their due times, about STEP_BYTES at a time: neighbours in the file
+    lie next to each other in memory, too. If the due times are text, they are sorted after they
+    have been read; the chunk stays whole then, lest each step have a frame for each hour."""
     due = chunk.column(DUE)
     if not (pa.types.is_integer(due.type) or pa.types.is_temporal(due.type)):
         yield chunk

@@ -10,7 +10,7 @@ A row that is malformed is handed back as such, with its text. A quote that is n
 followed by more text, makes all lines up to there one malformed row: a part of a cell is never
 taken for a row.
 
-The encoding is UTF-8, or what a byte order mark says, or the one that is named. Bytes that are not
+The encoding is UTF-8, or the one of a byte order mark, or the one that is named. Bytes that are not
 in it are kept as lone surrogates (PEP 383), so that they are seen.
 
 Python's csv module was rejected, because it drops quotes that stand where they must not, cannot
@@ -63,12 +63,13 @@ class TextFormat:
     """How the text of a table is written."""
 
     encoding: str | None = None
-    """None: UTF-8, or what a byte order mark says."""
+    """None: UTF-8, or the encoding of a byte order mark."""
     separator: str = ","
     quote: str = '"'
     """Empty: no cell is quoted."""
     escape: str = ""
-    """Besides doubling, what makes a quote part of a cell; as Spark's own writer has it, `\\`."""
+    """A character that makes a quote part of a cell, besides doubling; Spark's own writer has
+    `\\`."""
     null: str | None = None
     """A cell without quotes that stands for null, besides the empty one."""
     has_header: bool = True
