@@ -2,10 +2,10 @@
 
 In reading order:
 
-    source       what Spark asks of a table and of a stream
-    options      what a read may be told
+    source       the table and the stream, as Spark asks for them
+    options      the options of a read
     logs         the files, cut into pieces for the tasks of a job
-    selection    what of it is wanted: picks files, frames and rows
+    selection    the selection of a read: picks files, frames and rows
     columns      rows as Arrow
-    dispatched   the subjects of what was delivered
+    dispatched   the subjects of delivered messages
 """

@@ -1,4 +1,4 @@
-"""Rows as Arrow columns: the fixed-width ones as they stand, and what follows from them.
+"""Rows as Arrow columns: the fixed-width ones as they stand, and columns derived from them.
 
     as FORMAT.md has them     seq, due_ms, message_seq, subject_id, subscription_id, kind, …
     derived                   hour, due, settled (timestamps), subject, subscription (names)
@@ -6,8 +6,8 @@
     of the dispatch log       lateness_ms, lateness_bucket; subject, looked up (`dispatched`)
     from the payload          key, headers, content, body
 
-Only what is asked for is made. Unsigned columns become signed ones of the same width, since Spark
-has no others; no value that a server writes is that large.
+Only the columns that are asked for are made. Unsigned columns become signed ones of the same width,
+since Spark has no others; no value that a server writes is that large.
 
 Cost: one strided copy per column, about 2 ns per row; a payload about 1 µs per row.
 Threads: pure functions.
@@ -59,7 +59,7 @@ def name_table(names: Mapping[int, str]) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the numbers in the logs of a shard stand for."""
+    """The names for the numbers in the logs of a shard."""
 
     subjects: pa.Array = field(default_factory=lambda: name_table({}))
     subscriptions: pa.Array = field(default_factory=lambda: name_table({}))
@@ -168,7 +168,7 @@ def named(numbers: np.ndarray, names: pa.Array) -> pa.Array:
 
 
 def named_subscriptions(numbers: np.ndarray, names: pa.Array) -> pa.Array:
-    """Names of subscriptions: what goes where the message says has one for all its numbers."""
+    """Names of subscriptions; all numbers of direct messages (`to`) have one name."""
     is_to = numbers >= DIRECT_FIRST_ID
     # A text of Python's would be looked at by pandas, which a worker does not import.
     return pc.if_else(fixed(is_to), texts([DIRECT_NAME])[0], named(numbers, names))
@@ -204,7 +204,7 @@ SETTLED: Derived = {"settled": (TIME, _settled)}
 
 
 def lateness_columns(is_delivered: Callable[[Rows], np.ndarray]) -> Derived:
-    """How late what was delivered came; null, and -1 for its bucket, for the rest."""
+    """How late each delivery came; null, and -1 for its bucket, for the other rows."""
 
     def lateness_ms(rows: Rows, names: Names) -> pa.Array:
         lateness = fixed(rows["settled_ms"] - rows["due_ms"])
@@ -239,7 +239,7 @@ PAYLOAD_TYPES = {
     "body": pa.binary(),
 }
 _UNSHOWN = ("payload_offset", "payload_crc", "key_hash")
-"""Not in the default schema: of use to nobody who does not ask for them."""
+"""Not in the default schema: of use only to a reader that asks for them."""
 _LOOKED_UP = ("subject", "subject_id")
 """Not in that of the dispatch log: they cost a pass over the schedule log."""
 
@@ -250,7 +250,7 @@ def log_types(kind: LogKind) -> dict[str, pa.DataType]:
 
 
 def default_columns(kind: LogKind, *, payload: bool, corrupt: bool) -> list[str]:
-    """The columns of a log for somebody who names none."""
+    """The columns of a log for a read that names none."""
     unshown = _UNSHOWN + (_LOOKED_UP if kind is LogKind.DISPATCH else ())
     derived = ("due", "settled", "subject", "subscription", "shard")
     known = (*LOGS[kind].stored, *(name for name in derived if name in LOGS[kind].types))
@@ -273,7 +273,7 @@ def needs_subjects(kind: LogKind, columns: Collection[str]) -> bool:
 def batch_of_frame(
     frame: Frame, keep: np.ndarray, schema: pa.Schema, names: Names
 ) -> pa.RecordBatch:
-    """Those rows of a frame that `keep` selects, with what their payloads say.
+    """Those rows of a frame that `keep` selects, with the columns of their payloads.
 
     Raises DamageError for a payload that does not match its checksum."""
     rows = select(frame.rows, keep)

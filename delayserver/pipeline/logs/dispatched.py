@@ -1,10 +1,10 @@
-"""The subjects of what was delivered: rows of the dispatch log do not name them, schedule rows do.
+"""The subjects of deliveries: rows of the dispatch log do not name them, schedule rows do.
 
 A row of the dispatch log settles a row of the schedule log of the same hour, which is found by its
-seq; what was delivered before it was filed stands in the message log. Of an import that is being
-filed just now there are rows that stand in neither: their subject is not known yet. Nor is that of
-rows whose schedule log is damaged; where rows are picked by subject that damage is told, since they
-would be left out without a word.
+seq. A message that was delivered before it was filed stands in the message log. Rows of an import
+that is being filed just now stand in neither, so their subject is not known yet. The subject is not
+known either if the schedule log is damaged. If rows are picked by subject, that damage is reported,
+since the rows would be left out without a word.
 
 Cost: one pass over the columns of an hour for each task that has rows of it, a sort of its seqs,
 and 12 bytes per message of the hour. Threads: belongs to one task.
@@ -40,13 +40,13 @@ class Subjects:
         self._filed = filed
         self._tells_damage = tells_damage
         self._damage: dict[tuple[str, int], Damage] = {}
-        """By file and offset, what was found damaged where subjects were looked up."""
+        """By file and offset, the damage that was found where subjects were looked up."""
         self._hour = -1
         self._known = (np.empty(0, np.uint64), np.empty(0, np.uint32))
 
     def added_to(self, items: Iterable[Frame | Damage]) -> Iterator[Frame | Damage]:
-        """What was read of one file of the dispatch log, its rows with their subjects; frames are
-        put together, since most are small."""
+        """The frames and the damage of one file of the dispatch log; rows get their subjects.
+        Frames are put together, since most are small."""
         frames: list[Frame] = []
         count = 0
         for found in items:
@@ -98,7 +98,7 @@ class Subjects:
         )
 
     def _entries(self, *pieces: LogPiece) -> tuple[np.ndarray, np.ndarray]:
-        """Seqs in order, and their subjects. What is damaged is left out, and noted."""
+        """Seqs in order, and their subjects. Damaged entries are left out, and noted."""
         seqs, subject_ids = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
         for piece in pieces:
             for found in logs.read(self._files, piece, stamp=self._stamp, payload=False):

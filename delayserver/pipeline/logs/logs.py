@@ -1,8 +1,8 @@
 """The files of a data directory, cut into pieces for the tasks of a job, and read beside a server.
 
     message log    the segments that are there
-    schedule log   each hour up to its committed length, which stands in the catalog; what is behind
-                   it is not filed yet, and a start of the server may cut it off
+    schedule log   each hour up to its committed length, which stands in the catalog; bytes behind
+                   it are not filed yet, and a start of the server may cut them off
     dispatch log   each hour up to the last whole frame
 
 A piece is a whole number of frames of one file. Pieces are put together to partitions of about the
@@ -41,7 +41,7 @@ from storage.rows import LogKind
 PARTITION_BYTES_MIN = 4 * 1024 * 1024
 """Less than this is not worth a task of its own."""
 COLUMNS_BYTES_MIN = 256 * 1024 * 1024
-"""Likewise, where payloads are not read: what a task costs pays for the columns of so much."""
+"""Likewise, without payloads: the columns of so many bytes are worth the cost of a task."""
 TAIL_BYTES = 64 * 1024
 
 
@@ -60,7 +60,7 @@ class Range:
         return first <= self.last and last >= self.first
 
     def holds(self, numbers: np.ndarray) -> np.ndarray:
-        """Which of these numbers are in it."""
+        """Which of these numbers are in the range."""
         inside: np.ndarray = (numbers >= self.first) & (numbers <= self.last)
         return inside
 
@@ -77,7 +77,7 @@ class LogPiece:
     start: int
     end: int
     promised_end: int = 0
-    """What does not verify before this is damage, also if nothing follows it."""
+    """Bytes before this that do not verify are damage, also if nothing follows them."""
     after_seq: int = 0
     """The last seq before `start`, as far as it is known."""
 
@@ -102,7 +102,7 @@ def message_pieces(files: Files, seqs: Range = ALL) -> list[LogPiece]:
 
 
 def schedule_pieces(states: Mapping[int, HourState], hours: Range = ALL) -> list[LogPiece]:
-    """What of the schedule log is filed, by the table of hours (and days), for these hours."""
+    """The filed parts of the schedule log, by the table of hours (and days), for these hours."""
     return [
         LogPiece(
             LogKind.SCHEDULE, bucket_path(LogKind.SCHEDULE, hour), 0, state.length, state.length
@@ -154,7 +154,7 @@ def whole_end(files: Files, piece: LogPiece, *, stamp: int) -> int:
 
 
 def _bytes(file: File, length: int, offset: int) -> bytes:
-    """What is there, and no header where it cannot be read."""
+    """The bytes that are there, and no header if they cannot be read."""
     return b"".join(data for _, data, _ in read_past(file.pread, length, offset))
 
 
@@ -178,7 +178,7 @@ def rows_end(files: Files, piece: LogPiece, *, stamp: int, rows_max: int) -> tup
         while end < piece.end:
             header = decode_header(_bytes(file, HEADER_BYTES, end), piece.path, stamp=stamp)
             if header is None:
-                return piece.end, count  # Whoever reads it finds the damage.
+                return piece.end, count  # The task that reads it reports the damage.
             if count and count + header.count > rows_max:
                 break
             end, count = end + header.frame_bytes, count + header.count
@@ -210,7 +210,7 @@ def _cut(
     try:
         file = files.open(piece.path)
     except FileNotFoundError:
-        yield piece  # Whoever reads it finds out.
+        yield piece  # The task that reads it reports the damage.
         return
     try:
         open_piece: LogPiece | None = None
@@ -229,7 +229,7 @@ def _cut(
             last_seq = header.last_seq
         if open_piece is None:
             open_piece = replace(piece, start=offset, after_seq=last_seq)
-        # With the last piece goes what has no header: a torn tail, zeros, or damage.
+        # The last piece includes the bytes without a header: a torn tail, zeros, or damage.
         yield open_piece
     finally:
         file.close()

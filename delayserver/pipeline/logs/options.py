@@ -1,4 +1,4 @@
-"""What the data sources are told: options of a read, checked, with errors that name them.
+"""The options of the data sources: checked when they are read, with errors that name them.
 
 Spark makes a source in a process of its own beside the driver, in the working directory of the
 driver's JVM. There a relative path becomes absolute, before a task on another machine, which works
@@ -57,7 +57,7 @@ class Options:
         return value
 
     def text(self, name: str) -> str | None:
-        """What was said, if anything was."""
+        """The text of the option, if it was given."""
         return self.given.get(name.lower())
 
     def number(self, name: str, default: int) -> int:
@@ -68,7 +68,7 @@ class Options:
         return int(text)
 
     def names(self, name: str) -> tuple[str, ...]:
-        """What stands between commas; nothing if nothing was said. Raises InputError."""
+        """The names between commas; none if the option was not given. Raises InputError."""
         text = self.text(name)
         if text is None:
             return ()
@@ -78,7 +78,7 @@ class Options:
         return found
 
     def error(self, name: str, wanted: str) -> InputError:
-        """The error that what an option says is something else than what it may be."""
+        """The error that the option has a value other than the wanted ones."""
         given = self.text(name)
         return InputError(f"the option {name} of {self.source} is {wanted}, not {given!r}")
 
@@ -97,10 +97,10 @@ class Options:
 
 
 def parse_options(source: str, options: Mapping[str, str], names: Collection[str]) -> Options:
-    """Of a source that reads. Raises InputError for an option that it does not have, or without a
-    path."""
+    """The options of a source that reads. Raises InputError for an option that it does not have, or
+    without a path."""
     parsed = parse_named(source, options, ("path", _PATHS, *names))
-    # So Spark hands over what `load` was given: one path, or several.
+    # Spark hands over the argument of `load` in this form: one path, or several.
     given = json.loads(parsed.given.get(_PATHS, "[]")) or [parsed.given.get("path")]
     if None in given:
         raise InputError(f"{source} needs the data directory: .load('/var/lib/delayserver')")

@@ -1,16 +1,16 @@
-"""What of a source is wanted, told by its options: files, frames and rows are picked by it.
+"""The selection of a read, given by its options: it picks files, frames and rows.
 
     from, to        the due time, as RFC 3339 or in ms since the epoch; `to` itself is not in it
     seq             a number, or a range: 5, 5..9, 5.., ..9
     subject         names, separated by commas
-    subscription    likewise; `_to` is what goes where its message says
+    subscription    likewise; `_to` stands for messages that go where they say themselves
     shard           numbers, separated by commas; the files of the others are not looked at
-    state           of delaystate: what became of it, separated by commas
+    state           of delaystate: the states of messages, separated by commas
 
-Options, and not the conditions that Spark would push down: a selection belongs to the relation, so
-it is the same each time that the relation is looked at. What Spark pushes stays with a relation
-that it planned once, and is applied to later queries that have other conditions. A `where` on top
-of a selection is Spark's, and always right.
+These are options, and not the conditions that Spark would push down. A selection belongs to the
+relation, so it is the same each time that the relation is looked at. A condition that Spark pushes
+stays with a relation that it planned once, and is applied to later queries that have other
+conditions. A `where` on top of a selection is Spark's, and always right.
 
 Cost: a few ns per row and option. Threads: values and pure functions.
 """
@@ -42,19 +42,19 @@ _SEQ = re.compile(r"([0-9]{0,18})(\.\.)?([0-9]{0,18})")
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Which rows of a shard are wanted: names are numbers here."""
+    """The rows of a shard that are wanted: names are numbers here."""
 
     due_ms: Range
     seqs: Range
     subject_ids: np.ndarray | None
     subscription_ids: np.ndarray | None
     takes_direct: bool
-    """Also what goes where its message says, which has many numbers."""
+    """Also messages that go where they say themselves, which have many numbers."""
     states: tuple[int, ...]
     """Empty: all of them."""
 
     def mask(self, rows: Rows) -> np.ndarray:
-        """Which rows are wanted."""
+        """Whether each row is wanted."""
         keep = np.ones(len(rows), bool)
         if self.due_ms != ALL:
             keep &= self.due_ms.holds(rows["due_ms"])
@@ -73,7 +73,7 @@ class RowSelection:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is wanted of a data directory."""
+    """The wanted part of a data directory."""
 
     due_ms: Range = ALL
     seqs: Range = ALL
@@ -95,7 +95,7 @@ class Selection:
         return frozenset(column for column, names in named.items() if names)
 
     def of_shard(self, names: Names) -> RowSelection:
-        """What is wanted of a shard, whose names these are."""
+        """The wanted rows of a shard, whose names these are."""
         return RowSelection(
             self.due_ms,
             self.seqs,

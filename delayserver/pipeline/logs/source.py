@@ -7,10 +7,10 @@ Its options:
 
     log                 schedule (default), message, dispatch
     damage              error (default): the read fails and names the place; rows: it becomes a row
-                        whose column `_corrupt` names it, and what is intact is read
+                        whose column `_corrupt` names it, and intact rows are read
     payload             true: with the columns key, headers, content and body
     from, to, seq, subject, subscription, shard
-                        what is wanted, see `selection`; also of a stream
+                        the selection, see `selection`; also of a stream
     partitions          how many tasks at most, but for one of each shard; 2 per processor of this
                         machine
     startingOffsets     of a stream: earliest (default), latest
@@ -18,16 +18,16 @@ Its options:
                         many of each shard; the hours of a shard come in their order then, also of
                         a first read of everything
 
-There is no pruning of columns, a reader knows only its schema; so whoever wants a few columns says
-so: `.schema("seq long, due_ms long, subject string")`. Every column in `columns.log_types` can be
-asked for. A selection picks files by due time, files and frames by seq, directories by shard, and
-rows by all of it, before anything is handed to Spark.
+Columns are not pruned: a reader knows only its schema. So a query that needs a few columns says so:
+`.schema("seq long, due_ms long, subject string")`. Every column in `columns.log_types` can be asked
+for. A selection picks files by due time, files and frames by seq, directories by shard, and rows by
+all of it, before anything is handed to Spark.
 
-Of a directory of several shards all are read. Each counts by itself: a row is told apart from all
-others by `shard` and `seq`, a message by `shard` and `message_seq`.
+A directory of several shards is read as a whole. Each shard counts by itself: `shard` and `seq`
+tell a row apart from all others, `shard` and `message_seq` a message.
 
-As a stream it has one offset per file, the end of the last whole frame; of the schedule log that is
-what is filed. An hour that the server deletes after its retention is gone for a stream, too. A
+A stream has one offset per file, the end of the last whole frame; in the schedule log, the end of
+the filed part. An hour that the server deletes after its retention is gone for a stream, too. A
 repair (`delayserver repair`) writes files anew: begin with a new checkpoint then.
 
 Cost: columns at about the rate of Parquet; a payload 1 µs. Threads: Spark's tasks, one reader each.
@@ -144,7 +144,7 @@ class _LogOptions:
 
 @dataclass
 class LogTask(InputPartition):
-    """What one task reads."""
+    """The input of one task."""
 
     directory: Directory
     pieces: list[LogPiece]
@@ -155,7 +155,7 @@ class LogTask(InputPartition):
 
 
 class _Reading:
-    """What batches and streams share: from pieces of files to Arrow batches."""
+    """The common part of batches and streams: from pieces of files to Arrow batches."""
 
     def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -188,7 +188,7 @@ class _Reading:
         return [LogTask(directory, group, of_shard, names, filed) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """All rows of a task that are wanted, and what is damaged. Raises OtherNodeError."""
+        """The wanted rows of a task, and the damage among them. Raises OtherNodeError."""
         spare_imports()
         if not isinstance(partition, LogTask):
             return  # Spark's own partition, where there is nothing to read.
@@ -227,7 +227,7 @@ class _Reading:
 
 
 class LogReader(_Reading, DataSourceReader):
-    """Reads what is there."""
+    """Reads the rows that are there."""
 
     def partitions(self) -> list[LogTask]:
         directories = self._directories()
@@ -258,7 +258,7 @@ def _bucket_of(piece: LogPiece) -> int:
 
 
 class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what is there, and then what comes."""
+    """Reads the rows that are there, and then new ones."""
 
     def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
         super().__init__(options, schema)
@@ -299,7 +299,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         return ends
 
     def _ends(self, start: dict[str, int]) -> dict[str, int]:
-        """Where the last whole frame of each file ends, behind what was read."""
+        """Where the last whole frame of each file ends, behind the part that was read."""
         return {
             f"{directory.prefix}{path}": end
             for directory in self._directories()
@@ -309,7 +309,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
     def _ends_of(self, directory: Directory, start: dict[str, int]) -> dict[str, int]:
         pieces = _pieces(self._options.kind, directory, self._options.selection)
         if self._options.kind is LogKind.SCHEDULE:
-            # What is in a day comes when that has become its hours, so that each row comes once.
+            # The rows of a day come when it has become its hours, so that each row comes once.
             return {piece.path: piece.end for piece in pieces if not is_day(_bucket_of(piece))}
         ends = {}
         for piece in pieces:
