@@ -2,9 +2,9 @@
 
 In reading order:
 
-    publish   what Spark asks of a sink, and its options
+    publish   the sink, as Spark asks for it, and its options
     mapping   which columns make messages; a bulk load reads its table with it, too
-    values    what the values of columns become; of a bulk load, too
+    values    from the values of columns to those of messages; in a bulk load, too
     columns   the rows of an Arrow batch, one by one or as a stream
-    sending   what an executor does with the rows of its task
+    sending   the work of an executor on the rows of its task
 """

@@ -1,12 +1,12 @@
-"""Columns: what messages are made of, out of Arrow batches, row by row or as a stream of Arrow.
+"""Columns: the fields of messages, out of Arrow batches, row by row or as a stream of Arrow.
 
     batch of columns ──▶ rows: subject, due time, key, body, headers
                      ──▶ a stream, as the server takes it
 
-Both are the same messages, so that a row may go one way now and the other when it is sent again;
-what their values become is said in `values`.
+Both are the same messages, so that a row may go one way now and the other when it is sent again.
+`values` converts their values.
 
-Cost: 1 µs a row, and what `values` takes; next to nothing as a stream of columns that are text or
+Cost: 1 µs a row, and the cost of `values`; next to nothing as a stream of columns that are text or
 binary. Threads: pure.
 """
 

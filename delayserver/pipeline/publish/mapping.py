@@ -1,4 +1,4 @@
-"""Which columns of a table make messages, and whether they can: what a load and a writer share.
+"""Which columns of a table make messages, and whether they can; for a load and for a writer.
 
     subject    one for all rows, or a column
     due        a timestamp, a date, RFC 3339 text, or whole milliseconds since 1970 (or s, us, ns)
@@ -33,7 +33,7 @@ def is_whole(kind: T.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """Which columns of the table are what."""
+    """The column of the table for each field of a message."""
 
     due: str
     subject: str | None = None
@@ -44,7 +44,7 @@ class MessageColumns:
     """None: all columns that are nothing else, as one JSON object."""
     headers: str | None = None
     due_unit: str | None = None
-    """In what whole numbers tell the due time, one of TIME_UNITS; None: nobody has said, ms."""
+    """The unit of a due time in whole numbers, one of TIME_UNITS; None: none was given, ms."""
 
     def check_names(self, names: Collection[str], others: Iterable[str] = ()) -> None:
         """Raises PipelineError where the table lacks a column, one of `others` included."""
@@ -68,8 +68,8 @@ class MessageColumns:
             raise PipelineError(f"{self.due_unit!r} is no unit of a due time: s, ms, us or ns")
 
     def check(self, schema: T.StructType, others: Iterable[str] = ()) -> None:
-        """Raises PipelineError where the table lacks a column, one of `others` included, or where
-        one cannot be what it is to be."""
+        """Raises PipelineError if the table lacks a column, one of `others` included, or if a
+        column has a type that its field cannot have."""
         self.check_names(schema.names, others)
         self.check_values()
         if self.subject_column is not None:

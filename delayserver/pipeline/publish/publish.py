@@ -8,21 +8,20 @@
         .option("dueColumn", "due").option("keyColumn", "order")
         .option("checkpointLocation", "…").start()
 
-Spark repeats tasks and micro-batches that failed, and cuts them differently when it does. So what
-makes a row one message is a key of its own: sent again, it is the same message. Without a key
-column there must be `delivery=at-least-once`. Where exactly once ends: a key is taken until some
-time after its message was due (`dedupe_window_ms` of the server), or until it is cancelled; a
-micro-batch that is repeated later than that publishes such rows anew. There is no promise about the
-order.
+Spark repeats tasks and micro-batches that failed, and cuts them differently when it does. So each
+row needs a key of its own: a row that is sent again is the same message. Without a key column there
+must be `delivery=at-least-once`. Exactly once has an end: a key is taken until some time after its
+message was due (`dedupe_window_ms` of the server), or until the message is cancelled. A micro-batch
+that is repeated later than that publishes such rows anew. There is no promise about the order.
 
 Its options:
 
     url                 of the server; http://127.0.0.1:8080
-    token, tlsCa        where the server asks for one; the authority of its certificate (PEM file)
+    token, tlsCa        if the server asks for one; the authority of its certificate (PEM file)
     subject             of all rows, or
     subjectColumn         of each
-    dueColumn           when it is due; what is past is due now (see `mapping` for the columns)
-    dueUnit             in what whole numbers tell it: s, ms (default), us or ns
+    dueColumn           when it is due; a past time is due now (see `mapping` for the columns)
+    dueUnit             the unit of whole numbers in it: s, ms (default), us or ns
     keyColumn           the key
     bodyColumn          default: all columns that are nothing else, as one JSON object
     headersColumn
@@ -34,8 +33,9 @@ Its options:
     timeout             how long a server that is away or overloaded is waited for; 5m
 
 Executors read `tlsCa` and write `rejects`, so these must be the same place everywhere; `report` is
-the driver's. The server judges the rows, by the rules of every publish; here only that is found
-which cannot be sent at all. Rows that were refused do not keep the others of their request back.
+the driver's. The server judges the rows, by the rules of every publish. The sink itself only finds
+rows that cannot be sent at all. Rows that were refused do not keep the others of their request
+back.
 
 Cost: 0.4 µs per row with a body of text, 2.4 µs where two columns become JSON, 6 µs to a server
 that does not take Arrow (docs/spark.md). Threads: Spark's tasks, an event loop in each.
@@ -172,7 +172,7 @@ def _path(options: Options, name: str) -> str | None:
 
 
 class _Writer:
-    """What tables and streams share."""
+    """The common part of tables and streams."""
 
     def __init__(self, plan: SendingPlan, schema: T.StructType) -> None:
         self._plan = plan
@@ -203,7 +203,7 @@ class _Writer:
                 file.write(json.dumps(counts) + "\n")
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """It is to be done again: what was published is known by its keys then."""
+        """Spark does it again: messages that were published are then known by their keys."""
         self._sweep([message for message in messages if isinstance(message, SendingReport)])
 
     def _sweep(self, sent: Sequence[SendingReport]) -> None:
@@ -221,7 +221,7 @@ def _query_of(sent: Sequence[SendingReport]) -> str:
 
 
 class TableWriter(_Writer, DataSourceArrowWriter):
-    """Of `df.write`."""
+    """The writer of `df.write`."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._commit(messages, None)
@@ -231,7 +231,7 @@ class TableWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Of `df.writeStream`."""
+    """The writer of `df.writeStream`."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._commit(messages, batchId)

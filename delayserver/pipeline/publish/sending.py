@@ -1,15 +1,15 @@
-"""Sending: what a task does with the rows of a table or stream; from Arrow batches to messages.
+"""Sending: the work of a task on the rows of a table or stream; from Arrow batches to messages.
 
     batch of columns ──▶ parts, two at a time ──▶ as a stream of Arrow ──▶ counted
                                └─ not all taken ─▶ a message as JSON per row ──▶ counted
                                         └─ no due time, no key ─┐     └─ refused ──┐
                                                                 └──────────────────┴▶ error, or file
 
-A part whose rows are all in order goes as it stands (`columns`). Where a server does not take that,
-or one row is refused, its rows are sent as JSON: the client library takes a refused request apart
-(`client.batches`). It asks again while the server is away (`client.retries`). An answer that was
-lost is always asked for again: what has a key may be sent again, and rows without keys are sent at
-least once.
+A part whose rows are all in order goes as it stands (`columns`). If a server does not take that, or
+one row is refused, its rows are sent as JSON: the client library takes a refused request apart
+(`client.batches`). It asks again while the server is away (`client.retries`). If an answer is lost,
+the request is always sent again: rows with keys may be sent again, and rows without keys are sent
+at least once.
 
 Cost: 0.4 µs per row as a stream, most of it for the socket; 6 µs as JSON. Threads: a task of
 Spark's; an event loop of its own while it runs.
@@ -65,7 +65,7 @@ _Ask = Callable[..., Awaitable[HttpAnswer]]
 
 @dataclass(frozen=True, slots=True)
 class SendingPlan:
-    """What every task has to know."""
+    """The plan that every task gets."""
 
     url: str
     token: str | None = field(repr=False)
@@ -74,7 +74,7 @@ class SendingPlan:
     needs_key: bool
     """Each row needs a key: exactly once."""
     run: str
-    """A name of its own for what is written now, where it is no streaming query."""
+    """A name for this run of writing, if it is no streaming query."""
     rejects: str | None
     """A directory for rows that are refused; None: they are an error."""
     report: str | None
@@ -83,7 +83,7 @@ class SendingPlan:
 
 
 class _Taken(msgspec.Struct):
-    """What a batch that was taken is answered."""
+    """The answer to a batch that was taken."""
 
     count: int
     duplicates: int
@@ -91,7 +91,7 @@ class _Taken(msgspec.Struct):
 
 @dataclass(slots=True)
 class SendingReport(WriterCommitMessage):
-    """What one task did."""
+    """The counts of one task."""
 
     query: str = ""
     """The id of the streaming query, the same after each of its restarts."""
@@ -103,7 +103,7 @@ class SendingReport(WriterCommitMessage):
 
 
 class _Row(PublishItem):
-    """A row on its way, and what became of it."""
+    """A row on its way, and its outcome."""
 
     __slots__ = ("error", "is_duplicate", "values")
 
@@ -196,7 +196,7 @@ class Sender:
                 unsendable, self._unsendable = self._unsendable, []
                 self._refuse(unsendable)
         except BaseExceptionGroup as errors:
-            # What went wrong first; the other request was given up for it.
+            # The first error; the other request was given up for it.
             raise errors.exceptions[0] from None
         finally:
             await transport.close()
@@ -312,15 +312,15 @@ def _named(values: tuple[Any, ...], reason: str) -> str:
 
 
 def begin_of(run: str) -> str:
-    """What the names of the files of a query, or of another run, begin with."""
+    """The beginning of the names of the files of a query, or of another run."""
     return run.partition("-")[0]
 
 
 class _RejectFile:
     """Rows that were put aside, in a file that is made for the first of them.
 
-    Its name begins with a dot until the driver knows that all tasks have ended; and then with that
-    of the run, so that what a killed task has left is known."""
+    Its name begins with a dot until the driver knows that all tasks have ended, and then with the
+    name of the run, so that the files of a killed task can be recognised."""
 
     def __init__(self, directory: str, run: str) -> None:
         self._path = Path(directory, f".{run}-{uuid.uuid4().hex[:12]}.jsonl")

@@ -1,19 +1,19 @@
-"""Values: what the columns of a table become in a message. The one form, for a load and for a sink.
+"""Values: from the columns of a table to a message. There is one form, for a load and for a sink.
 
     due time    whole milliseconds (not seconds) since 1970; a part of one is rounded up, so that
                 nothing is early
-    text        keys and subjects: as it stands, and of another type what JSON has between quotes
+    text        keys and subjects: as it stands; another type as JSON writes it between quotes
     JSON        a time is RFC 3339 in UTC, with six digits of a second where there is a part of one,
                 rounded up; binary is base64; a decimal is a number; NaN and infinities, which JSON
                 lacks, are null. It is the same however deep the value is nested
     JSON text   as it stands, without blanks around it, as a publish over HTTP keeps it
 
-Which row goes which way must make no difference: a key stands for one content, and the same row
-sent in another form would contradict it.
+A row must give the same message whichever way it goes, because a key stands for one content. The
+same row sent in another form would contradict it.
 
-What cannot be had of a row is a problem of that row, told by its index, and never ends the others:
-text that is no UTF-8, a time that no calendar has, a body that is not JSON. Where there is a
-problem the value is any.
+A value that cannot be converted is a problem of its row, reported by the row's index, and never
+ends the others: text that is no UTF-8, a time that no calendar has, a body that is not JSON. In a
+row with a problem the value means nothing.
 
 Cost: next to nothing for a key in ASCII, 0.6 µs for 170 bytes of text that have to be JSON, 0.8 µs
 for a row that becomes JSON and 0.25 for each column beyond its first (numbers and short texts;
@@ -70,8 +70,8 @@ class Problems(dict[int, str]):
 
 
 def due_times(column: pa.Array, unit: str, problems: Problems) -> NDArray[np.int64]:
-    """Milliseconds since 1970, shape (n); what is further away than 64 bits can tell is as far as
-    they can. `unit`: of whole numbers, one of TIME_UNITS."""
+    """Milliseconds since 1970, shape (n); a time beyond the range of 64 bits becomes the end of
+    that range. `unit`: of whole numbers, one of TIME_UNITS."""
     column = unwrapped(column)
     problems.add(~present(column), "no due time")
     kind = column.type
@@ -164,7 +164,7 @@ def text_array(column: pa.Array, what: str, problems: Problems) -> pa.Array:
 
 
 def text_or_none(column: pa.Array) -> list[str | None]:
-    """The values of a column of text; what is not UTF-8 with marks in place of it."""
+    """The values of a column of text; text that is not UTF-8 has marks in place of bad bytes."""
     if not column.null_count:
         return list(strings(column))
     pairs = zip(strings(column), present(column).tolist(), strict=True)
@@ -245,7 +245,7 @@ def _not_json(texts: Sequence[bytes | None]) -> Iterator[int]:
     at = -1
     while True:
         try:
-            for at, text in remaining:  # noqa: B007 - whoever was at it when it failed
+            for at, text in remaining:  # noqa: B007 - the index at which the check failed
                 if text is not None:
                     _check_json(text)
             return
@@ -254,7 +254,7 @@ def _not_json(texts: Sequence[bytes | None]) -> Iterator[int]:
 
 
 def _encoded(values: Any, problems: Problems) -> list[bytes]:
-    """Each value as JSON; of what cannot be, `null`."""
+    """Each value as JSON; `null` for a value that JSON cannot hold."""
     encoded: list[bytes] = []
     for value in values:
         try:
