@@ -134,7 +134,7 @@ def _lateness(made: ReportPage, found: Audit) -> None:
     def draw(axes: Axes) -> None:
         counts = _column(found.lateness, "count")
         upper = np.maximum(_column(found.lateness, "upper_ms"), 1)
-        # The share that is later: so the tail, which matters, is what is seen.
+        # The share of later deliveries is drawn, so that the tail is seen, which matters most.
         later = 1 - np.cumsum(counts) / counts.sum()
         floor = 0.5 / counts.sum()
         axes.step(upper, np.maximum(later, floor), where="post", color="#2f7ed8", linewidth=2)

@@ -1,11 +1,11 @@
-"""The forecast: what falls due when, and how much memory each hour will take.
+"""The forecast: how many messages fall due when, and how much memory each hour will take.
 
     delaystate (pending) ─┬─▶ due per minute       of the days that were asked for; the hot ones
                           └─▶ due per hour and subject, and the memory of each hour
 
 An hour is in memory from ten minutes before it begins until it is settled. It takes 24 bytes for
-each row, a table of its slots, and while it is loaded about as much again. Of several shards each
-has a table of its own; what they have is added up.
+each row, a table of its slots, and while it is loaded about as much again. Each of several shards
+has a table of its own; the forecast adds them up.
 
 Cost: about 1 µs of one core per message that waits. Threads: the driver's; Spark's tasks.
 """
@@ -38,7 +38,7 @@ _SLOTS_BYTES = 4 * (HOUR_MS // SLOT_MS + 1)
 
 @dataclass(slots=True)
 class Forecast:
-    """What a forecast found."""
+    """The result of a forecast."""
 
     data_dir: str
     taken_ms: int
@@ -49,7 +49,7 @@ class Forecast:
     overdue: int
     """Messages that are due and not settled: waiting for a subscriber, or on their way."""
     damaged: int
-    """Places that could not be read; what stands there is not counted."""
+    """Places that could not be read; their rows are not counted."""
     minutes: pd.DataFrame
     """minute_ms, due: within the days that were asked for."""
     hours: pd.DataFrame
@@ -66,7 +66,7 @@ class Forecast:
 
 
 def memory_bytes(rows: int, shards: int = 1) -> int:
-    """What an hour with so many rows takes in the memory of the server, of all its shards."""
+    """The memory that an hour with so many rows takes in the server, over all its shards."""
     return rows * WHEEL_DTYPE.itemsize + shards * _SLOTS_BYTES
 
 

@@ -19,7 +19,7 @@ _HALF = _LINEAR // 2
 
 
 def bucket_of(lateness_ms: np.ndarray) -> np.ndarray:
-    """The buckets of values (int32); what is negative counts as 0."""
+    """The buckets of values (int32); a negative value counts as 0."""
     clipped = np.maximum(lateness_ms, 0).astype(np.int64)
     # The exponent of a float is exact for whole numbers below 2^53: 285,000 years.
     _, exponents = np.frexp(clipped.astype(np.float64))
@@ -43,7 +43,7 @@ UPPER_MS_SQL = (
 
 
 def percentile_ms(counts: Mapping[int, int], share: float) -> int:
-    """What so large a share of the values does not exceed, from counts by bucket."""
+    """The value that so large a share of the values does not exceed, from counts by bucket."""
     buckets = np.array(sorted(counts))
     reached = np.cumsum([counts[bucket] for bucket in buckets.tolist()])
     at = int(np.searchsorted(reached, math.ceil(share * int(reached[-1]))))

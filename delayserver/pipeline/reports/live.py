@@ -1,11 +1,12 @@
-"""How late deliveries are, live: windows of time, from the stream of a server's dispatch log, or of
-what the brokers of a cluster have of it.
+"""How late deliveries are, live: windows of time, from the stream of a server's dispatch log, or
+from the same log at the brokers of a cluster.
 
     dispatch log ──stream──▶ counts by window, name and bucket ──▶ added up in this process
                              (Spark, once a second)                (percentiles from the sums)
 
-A delivery counts in the window in which it was recorded. A window that has ended is told at once;
-if more comes for it, since a micro-batch took longer, it is told again with everything.
+A delivery counts in the window in which it was recorded. A window that has ended is reported at
+once. If more deliveries come for it, since a micro-batch took longer, it is reported again with
+everything.
 
 Cost: a few tenths of a second of a core per micro-batch; with subjects a pass over the schedule log
 of the hours that deliveries were due in. 1 KB per window and name. Threads: Spark's own puts counts
@@ -88,7 +89,7 @@ class Windows:
         self._lock = threading.Lock()
 
     def add(self, counts: Iterable[Count]) -> None:
-        """Add what a micro-batch counted."""
+        """Add the counts of a micro-batch."""
         with self._lock:
             for start_ms, name, bucket, count, max_ms in counts:
                 group = self._groups.setdefault((start_ms, name), _Group())
@@ -136,14 +137,14 @@ class WatchedStream:
     _query: StreamingQuery
 
     def check(self) -> None:
-        """Raises what ended the stream, if anything has."""
+        """Raises the error that ended the stream, if it has ended."""
         if not self._query.isActive:
             error = self._query.exception()
             raise error if error is not None else PipelineError("the stream has ended")
 
 
 Rows = Callable[[DataFrame], DataFrame]
-"""From what a stream gives to deliveries: settled_ms, lateness_ms, lateness_bucket, the name, and
+"""From the rows of a stream to deliveries: settled_ms, lateness_ms, lateness_bucket, the name, and
 `_corrupt`."""
 
 
@@ -182,7 +183,7 @@ def watch_topics(
         job.spark,
         "settled",
         startingOffsets="latest",
-        # What was deleted was shown, or is too old to be.
+        # Deleted records were shown before, or are too old to be shown.
         failOnDataLoss="false",
     )
 
@@ -232,7 +233,7 @@ def _watched(stream: DataFrame, rows: Rows, by: str, window_ms: int) -> Iterator
         )
         try:
             watched = WatchedStream(by, windows, damage, query)
-            # What is recorded from then on is seen.
+            # Records that are written from then on are seen.
             while query.lastProgress is None:
                 watched.check()
                 query.awaitTermination(1)

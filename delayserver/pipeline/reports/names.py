@@ -1,10 +1,11 @@
-"""One number for each name, over all shards: what reports add up by.
+"""One number for each name, over all shards: the key by which reports add up.
 
 Each shard numbers subjects and subscriptions by itself, so 3 is one name here and another there. A
 subscription that was deleted and made again has two numbers under one name, and keeps two: the
-first of a shard goes with the first of the others. Of one shard the numbers are its own.
+first of a shard goes with the first of the others. If there is one shard, its own numbers are used.
 
-What goes where its message says (`to`) has many numbers and one name, and counts under the first.
+Messages that go where they say themselves (`to`) have many numbers and one name, and count under
+the first.
 
 Cost: the small tables of each catalog. Threads: values.
 """
@@ -34,7 +35,7 @@ class ShardNames:
 
 
 def read_shard_names(directory: Directory) -> ShardNames:
-    """What its catalog says; a subscription that was deleted is marked as such."""
+    """The names in its catalog; a subscription that was deleted is marked as such."""
     with directory.catalog() as catalog:
         return shard_names_of(read_subjects(catalog), read_subscriptions(catalog))
 
@@ -42,7 +43,7 @@ def read_shard_names(directory: Directory) -> ShardNames:
 def shard_names_of(
     subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription]
 ) -> ShardNames:
-    """The same, of what was read."""
+    """The same, from tables that were read already."""
     names = {
         number: one.name + (" (deleted)" if one.deleted else "")
         for number, one in sorted(subscriptions.items())

@@ -35,7 +35,7 @@ COLOURS = {
     "moved": "#7fb7a3",
 }
 SERIES = ("#2f7ed8", "#e69f00", "#2a9d8f", "#b5559b", "#7a8b99", "#d7263d", "#8bc8ea", "#5b8c2a")
-"""For what has no meaning of its own."""
+"""Colours for series that have no meaning of their own."""
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)"}
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -157,7 +157,7 @@ def cell(value: object) -> str:
 
 
 def drawing(draw: Callable[[Axes], None], *, height: float) -> str:
-    """What `draw` draws, as an SVG element."""
+    """The drawing of `draw`, as an SVG element."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(10, height), layout="constrained")
         FigureCanvasSVG(figure)
@@ -175,7 +175,7 @@ def drawing(draw: Callable[[Axes], None], *, height: float) -> str:
 
 
 def legend(axes: Axes) -> None:
-    """The names of what is drawn, above it."""
+    """The names of the series, above the drawing."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=8, borderaxespad=0.2)
 
 
