@@ -1,19 +1,19 @@
-"""What an hour held and what became of it, with bodies: `spark.read.format("delayhistory")`.
+"""The messages of an hour and their outcomes, with bodies: `spark.read.format("delayhistory")`.
 
     spark.read.format("delayhistory").load("/var/lib/delayserver").where("state = 'dead'").show()
 
-A row is an entry of a retired hour: a message when it was published, and once more for each time
-it was moved or tried again; `id` is the message's in all of them. Its deliveries stand in the row,
-one per subscription. Of a directory of several shards all are read.
+A row is an entry of a retired hour: a message when it was published, and once more for each time it
+was moved or tried again; `id` is the message's in all of them. Its deliveries stand in the row, one
+per subscription. A directory of several shards is read as a whole.
 
     from, to, seq, subject, shard
-                  what is wanted, see `logs.selection`
+                  the selection, see `logs.selection`
     damage        error (default): the read fails and names the place; rows: it becomes a row whose
                   column `_corrupt` names it, and whose others are null but for `shard` and `hour`:
                   such an hour is not whole
     hours         which hours, as `wanted_hours` writes them, each read just as far as it says; by
-                  default all that are retired. Of one shard: two have hours of the same names. Of
-                  an hour that is open, what is settled
+                  default all that are retired. Only for one shard: two have hours of the same
+                  names. If an hour is open, its settled rows are read
     partitions    how many tasks at most, but for one of each shard; 2 per processor of this machine
 
 Cost: in each task, the rows of its largest hour and one frame are in memory at a time.
@@ -101,16 +101,16 @@ TYPES: dict[str, pa.DataType] = {
     "shard": pa.int32(),
     CORRUPT: CORRUPT_TYPE,
 }
-"""Besides what its name says:
+"""The meaning of columns whose names do not tell it:
 
 body          JSON text; null if the body is anything else, which is in body_bytes then
 filed         when the entry was put into its hour: up to a second after it was accepted
 made_by       publish, run (of a schedule), move, retry, redrive (of a dead letter), fire (by an
               event)
 attempt       which attempt the entry is, from 1
-state         delivered, cancelled, moved, retried, dead, dropped; where its deliveries differ, the
+state         delivered, cancelled, moved, retried, dead, dropped; if its deliveries differ, the
               last of these that occurs
-deliveries    per subscription: state; for what was delivered the attempt, when it was recorded, and
+deliveries    per subscription: state; for a delivery the attempt, when it was recorded, and
               how long after the due time
 """
 
@@ -141,7 +141,7 @@ def wanted_hours(hours: Iterable[WantedHour]) -> str:
 
 
 class DelayHistory(DataSource):
-    """What the retired hours of a data directory held, and what became of it."""
+    """The messages of the retired hours of a data directory, and their outcomes."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -169,12 +169,12 @@ class HistoryHour:
 
     wanted: WantedHour
     state: HourState | None
-    """As the catalog has it; None: the hour is not what was wanted any more."""
+    """The state in the catalog; None: the hour is gone, or differs from the wanted one."""
 
 
 @dataclass
 class HistoryTask(InputPartition):
-    """What one task reads, and by what it judges."""
+    """The input of one task, and the tables that it judges by."""
 
     directory: Directory
     hours: list[HistoryHour]
@@ -314,7 +314,7 @@ class _History:
                 yield self._batch(number, found, kept[start : start + BATCH_ROWS], settled)
 
     def _settled(self, hour: HistoryHour, state: HourState) -> Rows:
-        """What became of the entries of an hour (SETTLED_DTYPE), in the order of seq."""
+        """The outcomes of the entries of an hour (SETTLED_DTYPE), in the order of seq."""
         wanted = hour.wanted
         rows, damage = read_hour(
             self._directory.files,
@@ -385,7 +385,7 @@ class _History:
         return self._ids.encode(due_ms, int(row["message_seq"]))
 
     def _deliveries(self, settled: Rows, firsts: np.ndarray, lasts: np.ndarray) -> pa.Array:
-        """What became of each entry at its subscriptions; nothing of what is about all of them."""
+        """The outcome of each entry at its subscriptions; without rows that concern all of them."""
         start = int(firsts[0])
         some = settled[start : int(lasts[-1])]
         shown = (some["subscription_id"] != 0) | (some["state"] == EntryState.DROPPED)
@@ -406,7 +406,7 @@ class _History:
 
 
 def _ended(settled: Rows) -> np.ndarray:
-    """The entries of which nothing is open: what became of them does not change any more."""
+    """The entries without an open delivery: their outcome does not change any more."""
     seqs: np.ndarray = settled["seq"][settled["entry_state"] < EntryState.PENDING]
     return seqs
 

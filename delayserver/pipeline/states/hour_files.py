@@ -1,13 +1,14 @@
-"""The two files of an hour, read together with what is not filed yet.
+"""The two files of an hour, read together with the rows that are not filed yet.
 
 Both are opened before either is read, the dispatch log first: the server deletes them in the other
 order, so where a schedule log is found its dispatch log was not deleted before it.
 
-A large hour can be read in parts, by ranges of seq: an entry and all that ended it name the same
-one, so no part needs another. Each reads both files, and keeps its own rows alone.
+A large hour can be read in parts, by ranges of seq. An entry and all rows that ended it name the
+same seq, so no part needs another. Each part reads both files, and keeps its own rows alone.
 
-What verifies is doubted, too: the catalog says how many rows a schedule file has, and which are the
-first and the last; a row belongs to the hour of its file, and stands in the order of its seq.
+Bytes that verify are doubted, too: the catalog says how many rows a schedule file has, and which
+are the first and the last. A row must belong to the hour of its file, and stand in the order of its
+seq.
 
 Cost: the columns of both files. Threads: functions without state.
 """
@@ -49,11 +50,11 @@ def read_hour(
     dispatch_bytes: int | None = None,
     seqs: Range = ALL,
 ) -> tuple[HourRows, list[Damage]]:
-    """The rows of an hour that are about entries of these seqs, and what is damaged or missing of
+    """The rows of an hour that are about entries of these seqs, and the damaged or missing parts of
     its files.
 
-    `dispatch_bytes`: how much of the dispatch log to read, all of which must be there; None: what
-    there is."""
+    `dispatch_bytes`: how much of the dispatch log to read, all of which must be there; None: all
+    bytes that are there."""
     damage: list[Damage] = []
     path = bucket_path(LogKind.SCHEDULE, hour)
     unfiled = _within(unfiled, seqs)
@@ -142,7 +143,7 @@ def _is_in(numbers: np.ndarray, seqs: Range) -> np.ndarray:
 
 
 class _Filed:
-    """What a schedule file holds, as far as it was read."""
+    """The rows of a schedule file, as far as it was read."""
 
     def __init__(self, hour: int, path: str) -> None:
         self._path = path
@@ -190,7 +191,7 @@ class _Filed:
         self.damage.append(Damage(*place, torn=False, first_seq=first, last_seq=last))
 
     def differences(self, state: HourState) -> Iterator[Damage]:
-        """What the catalog says otherwise, so that no row can be taken out unnoticed."""
+        """The differences from the catalog, so that no row can be taken out unnoticed."""
         found = f"{self._entries} entries and {self._removals} tombstones"
         said = f"{state.entries} and {state.removals}"
         if (self._entries, self._removals) != (state.entries, state.removals):
@@ -218,5 +219,5 @@ def _not_filed(schedule: Rows, unfiled: Rows, checkpoint_seq: int) -> tuple[Rows
         is_filed[here] = np.isin(unfiled["seq"][here], there)
     rest = unfiled[~is_filed]
     is_old = rest["seq"] <= checkpoint_seq
-    # What was lost counts as accepted, too.
+    # Rows that the file has lost count as accepted, too.
     return rest[is_old], rest

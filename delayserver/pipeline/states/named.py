@@ -13,13 +13,13 @@ from storage.catalog import Catalog
 
 
 def read_names(catalog: Catalog, shard: int) -> Names:
-    """What the numbers in the logs of a shard stand for."""
+    """The names for the numbers in the logs of a shard."""
     return names_of(read_subjects(catalog), read_subscriptions(catalog), shard)
 
 
 def names_of(
     subjects: Mapping[int, str], subscriptions: Mapping[int, Subscription], shard: int
 ) -> Names:
-    """The same, of what was read."""
+    """The same, from tables that were read already."""
     named = {number: subscription.name for number, subscription in subscriptions.items()}
     return Names(name_table(subjects), name_table(named), shard)

@@ -1,13 +1,13 @@
-"""A data directory as readers find it: its stamp, what its catalog says, what is not filed yet.
+"""A data directory as readers find it: its stamp, its catalog, and the rows not filed yet.
 
-Of a directory of several shards each is opened by itself (`open_directories`): seqs and the numbers
-of subjects and subscriptions are each shard's own.
+If a directory has several shards, each is opened by itself (`open_directories`): seqs and the
+numbers of subjects and subscriptions are each shard's own.
 
 Nothing is locked and nothing is written: a server may be running on the directory. Each read of the
 catalog is a transaction of its own and sees the newest commit, so the order of the reads matters:
 
     1. which hours are retired      everything that settled them is recorded already
-    2. the message log              records up to some seq; what is deleted meanwhile was filed
+    2. the message log              records up to some seq; records deleted meanwhile were filed
     3. checkpoint, table of hours   how far the schedule log is filed, at least up to there
     4. the hours' files             they only grow, or are deleted after their retention
 
@@ -18,7 +18,7 @@ there would count as one past its retention, so each task first asks whether it 
 directory (`Directory.check_here`).
 
 Cost: one pass over the small tables of the catalog and the message log, which is as long as a
-segment and what is not filed. Threads: values.
+segment and the records that are not filed. Threads: values.
 """
 
 import contextlib
@@ -76,9 +76,9 @@ class Directory:
     shard: int = 0
     id_secret: bytes = bytes(ID_SECRET_BYTES)
     prefix: str = ""
-    """What stands before the paths of its files where several shards are read together."""
+    """The beginning of the paths of its files, if several shards are read together."""
     moment: str = ""
-    """Of an export: which; empty for a directory that a server has."""
+    """The moment of an export; empty for a directory that a server has."""
 
     def named(self, damage: Damage) -> Damage:
         """The damage, with a path that tells whose it is."""
@@ -131,9 +131,9 @@ def open_directory(root: str) -> Directory:
 
 
 def open_directories(*roots: str) -> list[Directory]:
-    """The shards of all of these: each is a data directory, that of several shards, or an export.
+    """The shards of all of these: each is a data directory, one of several shards, or an export.
 
-    They are in the order of their numbers. Raises what `open_directory` raises, also for a shard
+    They are in the order of their numbers. Raises the errors of `open_directory`, also for a shard
     that is not there; InputError where two have the same number, and so are different servers."""
     found = [one for root in roots for one in _open_one(root)]
     known: dict[int, Directory] = {}
@@ -165,9 +165,9 @@ def _open_one(root: str) -> list[Directory]:
 
 
 def wanted_directories(roots: Sequence[str], shards: Sequence[int]) -> list[Directory]:
-    """Of these the shards that are wanted; all, if none is named.
+    """The wanted shards of these directories; all, if none is named.
 
-    Raises what `open_directories` raises, and InputError for a shard that there is not."""
+    Raises the errors of `open_directories`, and InputError for a shard that does not exist."""
     found = open_directories(*roots)
     if not shards:
         return found
@@ -204,7 +204,7 @@ def read_subscriptions(catalog: Catalog) -> dict[int, Subscription]:
 
 @dataclass(frozen=True, slots=True)
 class StatesSnapshot:
-    """What was known at one moment, but for the rows in the hours' files."""
+    """Everything that was known at one moment, except the rows in the hours' files."""
 
     hours: dict[int, HourState]
     """Hours and days that are in the catalog, or hours that a record in the message log is due
@@ -215,13 +215,12 @@ class StatesSnapshot:
     """Up to which record everything is seen."""
     checkpoint_seq: int
     unfiled: dict[int, Rows]
-    """By hour or day, the schedule rows of what stands in the message log; most are filed as
-    well."""
+    """By hour or day, the schedule rows that stand in the message log; most are filed as well."""
     subjects: dict[int, str]
     subscriptions: dict[int, Subscription]
     """Deleted ones too."""
     damage: list[Damage] = field(default_factory=list)
-    """Of the message log."""
+    """Damage of the message log."""
 
 
 def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapshot:
@@ -333,9 +332,9 @@ def _gaps(seqs: np.ndarray, last_seqs: np.ndarray, checkpoint_seq: int) -> Itera
 
 
 def _missing_end(files: Files, catalog: Catalog, tail: _Tail, filed_seq: int) -> Iterator[Damage]:
-    """The end of the message log, where it does not reach to what was filed before it was read.
+    """Damage at the end of the message log, if it does not reach as far as the catalog had filed.
 
-    A server deletes what is filed but for its newest segment, and makes the directory at its start.
+    A server deletes filed segments except for its newest one, and makes the directory at its start.
     A replica has its message log elsewhere."""
     if not filed_seq or catalog.get(Table.META, OFFICE_KEY) is not None:
         return

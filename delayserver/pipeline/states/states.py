@@ -1,25 +1,25 @@
-"""What became of every message, as a table: `spark.read.format("delaystate")`.
+"""The state of every message, as a table: `spark.read.format("delaystate")`.
 
     spark.read.format("delaystate").load("/var/lib/delayserver").groupBy("subject", "state").count()
 
-A row is one schedule row at one subscription, with its state, as `settlement` tells it; of a row
-that nobody in particular is to have, or not yet, there is one row without a subscription; what is
-not settled has no time in `settled`. The table shows one moment, also beside a running server
-(`snapshot`).
+A row is one schedule row at one subscription, with its state, as `settlement` computes it. If a
+schedule row is for no subscription in particular, or not yet, there is one row without a
+subscription. A row that is not settled has no time in `settled`. The table shows one moment, also
+beside a running server (`snapshot`).
 
-Damage ends the read, whichever of the rows are wanted: what stood there is not known, so it may
-have been wanted. Damage in the files of an hour is found by whoever wants any row of that hour,
-damage of the message log by everybody.
+Damage ends the read, whichever of the rows are wanted, because the unknown rows in the damaged
+place may be among them. Every read of any row of an hour finds the damage in the files of that
+hour. Every read finds damage of the message log.
 
-Of a directory of several shards all are read, each at a moment of its own within the read; the
+If a directory has several shards, all are read, each at a moment of its own within the read; the
 column `shard` tells them apart.
 
     from, to, seq, subject, subscription, shard, state
-                  what is wanted, see `logs.selection`
+                  the selection, see `logs.selection`
     damage        error (default): the read fails and names the place; rows: it becomes a row whose
                   column `_corrupt` names it, and whose others are null
     partitions    how many tasks at most, but for one of each shard; 2 per processor of this machine
-    now_ms        the moment for which it is judged what is due; by default that of the read
+    now_ms        the moment that decides whether a row is due; by default that of the read
 
 Cost: about 1 µs per row; 80 bytes per row of the largest hour in each task.
 Threads: Spark's tasks, one reader each.
@@ -123,7 +123,7 @@ _STATE_NUMBERS = {state.name.lower(): int(state) for state in EntryState}
 
 
 class DelayState(DataSource):
-    """What became of every message of a data directory."""
+    """The state of every message of a data directory."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -157,7 +157,7 @@ class StateHour:
 
 @dataclass
 class StateTask(InputPartition):
-    """What one task reads, and by what it judges."""
+    """The input of one task, and the tables that it judges by."""
 
     directory: Directory
     hours: list[StateHour]
@@ -213,7 +213,7 @@ class StateReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What became of the hours of a task, and what is damaged. Raises OtherNodeError."""
+        """The states in the hours of a task, and the damage among them. Raises OtherNodeError."""
         spare_imports()
         if not isinstance(partition, StateTask):
             return  # Spark's own partition, where there is nothing to read.
@@ -260,7 +260,7 @@ def _sizes(files: Files, hours: list[StateHour]) -> list[int]:
 
 
 def _settle(directory: Directory, hour: StateHour, task: StateTask) -> Iterator[Rows | Damage]:
-    """What is damaged of an hour, and then what became of the rest of it."""
+    """The damage of an hour, and then the states of its other rows."""
     rows, damage = read_hour(
         directory.files,
         hour.number,

@@ -28,7 +28,7 @@ def was_deleted(directory: Directory, bucket: int) -> bool:
 def hours_instead(
     directory: Directory, day: int, unfiled: Rows
 ) -> Iterator[tuple[int, HourState, Rows]]:
-    """The hours that a day has become meanwhile, each with its part of what was not filed."""
+    """The hours that a day has become meanwhile, each with its part of the rows not filed."""
     with directory.catalog() as catalog:
         states = {hour: catalog.get(Table.HOURS, hour_key(hour)) for hour in buckets.hours_of(day)}
     due = unfiled["due_ms"] // HOUR_MS
