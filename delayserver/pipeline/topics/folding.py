@@ -2,15 +2,16 @@
 
     place ─▶ records of a shard, in order ─▶ Office: does it count? ─▶ frames ─▶ the next place
 
-Not everything in the log counts: what an owner wrote that was none any more is void, and whether a
-record is void only all before it tell. So a piece is folded from the place where the one before
-ended, by the code of the replicas (`storage.replicated.office`), and ends with a place itself. The
-records of a frame that is not whole yet are part of the place: nobody reads them a second time.
+Not everything in the log counts. A record of an owner that had lost its office is void, and only
+the records before it tell whether it is void. So a piece is folded from the place where the one
+before ended, by the code of the replicas (`storage.replicated.office`), and ends with a place
+itself. The records of a frame that is not whole yet are part of the place, so that they are read
+only once.
 
-A log of which the beginning was deleted (what two replicas have is) is begun in its middle. Whoever
-writes anything but a CLAIM has read that its own CLAIM counts. So the highest epoch of which there
-are records, and no CLAIM in front of them, is that of the owner where the piece begins; its first
-frame counts, and the fold begins there. That holds if the piece is longer than the time for which a
+A log whose beginning was deleted (once two replicas have it) is begun in its middle. An owner that
+writes anything but a CLAIM has read that its own CLAIM counts. So the owner where the piece begins
+is that of the highest epoch with records and without a CLAIM in front of them. Its first frame
+counts, and the fold begins there. This holds if the piece is longer than the time for which a
 former owner may write without having read of the next, some seconds.
 
 Cost: a crc32c pass over envelope and frame each; some µs a record. Threads: a fold belongs to the
@@ -29,7 +30,7 @@ from storage.replicated.reader import frame_of
 from storage.rows import LogKind
 
 Record = tuple[int, bytes]
-"""Its offset, and what it is."""
+"""Its offset, and its bytes."""
 
 
 class HistoryLeftError(PipelineError):
@@ -71,7 +72,7 @@ class LogFold:
 
     @property
     def place(self) -> LogPlace | None:
-        """Where it has come to; None: nothing in the piece tells what counts."""
+        """The place that it has reached; None: nothing in the piece tells which records count."""
         if self._office is None:
             return None
         return LogPlace(self._office.frame_place().pack(), tuple(self._unfinished))
@@ -79,8 +80,8 @@ class LogFold:
     def frames(self, records: Iterable[Record]) -> Iterator[Frame]:
         """The frames that the records complete, in order; each `offset` is that of its last record.
 
-        Raises RecordDamageError, NewerRecordError, OffsetGapError, HistoryLeftError: nobody can
-        read on from there."""
+        Raises RecordDamageError, NewerRecordError, OffsetGapError, HistoryLeftError: the log cannot
+        be read on from there."""
         before, self._unfinished = self._unfinished, []
         for record in before:
             yield from self._take(*record)

@@ -6,8 +6,8 @@
 The checkpoint of the stream and the rows stand in one directory, so that a stream that is started
 again there goes on.
 
-Cost: what `pieces` and `watch` say; two cores are busy for half a second of each micro-batch.
-Threads: Spark's own takes micro-batches in; any other takes out what it has found, of a queue.
+Cost: that of `pieces` and `watch`; two cores are busy for half a second of each micro-batch.
+Threads: Spark's own takes micro-batches in; any other takes the news out, of a queue.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _OURS = re.compile(r"^(?:delayserver|storage)\.[\w.]+Error: (.+)$", re.MULTILINE
 
 
 class RecordsDeletedError(PipelineError):
-    """What the stream had not read yet was deleted from the brokers."""
+    """The brokers have deleted records that the stream had not read yet."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -61,14 +61,14 @@ class FollowedTopics:
 
     def news(self) -> "Iterator[HourVerdict | DamagedRecord]":
         """Yields the news since the last call: for each micro-batch its verdicts, and then the
-        records in it that are not what they claim to be."""
+        records in it that do not match their checksum or format."""
         while not self._news.empty():
             yield self._news.get()
 
     def has_ended(self) -> bool:
         """Whether all there was is read, or a damaged record ends it.
 
-        Raises PipelineError, and what else ended the stream."""
+        Raises PipelineError, and any other error that ended the stream."""
         if self._query.isActive:
             return False
         error = self._query.exception()
@@ -78,7 +78,8 @@ class FollowedTopics:
 
 
 def _named(error: StreamingQueryException) -> Exception:
-    """What has ended the stream, without what Spark and two tracebacks say around it."""
+    """The error that has ended the stream, without the text of Spark and two tracebacks around
+    it."""
     text = str(error)
     ours = _OURS.findall(text)
     if ours:

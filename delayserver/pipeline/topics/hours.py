@@ -3,9 +3,9 @@
     rows of an hour ── appended ──▶ SHARD-HOUR.schedule, SHARD-HOUR.dispatch
     how much of it counts ── replaced as a whole, once a micro-batch ──▶ index
 
-So a micro-batch counts as a whole or not at all, and only once, however often Spark repeats it:
-what stands behind the lengths in the index is cut off by whoever opens the directory. The index has
-a checksum of each file besides, which is compared before rows are judged.
+So a micro-batch counts as a whole or not at all, and only once, however often Spark repeats it.
+Bytes behind the lengths in the index are cut off when the directory is opened. The index also has a
+checksum of each file, which is compared before rows are judged.
 
 Nothing is synced but the index: a machine that loses power may lose rows that the index names,
 which the checksum finds. Then the stream is begun anew.
@@ -33,7 +33,7 @@ _DTYPES: Final = {"schedule": SCHEDULE_DTYPE, "dispatch": DISPATCH_DTYPE}
 
 
 class WatchStateError(PipelineError):
-    """What a stream has kept cannot be used."""
+    """The files that a stream has kept cannot be used."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}; begin with another --state")
@@ -55,12 +55,12 @@ class KeptHour(msgspec.Struct, array_like=True):
 
     @property
     def length_bytes(self) -> int:
-        """Of both."""
+        """The length of both files."""
         return self.schedule.length_bytes + self.dispatch.length_bytes
 
 
 class KeptShard(msgspec.Struct, array_like=True):
-    """What is known of a shard besides its hours."""
+    """The state of a shard, besides its hours."""
 
     place: bytes = b""
     """`pieces.pack_place`; empty: its log was not begun."""
@@ -76,10 +76,10 @@ class ToldHour(msgspec.Struct, array_like=True):
     """An hour of all shards when it was judged last."""
 
     size_bytes: int = 0
-    """Of its rows."""
+    """The size of its rows."""
     is_old: bool = False
     said: str = ""
-    """What a verdict that was told came to; empty: none was."""
+    """The verdict that was reported last; empty: none was."""
     is_closed: bool = False
     """Nothing of it waited."""
     is_forgotten: bool = False
@@ -87,11 +87,11 @@ class ToldHour(msgspec.Struct, array_like=True):
 
 
 class KeptIndex(msgspec.Struct):
-    """What there is, up to a micro-batch."""
+    """The kept state, up to a micro-batch."""
 
     format: Literal[1]
     stamps: tuple[int, ...]
-    """Of the cluster's shards: they tell it from others."""
+    """The stamps of the cluster's shards: they tell it from other clusters."""
     batch: int = -1
     """The last micro-batch that counts."""
     shards: dict[int, KeptShard] = {}
@@ -102,7 +102,7 @@ class KeptIndex(msgspec.Struct):
 
 
 class HourStore:
-    """The rows of hours, and what else a stream has to know when it goes on."""
+    """The rows of hours, and the state that a stream needs to go on."""
 
     def __init__(self, directory: Path, stamps: tuple[int, ...]) -> None:
         """Open a directory, or make it. Raises WatchStateError, OSError."""
@@ -164,7 +164,7 @@ class HourStore:
         return np.frombuffer(data, _DTYPES[kind])
 
     def commit(self, batch: int) -> None:
-        """What was appended up to this micro-batch counts."""
+        """Let all rows that were appended up to this micro-batch count."""
         self.index.batch = batch
         path = self._directory / INDEX
         new = path.with_suffix(".new")
@@ -180,7 +180,7 @@ class HourStore:
             shard.hours.pop(hour, None)
 
     def tidy(self) -> None:
-        """Delete the files of what was forgotten."""
+        """Delete the files of hours that were forgotten."""
         self._cut_back()
 
     def _path(self, shard: int, hour: int, kind: str) -> Path:

@@ -1,4 +1,4 @@
-"""What brokers want of their clients (SASL, TLS) in the words of the client that Spark has.
+"""The settings that brokers want of clients (SASL, TLS), in the words of Spark's client.
 
     --kafka-config FILE    key=value lines of librdkafka, as servers and `delayserver cluster` take
                            them ──▶ options `kafka.…` of Spark's source, whose client is Java's
@@ -25,7 +25,7 @@ _FILES: Final = {
     "ssl.certificate.location": ("ssl.keystore.type", "ssl.keystore.certificate.chain"),
     "ssl.key.location": ("ssl.keystore.type", "ssl.keystore.key"),
 }
-"""Files in PEM, and the settings that take what is in them."""
+"""Files in PEM, and the settings that take their content."""
 
 
 def java_settings(properties: Mapping[str, str]) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""What the numbers of subjects and subscriptions stand for, where brokers are all that is read.
+"""The names for the numbers of subjects and subscriptions, if only brokers are read.
 
-    the directory of a node, or an export   all that was ever defined
-    NAME.log                                what was defined since its beginning; the brokers keep
+    the directory of a node, or an export   all names that were ever defined
+    NAME.log                                the names defined since its beginning; the brokers keep
                                             an hour of it, once nodes have filed it
 
-Cost: of a directory its small tables; of the log all that there is of it, once. Threads: values.
+Cost: the small tables of a directory; the whole of the log, once. Threads: values.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class KnownNames:
 
 
 def names_in_directories(identity: ClusterIdentity, *data_dirs: str) -> dict[int, KnownNames]:
-    """What directories of nodes, or exports, say, by shard.
+    """The names in directories of nodes, or in exports, by shard.
 
     Raises NotADataDirectoryError, CatalogError, NotOfClusterError."""
     known = {}
@@ -59,7 +59,7 @@ def names_in_directories(identity: ClusterIdentity, *data_dirs: str) -> dict[int
 
 
 def names_in_log(job: Job, topics: ClusterTopics) -> dict[int, KnownNames]:
-    """What the log says, as far as it reaches back, by shard. Raises KafkaSourceMissingError."""
+    """The names in the log, as far as it reaches back, by shard. Raises KafkaSourceMissingError."""
     subjects: dict[int, dict[int, str]] = {}
     subscriptions: dict[int, dict[int, Subscription]] = {}
     with job.step("reading names in the log"):

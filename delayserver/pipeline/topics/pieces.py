@@ -1,11 +1,11 @@
-"""What a task makes of the records of one partition: pieces, which travel to the driver as bytes.
+"""Pieces: a task makes them of the records of one partition, and sends them to the driver as bytes.
 
     NAME.log       frames that count ─▶ rows of the schedule log; subjects, subscriptions; a place
     NAME.settled   frames ─▶ rows of the dispatch log
 
-The driver has what a task has to know (the place where the log was left), and gets no payload but
-definitions. A record of NAME.log that is damaged ends the piece in front of it, since whether a
-later one counts cannot be told; one of NAME.settled is left out, and named.
+The driver gives a task its state (the place where the log was left), and gets no payload but
+definitions. A damaged record of NAME.log ends the piece in front of it, since the task cannot tell
+whether a later one counts. A damaged record of NAME.settled is left out, and named.
 
 Cost: one crc32c pass and 0.1 µs a row; 64 and 40 bytes for each go to the driver. Threads: Spark's
 tasks.
@@ -64,14 +64,14 @@ class LoggedDefinition(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DamagedRecord(msgspec.Struct, frozen=True):
-    """A record that is not what it claims to be."""
+    """A record that does not match its checksum or its format."""
 
     log: str
     """Topic and partition."""
     offset: int
     reason: str
     ends_log: bool
-    """What stands behind it cannot be judged."""
+    """Records behind it cannot be judged."""
 
 
 class _PackedPlace(msgspec.Struct, array_like=True, frozen=True):
@@ -165,7 +165,7 @@ def _of_settled(log: str, stamp: int, records: Iterable[Record]) -> Iterator[tup
 
 
 def definitions(frame: Frame) -> Iterator[LoggedDefinition]:
-    """What a frame of the message log defines. Raises RecordDamageError."""
+    """The definitions in a frame of the message log. Raises RecordDamageError."""
     is_one = np.isin(frame.rows["kind"], _DEFINITIONS)
     if not is_one.any():
         return

@@ -1,8 +1,9 @@
-"""Records of what is settled as rows of the dispatch log: the columns that `delaylog` has of it.
+"""Records of outcomes as rows of the dispatch log: the columns that `delaylog` has of it.
 
 A record is a frame of the dispatch log as the files have it. Nothing of it is trusted before its
-checksum, and what does not match is a row of its own, whose column `_corrupt` names topic,
-partition and offset. The subject is not among the columns, since only the schedule log has it.
+checksum. A record that does not match becomes a row of its own, whose column `_corrupt` names
+topic, partition and offset. The subject is not among the columns, since only the schedule log has
+it.
 
 The topic is a set: after a take-over the same delivery may stand there twice, and once more, later,
 from an owner that was lost for a while.
@@ -30,8 +31,8 @@ from storage.rows import LogKind
 def settled_rows(
     records: DataFrame, topics: ClusterTopics, names: Mapping[int, Names], columns: str
 ) -> DataFrame:
-    """The rows that records of NAME.settled hold. `columns`: their names and types as Spark writes
-    them, `_corrupt` one of them. `names`: by shard, what its numbers stand for."""
+    """The rows in records of NAME.settled. `columns`: their names and types as Spark writes them,
+    `_corrupt` one of them. `names`: by shard, the names for its numbers."""
     parsed = StructType.fromDDL(columns)
     assert isinstance(parsed, StructType), columns
     schema = to_arrow_schema(parsed, timezone="UTC")

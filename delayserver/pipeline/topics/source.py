@@ -1,7 +1,7 @@
 """Where a cluster's logs are, and a stream of their records as Spark's Kafka source gives them.
 
-What the cluster is (number of shards, stamps) stands in NAME.meta, which the driver reads with the
-client that servers and `delayserver cluster` have. The records themselves are read by Spark: its
+The number of shards and the stamps of the cluster stand in NAME.meta, which the driver reads with
+the client that servers and `delayserver cluster` have. Spark reads the records themselves: its
 source is no part of pyspark, and comes as jars.
 
 Cost: half a second to ask the brokers; a stream has a consumer in each task. Threads: values.
@@ -41,7 +41,7 @@ class KafkaSourceMissingError(PipelineError):
 
 
 class KafkaClientMissingError(PipelineError):
-    """The client that asks the brokers what the cluster is comes with an extra."""
+    """The client that asks the brokers about the cluster comes with an extra."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -56,11 +56,11 @@ class ClusterTopics:
     url: ClusterUrl
     identity: ClusterIdentity
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What Spark's client needs besides the addresses (`java_client`); some of it is secret."""
+    """Settings that Spark's client needs besides the addresses (`java_client`); some are secret."""
 
     @property
     def stamps(self) -> Mapping[int, int]:
-        """Of the frames of each shard."""
+        """The stamp of the frames of each shard."""
         return dict(enumerate(self.identity.stamps))
 
     def name(self, topic: Topic) -> str:
@@ -98,8 +98,8 @@ def _loaded(reader: DataStreamReader | DataFrameReader) -> DataFrame:
 
 
 def open_topics(url: str, kafka_config: Path | None = None) -> ClusterTopics:
-    """What the cluster of that URL is (`kafka://HOST:PORT[,…]/NAME`). `kafka_config`: a file with
-    what its brokers want of clients.
+    """The cluster of that URL (`kafka://HOST:PORT[,…]/NAME`). `kafka_config`: a file with the
+    settings that its brokers want of clients.
 
     Raises EngineSettingsError for another URL or file, EngineError where the brokers cannot be
     reached, ClusterMissingError, KafkaClientMissingError."""

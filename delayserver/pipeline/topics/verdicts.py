@@ -1,10 +1,10 @@
 """The verdict on an hour of a cluster: its rows of all shards, judged as an audit judges them.
 
     rows of a shard's hour ─▶ settle ─▶ facts ─┐
-                       … of another shard ─────┴─▶ one verdict: what became of it, and what is wrong
+                       … of another shard ─────┴─▶ one verdict: the outcomes, and broken guarantees
 
-What came before the topics were read is not judged: an ending of such a message is counted, and
-that is all. A row that stands twice in NAME.settled, byte for byte, is one; two that differ are two
+Messages that came before the topics were read are not judged: the ending of such a message is only
+counted. A row that stands twice in NAME.settled, byte for byte, is one; two that differ are two
 deliveries.
 
 Cost: 1.3 µs for a message and its delivery; memory 300 bytes for each of the hour. Threads: pure
@@ -42,12 +42,12 @@ UNDOUBTED: Final = (
     "whether what waits waits rightly: the topics do not say that an hour is done",
     "a row of what is settled that was there and is not any more: its message waits",
 )
-"""What a verdict says nothing about."""
+"""Questions that a verdict does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardHour:
-    """The rows of a shard that are due in an hour, and by what they are judged."""
+    """The rows of a shard that are due in an hour, and the tables to judge them by."""
 
     schedule: Rows
     dispatch: Rows
@@ -57,13 +57,13 @@ class ShardHour:
     """Records before it are not known."""
     through_seq: int
     now_ms: int
-    """Of the log's own clock."""
+    """The time of the log's own clock."""
     id_secret: bytes
 
 
 @dataclass(slots=True)
 class HourVerdict:
-    """What became of an hour."""
+    """The outcomes of an hour."""
 
     hour: int
     """Since 1970."""
@@ -85,7 +85,7 @@ class HourVerdict:
         return not any(self.violations.values())
 
     def said(self) -> str:
-        """What it comes to: one that comes to the same is not told again."""
+        """The verdict in short: another one that is equal is not reported again."""
         wrong = [f"{count} {name}" for name, count in self.violations.items() if count]
         return ", ".join(["waits" if self.waiting else "closed", *wrong])
 

@@ -1,17 +1,17 @@
 """A verdict on each hour once it is over, out of the pieces of one micro-batch after the other.
 
 An hour is over by the clock in the logs, that of the shard that is furthest behind, and a minute
-later it is judged. If nothing of it waits it is closed, and told. If something waits it is told
-when that has lasted for `patience_ms`, and again when it is closed. What comes for it afterwards
-has it judged again, and told again if it is another verdict. When it is closed and as old, its rows
-are forgotten; what comes then is counted as late.
+later it is judged. If none of its messages wait, it is closed, and reported. If some wait, it is
+reported when that has lasted for `patience_ms`, and again when it is closed. Rows that come for it
+afterwards have it judged again, and reported again if the verdict is another. When an hour is
+closed and ended at least `patience_ms` ago, its rows are forgotten. Later rows are counted as late.
 
 A watch that was stopped or killed goes on from its directory: the micro-batch that was on its way
 is repeated, and counts once (`hours`).
 
-Cost: 0.1 µs a row to sort it into files, and what `verdicts` says for each hour that is judged. The
-directory holds 64 bytes for each message of hours that are not closed, and 40 for each delivery.
-Threads: one, whoever hands in pieces.
+Cost: 0.1 µs a row to sort it into files, and the cost of `verdicts` for each hour that is judged.
+The directory holds 64 bytes for each message of hours that are not closed, and 40 for each
+delivery. Threads: one, that of the caller that hands in pieces.
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,14 +46,14 @@ from storage.replicated.office import OfficeState
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, SCHEDULE_DTYPE, RecordKind, select
 
 GRACE_MS: Final = 60_000
-"""So long after its end an hour is judged: what was delivered at its end is recorded by then."""
+"""An hour is judged so long after its end: by then its last deliveries are recorded."""
 PATIENCE_MS: Final = HOUR_MS
 
 Piece = tuple[int, str, bytes]
 
 
 class LogBeginningError(PipelineError):
-    """The log of a shard begins in its middle, and nobody says what was defined before."""
+    """The log of a shard begins in its middle, and no directory gives the earlier names."""
 
     def __init__(self, shard: int, first_seq: int) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class HourWatch:
         self._known = known or {}
         self._patience_ms = patience_ms
         self.damage: list[DamagedRecord] = []
-        """What was found in this run."""
+        """The damage that was found in this run."""
 
     @property
     def is_new(self) -> bool:
@@ -101,14 +101,14 @@ class HourWatch:
 
     @property
     def clock_ms(self) -> int:
-        """What the logs' clocks show, of all shards the earliest; 0: not all were read yet."""
+        """The earliest clock in the logs of all shards; 0: not all were read yet."""
         return min(_office(one).clock_ms for one in self._store.index.shards.values())
 
     def take(self, batch: int, pieces: Iterable[Piece]) -> list[HourVerdict]:
-        """Take in a micro-batch, once, and judge what is over.
+        """Take in a micro-batch, once, and judge the hours that are over.
 
-        Raises LogBeginningError, WatchStateError. Where a record of NAME.log is damaged nothing is
-        taken in: `damage` tells."""
+        Raises LogBeginningError, WatchStateError. If a record of NAME.log is damaged, nothing is
+        taken in, and `damage` has the record."""
         if batch <= self._store.index.batch:
             return []
         found = list(pieces)
