@@ -7,7 +7,7 @@ directory must be readable there under the same path.
 A Connect server that does not answer is waited for ten seconds, not for ten minutes as by its
 client, because a server that has ended took the session with it.
 
-That JVM may be killed, mostly by the kernel for want of memory. Its clients then say only that a
+The JVM may be killed, mostly by the kernel for want of memory. Its clients then say only that a
 connection was refused. So this module raises an error of our own instead, and the next session
 starts another JVM.
 
