@@ -8,13 +8,13 @@ errors           the errors of everything that touches a disk
 frame            the unit in which all logs are written, read, checked and repaired
 frame_runs       many small frames at once, in columns
 rows             the columns of the logs, and the kinds of their rows
-notes            what a frame of the dispatch log tells besides its rows
-write_ahead_log  what a write-ahead log can do
+notes            details of a settlement, which a frame of the dispatch log holds besides rows
+write_ahead_log  the calls of a write-ahead log
 message_log      everything that was accepted, in the order of `seq`
 hour_log         the schedule log and the dispatch log: a file for each hour or day
-buckets          hours, and days for what is far off
-definitions_log  once more what no other log can tell
-catalog          what must be found without reading a log; on LMDB
+buckets          files of the schedule log: hours, and days for entries that are far off
+definitions_log  a second copy of all that only the catalog knows
+catalog          an index of all that must be found without reading a log; on LMDB
 catalog_columns  very many pairs of fixed length as two columns
 catalog_file     the file of the catalog, read without LMDB
 catalog_pages    … page by page

@@ -1,4 +1,4 @@
-"""Buckets of the schedule log: hours, and days for what is far off. Each is one file.
+"""Buckets of the schedule log: hours, and days for entries that are far off. Each is one file.
 
     day (2027-03-01.schedule) ── split before it comes near ──▶ hour (2027-03-01T15.schedule)
                                                              ── loaded ──▶ slots of 500 ms
@@ -6,7 +6,7 @@
 So the schedule log is the coarse part of a hierarchical timing wheel (Varghese and Lauck, 1987):
 two years are some 730 files, and not 17,520. A bucket is a number: an hour is its number since
 1970, a day is its number since 1970 and a bit of its own. So hours come before days wherever
-buckets are in order, and all that handles hours handles both. All of it is in UTC.
+buckets are in order, and the code that handles hours handles days too. All of it is in UTC.
 
 Cost: arithmetic. Threads: pure functions.
 """
@@ -54,8 +54,8 @@ def hours_of(bucket: int) -> range:
 
 
 def places_of(hour: int) -> tuple[int, int, int]:
-    """Where to look, one after the other, for what is due in an hour: in the hour; in its day; and
-    in the hour again, for the day may have been split in between."""
+    """The files to search, in this order, for an entry that is due in an hour: the hour, its day,
+    and the hour again, because the day may have been split in between."""
     return hour, day_of(hour), hour
 
 
@@ -77,7 +77,7 @@ def hour_name(hour: int) -> str:
 
 @lru_cache(_NAMES_KEPT)
 def bucket_name(bucket: int) -> str:
-    """What the file of a bucket is called: an hour as `hour_name` has it, a day `2026-11-20`."""
+    """The name of the bucket's file: an hour as `hour_name` has it, a day `2026-11-20`."""
     return _name(bucket, _DAY_NAME) if is_day(bucket) else hour_name(bucket)
 
 
@@ -103,7 +103,8 @@ def parse_bucket(name: str) -> int | None:
 
 def _parse(name: str) -> int | None:
     try:
-        # As quick as it can be: there may be 17,520 hours. What else it takes is refused by name.
+        # The quickest check, for there may be 17,520 hours. Other forms that it takes are refused
+        # by name.
         start = datetime.fromisoformat(name).replace(tzinfo=UTC)
     except ValueError:
         return None

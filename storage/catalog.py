@@ -1,4 +1,4 @@
-"""The catalog: what must be found again without reading a log. The only module that knows LMDB.
+"""The catalog: an index of all that must be found without reading a log. Only it knows LMDB.
 
 Tables of bytes to bytes, ordered by key; a commit is one synced transaction. It is an index, not a
 log: everything in it follows from the message log up to the checkpoint that is stored in the same
@@ -6,10 +6,10 @@ transaction, so the two can never disagree; and it can be built again from the s
 definitions log. Only the keys may be ahead of it, which META says.
 
 LMDB trusts its file, and this module does not (I8). A value carries a checksum over table, key and
-value, which every reader holds it against; and before LMDB maps the file, `storage.catalog_file`
-looks whether it is sound: all of it if it is not longer than VERIFY_BYTES, or if asked to; of a
-longer one all but the leaves, so that a start does not take longer the more is waiting (I10). For
-the leaves of those there is `verify`.
+value, and every reader verifies it. Before LMDB maps the file, `storage.catalog_file` checks that
+it is sound. It reads all of a file that is not longer than VERIFY_BYTES, and of any file if asked
+to. Of a longer file it skips the leaves, so that a start does not take longer the more messages are
+waiting (I10). `verify` reads those leaves.
 
 Cost: `get` about 2 µs, of a view 1 µs, checksum included; writes 3 µs per pair, 0.7 µs in columns,
 one commit about 1 ms; opening 10 ms per MiB, up to VERIFY_BYTES.
@@ -38,7 +38,7 @@ from storage.files import DIRECTORY_MODE, FILE_MODE, Files
 from storage.frame import Damage
 
 MAX_BYTES: Final = 64 * 1024**3
-"""What it may grow to unless somebody says otherwise, and what a reader maps."""
+"""The size to which it may grow by default, and the size that a reader maps."""
 
 _PUT_SLICE = 500
 _VERIFY_ATTEMPTS = 3
@@ -63,13 +63,13 @@ class Table(StrEnum):
     DEAD_LETTERS = "dead_letters"
     """Subscription + schedule row seq → the dead letter."""
     WATCHES = "watches"
-    """Watch key + message seq → published due time, what an event does."""
+    """Watch key + message seq → published due time, the effect of an event."""
     HEARTBEATS = "heartbeats"
     """Key → definition."""
     IMPORTS = "imports"
-    """Import id → what was adopted."""
+    """Import id → the rows that were adopted."""
     ARCHIVES = "archives"
-    """Hour → what an archive of it covers."""
+    """Hour → the range that an archive of it covers."""
     SCHEDULES = "schedules"
     """Name → definition."""
     SCHEDULE_STATES = "schedule_states"
@@ -79,7 +79,7 @@ class Table(StrEnum):
     SOURCE_STATES = "source_states"
     """Name → next offset of each partition, counts."""
     DAMAGE = "damage"
-    """Path + offset → what was found damaged and when."""
+    """Path + offset → the damage that was found there, and when."""
 
 
 TABLES = frozenset(table.value for table in Table)
@@ -93,7 +93,7 @@ ManyWrites = Mapping[Table, Sequence[Columns]]
 class View(Protocol):
     """The catalog at one moment, for many look-ups of one thread.
 
-    What it sees is not given back to the system before `refresh`, so that has to come often."""
+    The system gets back no page that a view sees before `refresh`, so refresh it often."""
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value of a key, or None if there is none."""
@@ -167,8 +167,8 @@ class Catalog(Protocol):
         ...
 
     def scan_recent(self, table: Table) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs that were committed since `tidy` last moved what was there, and perhaps more;
-        in key order. Nothing is moved that is ahead of the checkpoint."""
+        """All pairs that were committed since `tidy` last moved pairs out of the table, and perhaps
+        more; in key order. `tidy` moves no pair that is ahead of the checkpoint."""
         ...
 
     def size(self, table: Table) -> int:
@@ -192,8 +192,8 @@ class Catalog(Protocol):
         ...
 
     def tidy(self, *, if_pressing: bool = False) -> bool:
-        """Do a slice of what keeps commits and look-ups quick; True: there is more of it.
-        `if_pressing`: only if it cannot wait until there is less to do.
+        """Do a slice of the work that keeps commits and look-ups quick; True: there is more of it.
+        `if_pressing`: only if it cannot wait until the server is less busy.
 
         Raises ShortageError: call it again. Raises CatalogError, DamageError, SyncError."""
         ...
@@ -203,7 +203,7 @@ class Catalog(Protocol):
         ...
 
     def verify(self) -> list[Damage]:
-        """Read every page and every value; what is damaged, in the order in which it was found."""
+        """Read every page and every value. Returns the damage, in the order it was found."""
         ...
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class LmdbCatalog:
             )
             self._tables: dict[Table, Any] = {}
             for table in Table:
-                # Who only reads leaves out what is newer than the directory: it is empty.
+                # A reader leaves out a table that is newer than the directory: it is empty.
                 with suppress(*([lmdb.NotFoundError] if readonly else [])):
                     name = table.value.encode()
                     self._tables[table] = self._environment.open_db(name, create=not readonly)
@@ -264,9 +264,10 @@ class LmdbCatalog:
             raise CatalogError("open", f"{error}") from error
 
     def verify(self) -> list[Damage]:
-        """Read every page and every value; what is damaged, in the order in which it was found.
+        """Read every page and every value. Returns the damage, in the order in which it was found.
 
-        Beside a server, too: a transaction of its own keeps the pages as they are."""
+        This works beside a running server, too: a transaction of its own keeps the pages as they
+        are."""
         found: list[Damage] = []
         try:
             # Between a transaction and the look at its meta page there may be two commits: again.

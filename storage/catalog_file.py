@@ -1,8 +1,8 @@
-"""The file of the catalog, read without LMDB: what is wrong with it.
+"""The file of the catalog, read without LMDB to find damage in it.
 
 Every value carries a checksum over table, key and value (`seal`). Together with the walk over the
-pages (`storage.catalog_pages`) nothing in the file has to be believed: a page that is not what it
-claims to be, an entry that is missing, a value that was changed or stands under another key.
+pages (`storage.catalog_pages`) nothing in the file has to be believed. They find a page that is not
+the page it claims to be, a missing entry, and a value that was changed or stands under another key.
 
 Cost: 10 ms per MiB; of a file above VERIFY_BYTES a start reads one page in fifty. Threads: none.
 """
@@ -21,12 +21,12 @@ from storage.frame import CRC_BYTES, Damage
 
 DATA_FILE = "data.mdb"
 VERIFY_BYTES = 8 * 1024 * 1024
-"""What a start reads of the catalog at most, besides its branches: about 100,000 keys."""
+"""The most that a start reads of the catalog, besides its branches: about 100,000 keys."""
 _ATTEMPTS = 20
 
 
 class _Prefixes(dict[str, bytes]):
-    """What stands for a table in a checksum."""
+    """The prefix that stands for a table in a checksum."""
 
     def __missing__(self, table: str) -> bytes:
         self[table] = prefix = table.encode() + b"\0"
@@ -52,7 +52,7 @@ def seal_columns(table: str, columns: Columns) -> NDArray[np.void]:
 
 
 def unseal(table: str, key: bytes, sealed: bytes) -> bytes | None:
-    """The value again, or None if it is not what was put under that key of that table."""
+    """The value again, or None if it is not the value that was put under that key of that table."""
     value = sealed[CRC_BYTES:]
     crc = _checksum(_prefixes[table] + key + value)
     return value if crc.to_bytes(CRC_BYTES, "little") == sealed[:CRC_BYTES] else None
@@ -86,7 +86,7 @@ def _open_data(path: str) -> OsFile:
 def find_damage(
     path: str, tables: Collection[str], *, verify_all: bool, transaction: int | None = None
 ) -> list[Damage]:
-    """What is wrong with the file of the catalog at `path`; nothing if there is none.
+    """The damage in the file of the catalog at `path`; nothing if there is no file.
 
     Without `verify_all` the leaves of a file above VERIFY_BYTES are left out. `transaction`: the
     snapshot to look at, which a read transaction holds; otherwise the newest."""

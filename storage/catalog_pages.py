@@ -1,4 +1,4 @@
-"""Reads the file of an LMDB environment without LMDB: is every page what it claims to be?
+"""Reads the file of an LMDB environment without LMDB: is every page the page it claims to be?
 
 LMDB maps its file and believes it: pages carry no checksum, and a flipped bit makes it return the
 wrong value, miss a key, or follow a number out of the map and die. So the file is walked here
@@ -10,8 +10,8 @@ first, with plain reads and nothing believed (I8):
     tables          as many pages, levels and entries as their record says; only names that we gave
     free pages      none of them is in use
 
-After a walk without damage LMDB can be trusted with the file, and nothing is missing from it;
-whether each value is the one that was put there its own checksum tells (`storage.catalog`). Bytes
+After a walk without damage LMDB can be trusted with the file, and nothing is missing from it. The
+checksum of each value tells whether it is the value that was put there (`storage.catalog`). Bytes
 that no page uses may be anything.
 
 The layout is that of LMDB 0.9 (data version 1), which every 0.9 release reads:
@@ -88,7 +88,7 @@ class Entry(NamedTuple):
 
 
 class _Broken(Exception):
-    """A page is not what it should be."""
+    """A page is not as it should be."""
 
 
 def _read(file: Readable, length: int, offset: int) -> bytes:
@@ -150,7 +150,7 @@ def _parse_meta(file: Readable, size: int, number: int, page_bytes: int) -> Meta
 
 
 class Walk:
-    """One pass over all trees of a snapshot. What is damaged is noted, and the rest is read."""
+    """One pass over all trees of a snapshot. It notes the damage, and reads the rest."""
 
     def __init__(self, file: Readable, meta: Meta, tables: Collection[str]) -> None:
         self._file = file
@@ -189,7 +189,7 @@ class Walk:
         self.damage.append(Damage(self._file.path, start, end, reason, torn=False))
 
     def _page(self, number: int) -> bytes:
-        """A page that nobody has come by yet, with its own number."""
+        """A page that the walk has not seen yet, with its own number."""
         self._use(number)
         page = _read(self._file, self._meta.page_bytes, number * self._meta.page_bytes)
         if len(page) < self._meta.page_bytes or _NUMBER.unpack_from(page)[0] != number:

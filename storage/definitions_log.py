@@ -1,10 +1,10 @@
-"""The definitions log: what the catalog holds and no other log can tell, once more.
+"""The definitions log: a second copy of all that the catalog holds and no other log knows.
 
     definitions/<generation, 20 digits>.definitions
 
 An entry is the number of a table, a key and a value, all of them bytes to this module. A frame
-holds the changes of one checkpoint; the state is that of the newest row of each key. So the catalog
-is an index that can be built again, and what is damaged here can be written again from it.
+holds the changes of one checkpoint. The newest row of each key gives its state. So the catalog is
+an index that can be built again, and a damaged part of it can be written again from this log.
 
     append   the changes since the last checkpoint, one sync         → the place, for the catalog
     rewrite  the live entries alone, when the file is more than twice what it was after the last
@@ -135,7 +135,7 @@ def scan_definitions(file: File, end: int, *, stamp: int) -> Iterator[Frame | Da
 
 
 def definitions_in(frame: Frame) -> Iterator[Definition]:
-    """What the rows of a frame say, those apart whose payload does not match its checksum."""
+    """The definitions in the rows of a frame. Rows with a damaged payload are left out."""
     assert frame.payload is not None
     for _, table, flags, key_length, start, length, _ in frame.rows.tolist():
         data = unseal(frame.payload[start : start + length])
@@ -162,20 +162,20 @@ class DefinitionsLog:
         self._slack_bytes = slack_bytes
         self._file: File | None = None
         self._committed = self._recorded = DefinitionsPlace()
-        """What the catalog names, and what it names if the last commit had its effect."""
+        """The place that the catalog names; and its place if the last commit took effect."""
         self._source: Callable[[], Iterable[Definition]] | None = None
         self._is_name_durable = False
         """A process that was killed may have left a name that is not durable yet."""
         self._is_next_there = False
         """A generation newer than the recorded one may have its name, and no commit names it."""
         self.damage: Damage | None = None
-        """What a rewriting came upon; the log goes on as it is then."""
+        """The damage that a rewriting found; then the log goes on in the file that it has."""
         files.make_directory(DIRECTORY)
 
     def resume(self, place: DefinitionsPlace) -> Damage | None:
-        """Go on from a place that the catalog names: all that is not covered by it goes (I7).
+        """Go on from a place that the catalog names. Removes all bytes behind it (I7).
 
-        Returns what is missing of it, if anything is: then `start_over` has to follow."""
+        Returns the missing stretch, if there is one: then call `start_over`."""
         self._committed = self._recorded = place
         self._remove_others(place.generation)
         if not place.generation:
@@ -200,9 +200,9 @@ class DefinitionsLog:
     def record(self, changes: Sequence[Definition], seq: int) -> DefinitionsPlace:
         """Make the changes since the last checkpoint durable, for the checkpoint at `seq`.
 
-        If it fails, or the catalog does not commit the place that it returns, it may be called
-        again, with these changes and more. A commit that failed may have had its effect, so what
-        was recorded for it stays, and is gone on from. Raises ShortageError, SyncError."""
+        If it fails, or the catalog does not commit the place that it returns, call it again, with
+        these changes and more. A commit that failed may have taken effect, so the changes that were
+        recorded for it stay, and the log goes on behind them. Raises ShortageError, SyncError."""
         if self._source is not None:
             self._rewrite(_latest(self._source(), changes), seq)
         elif changes and not (self._has_grown and self._rewrite_live(changes, seq)):
@@ -210,7 +210,7 @@ class DefinitionsLog:
         return self._recorded
 
     def committed(self) -> None:
-        """The catalog names the place that `record` returned: what was before it may go."""
+        """The catalog names the place that `record` returned: the generation before may go."""
         before, self._committed = self._committed, self._recorded
         self._source = None
         for generation in range(max(1, before.generation), self._committed.generation):
@@ -235,7 +235,7 @@ class DefinitionsLog:
             self._is_name_durable = False
             self._file = self._files.open(definitions_path(generation), create=True)
         if self._file.size() > length:
-            self._file.truncate(length)  # What was written and not recorded.
+            self._file.truncate(length)  # Bytes that were written and not recorded.
         for parts in encode_definitions(changes, seq=seq, stamp=self._stamp):
             self._file.pwrite(parts, length)
             length += sum(map(len, parts))
@@ -279,7 +279,7 @@ class DefinitionsLog:
         self._recorded, self._is_next_there = DefinitionsPlace(generation, length, length), False
 
     def _live(self) -> Iterator[Definition]:
-        """What the file says; raises DamageError at the first place that does not verify."""
+        """The definitions in the file; raises DamageError at the first damaged place."""
         places: dict[tuple[int, bytes], tuple[int, int]] = {}
         file = self._file
         if file is None:
@@ -302,7 +302,7 @@ class DefinitionsLog:
     # ── files ──────────────────────────────────────────────────────────────────────────────────
 
     def _remove_others(self, generation: int) -> None:
-        """Delete all other generations, and what was never finished; durably."""
+        """Delete all other generations, and files that were never finished; durably."""
         for name in self._files.list(DIRECTORY):
             other = parse_definitions_name(name.removesuffix(NEW_SUFFIX))
             if other is not None and name != definitions_path(generation).rpartition("/")[2]:

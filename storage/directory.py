@@ -7,12 +7,12 @@
     DIR/dispatch/         the dispatch log, one file per UTC hour
     DIR/definitions/      the definitions log
     DIR/catalog/          LMDB
-    DIR/REPAIR            what a repair was about to do when it was interrupted
-    DIR/repair/           what repairs replaced
-    DIR/snapshots/        what another node copies just now
-    DIR/incoming/         what comes from another node
-    DIR/DROPPED           a node is to have no replica of the shard: instead of FORMAT
-    DIR/KIND              what the directory is, and whose life it belongs to (`storage.kinds`)
+    DIR/REPAIR            the plan of a repair that was interrupted
+    DIR/repair/           the files that repairs replaced
+    DIR/snapshots/        the files that another node is copying now
+    DIR/incoming/         files that come from another node
+    DIR/DROPPED           instead of FORMAT: the node shall have no replica of the shard
+    DIR/KIND              the kind of the directory, and the life it belongs to (`storage.kinds`)
     DIR/RESTORING         a restore makes the directory, or was interrupted
 
 Cost: a few system calls at start. Threads: used before any thread starts.
@@ -48,7 +48,7 @@ LOG_DIRECTORIES = ("messages", "schedule", "dispatch", "definitions")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells this data directory from all others; made once, never changed."""
+    """The values that tell this data directory from all others; made once, never changed."""
 
     stamp: int
     """In every frame header; not known to publishers (u32)."""
@@ -57,7 +57,7 @@ class Identity:
     id_secret: bytes
     """Key of the check digits of message ids, 16 bytes."""
     version: int = FORMAT_VERSION
-    """Of the directory. 1: there is no definitions log yet. 2: there are no days yet."""
+    """The directory's format. 1: there is no definitions log yet. 2: there are no days yet."""
 
     @property
     def fingerprint(self) -> str:
@@ -81,12 +81,11 @@ def open_identity(
 ) -> Identity:
     """Read DIR/FORMAT; make it first where there is none and `random_bytes` is given.
 
-    `given`: what it is to be, since there are copies of the shard. `of`: the kinds of directory
-    that the caller can use. Raises DirectoryKindError for one of another kind,
-    ForeignDirectoryError for one that is something else, FormatVersionError for one of a newer
-    server, DamageError for a FORMAT file that is not one or is missing beside logs,
-    RepairUnfinishedError where a server must not start yet, FileNotFoundError when there is none
-    and none is to be made."""
+    `given`: the identity that a copy of the shard takes over. `of`: the kinds of directory that the
+    caller can use. Raises DirectoryKindError for a directory of another kind, ForeignDirectoryError
+    for a directory of something else, FormatVersionError for one of a newer server, DamageError for
+    a FORMAT file that is not one or is missing beside logs, RepairUnfinishedError where a server
+    must not start yet, FileNotFoundError when there is none and none may be made."""
     names = files.list("")
     kinds.require(files, of if given is None else kinds.OWNED, names)
     if random_bytes is not None and REPAIR_FILE in names:

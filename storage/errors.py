@@ -3,10 +3,10 @@
 StorageError
 ├── DiskError               the operating system refused a call (EIO, EACCES, …)
 │   ├── MissingFileError    no file or directory of that name; a FileNotFoundError, too
-│   ├── ShortageError       what the call needs is used up for now; the same call may succeed later
+│   ├── ShortageError       a resource is used up for now; the same call may succeed later
 │   │   ├── DiskFullError       no space is left
 │   │   └── ExhaustedError      the system has no descriptor, or no memory, for the call
-│   └── SyncError           fsync failed: what is durable is unknown, the process must end (I9)
+│   └── SyncError           fsync failed: the durable state is unknown, the process must end (I9)
 ├── DamageError             bytes that were read do not match their checksum (I8)
 │   └── UnreadableError     bytes that the device does not give back (a bad sector): damage, too
 ├── ShardCountError         made with another number of shards
@@ -17,20 +17,20 @@ StorageError
 ├── FormatVersionError      written by a version of this software that is newer than this one
 ├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
-├── StagingError            a staged import is not what its manifest says; nothing of it counts
+├── StagingError            a staged import does not match its manifest; nothing of it counts
 ├── DirectoryLockedError    another process owns the data directory (I12)
 ├── ReplicatedLogError      a shard's replicated log cannot be read on from here
-│   ├── RecordDamageError   a record does not match its checksum, or is not what it claims to be
+│   ├── RecordDamageError   a record does not match its checksum, or claims to be another record
 │   ├── NewerRecordError    a record of a type, or with a flag, that this version does not know
 │   ├── OffsetGapError      a record does not stand at the offset that follows the one before it
 │   ├── OffsetRangeError    the log does not hold an offset any more, or ends before it
-│   ├── LogReplacedError    what stands at an offset is not what this replica has read there
+│   ├── LogReplacedError    a record at an offset differs from the one that this replica read there
 │   └── OtherHistoryError   the log goes on behind a replica that has something else
 ├── BackupError             a backup cannot be made, or restored from
 ├── CopySourceError         a replica cannot be copied from this node now
 ├── NoPeerError             … nor from any other
-├── EngineError             what keeps the replicated logs refused a call, or cannot be reached
-├── EngineSettingsError     what says where the logs are, or how they are reached, is wrong
+├── EngineError             the engine of the replicated logs refused a call, or cannot be reached
+├── EngineSettingsError     a setting that says where the logs are, or how to reach them, is wrong
 ├── ClusterMissingError     no cluster was made of that name
 ├── ClusterDiffersError     the cluster was made otherwise than it is asked for
 ├── FencedError             another process may be in office, or the outcome of an append is unknown
@@ -45,7 +45,7 @@ import os
 from typing import Final
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-"""What the system says when it has no descriptor, or no memory, for a call."""
+"""The errors of the system when it has no descriptor, or no memory, for a call."""
 
 
 class StorageError(Exception):
@@ -76,7 +76,7 @@ class MissingFileError(DiskError, FileNotFoundError):
 
 
 class ShortageError(DiskError):
-    """What the call needs is used up for now. Nothing durable was lost: it may be tried again."""
+    """A resource is used up for now. Nothing durable was lost, and the call may be tried again."""
 
 
 class ExhaustedError(ShortageError):
@@ -106,9 +106,9 @@ class SyncError(DiskError):
 
 
 class DamageError(StorageError):
-    """Bytes on disk do not match their checksum, or are not what they claim to be.
+    """Bytes on disk do not match their checksum, or are not the record that they claim to be.
 
-    `first_seq` and `last_seq` bound what is missing, as far as the neighbours tell (0: unknown).
+    `first_seq` and `last_seq` bound the missing seqs, as far as the neighbours tell (0: unknown).
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class DirectoryKindError(StorageError):
 
 
 class OtherLifeError(StorageError):
-    """A directory belongs to another server, or to what this one was before it was restored."""
+    """A directory belongs to another server, or to this server as it was before it was restored."""
 
     def __init__(self, path: str, what: str, advice: str) -> None:
         super().__init__(
@@ -189,7 +189,7 @@ class OtherLifeError(StorageError):
 
 
 class FormatVersionError(StorageError):
-    """The data was written by a newer version, whose format this one does not know."""
+    """The data was written by a newer version, and this version does not know the format."""
 
     def __init__(self, where: str, found: int, known: int) -> None:
         super().__init__(
@@ -243,8 +243,8 @@ class RepairUnfinishedError(StorageError):
 class ReplicatedLogError(StorageError):
     """A shard's replicated log cannot be read on from here.
 
-    Nobody may skip such a record: whoever can read it may come to another verdict on all that
-    follows (I15)."""
+    No server may skip such a record. A server that can read it may come to another verdict on all
+    records that follow (I15)."""
 
     def __init__(self, log: str, offset: int, reason: str, advice: str) -> None:
         super().__init__(f"{log} at offset {offset}: {reason}; {advice}")
@@ -254,7 +254,7 @@ class ReplicatedLogError(StorageError):
 
 
 class RecordDamageError(ReplicatedLogError):
-    """A record does not match its checksum, or is not what it claims to be (I8)."""
+    """A record does not match its checksum, or is not the record that it claims to be (I8)."""
 
     def __init__(self, log: str, offset: int, reason: str) -> None:
         advice = "every replica of the shard stops here; compare the copies on the log's servers"
@@ -284,7 +284,7 @@ class OffsetGapError(ReplicatedLogError):
 
 
 class OffsetRangeError(ReplicatedLogError):
-    """The log does not hold an offset: what stood there was deleted, or it ends before."""
+    """The log does not hold an offset: the record there was deleted, or the log ends before it."""
 
     def __init__(self, log: str, offset: int, first: int, end: int) -> None:
         reason = f"the log begins at {first} and ends at {end}"
@@ -321,8 +321,8 @@ class BackupError(StorageError):
 
 
 class CopySourceError(StorageError):
-    """A replica cannot be copied from another node now: it does not answer, it refuses, what it has
-    is damaged, or is something else."""
+    """A replica cannot be copied from another node now: it does not answer, it refuses, its data is
+    damaged, or it holds something else."""
 
     def __init__(self, peer: str, reason: str) -> None:
         super().__init__(f"{peer}: {reason}")
@@ -343,7 +343,7 @@ class NoPeerError(StorageError):
 
 
 class EngineError(StorageError):
-    """What keeps the replicated logs refused a call, or cannot be reached."""
+    """The engine that keeps the replicated logs refused a call, or cannot be reached."""
 
     def __init__(self, call: str, where: str, reason: str, advice: str) -> None:
         super().__init__(f"{call} failed at {where}: {reason}; {advice}")
@@ -353,7 +353,7 @@ class EngineError(StorageError):
 
 
 class EngineSettingsError(StorageError):
-    """What says where the replicated logs are, or how they are reached, cannot be used."""
+    """A setting cannot be used that says where the replicated logs are, or how they are reached."""
 
     def __init__(self, where: str, reason: str, advice: str) -> None:
         super().__init__(f"{where}: {reason}; {advice}")
@@ -362,7 +362,7 @@ class EngineSettingsError(StorageError):
 
 
 class ClusterMissingError(StorageError):
-    """The log that says what the cluster is says nothing."""
+    """The log that describes the cluster is empty."""
 
     def __init__(self, log: str) -> None:
         super().__init__(
@@ -373,7 +373,7 @@ class ClusterMissingError(StorageError):
 
 
 class ClusterDiffersError(StorageError):
-    """A cluster is what it was made as: it is asked for as something else."""
+    """A caller asks for a cluster that differs from the one that was made."""
 
     def __init__(self, cluster: str, what: str, made: object, asked: object) -> None:
         super().__init__(
@@ -387,7 +387,7 @@ class ClusterDiffersError(StorageError):
 class FencedError(StorageError):
     """The outcome of an append is unknown, or another process may be in office (R1).
 
-    Nobody is answered any more: the process ends, and starts again as a standby."""
+    The process answers no more requests: it ends, and starts again as a standby."""
 
     def __init__(self, log: str, reason: str) -> None:
         super().__init__(

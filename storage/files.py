@@ -43,17 +43,17 @@ FILE_MODE = 0o640
 PRIVATE_MODE = 0o600
 DIRECTORY_MODE = 0o750
 SECTOR_BYTES = 4096
-"""What is lost with one bad sector: the system reads, and refuses to, by pages of this size."""
+"""The bytes that one bad sector loses: the system reads, and refuses to, by pages of this size."""
 UNREADABLE_BYTE = b"\xbd"
-"""Stands for what cannot be read. Not zero: zeros mean that nothing was written."""
+"""Stands for a byte that cannot be read. Not zero: zeros mean that nothing was written."""
 
 _BUFFERS_MAX = 64
 _WRITE_BYTES = 1024 * 1024
 """At once, where it is not to be durable yet. For a call with more Linux looks for memory in larger
 stretches: 16 MiB were measured to take up to ten times as long."""
 _SYNC_THREADS_MAX = 16
-"""At once: the system writes what they ask for side by side, and commits its journal once for many.
-See docs/decisions/0029-many-files-are-synced-at-once.md."""
+"""Threads that sync at once: the system writes their files side by side, and commits its journal
+once for many. See docs/decisions/0029-many-files-are-synced-at-once.md."""
 _FILES_PER_SYNC_THREAD = 2
 """With fewer for each, to start a thread takes as long as it saves."""
 _CLOSED = 2**31 - 1
@@ -75,7 +75,7 @@ class File(Protocol):
         """Read `length` bytes at `offset` if all of them are in memory; never waits for the disk.
 
         None where they are not, where the system cannot tell, and where `pread` would fail or
-        return less: `pread` says what is the matter."""
+        return less. `pread` then gives the reason."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -115,8 +115,8 @@ class Files(Protocol):
     root: str
 
     def open(self, path: str, *, create: bool = False, mode: int = FILE_MODE) -> File:
-        """Open for reading and writing. Raises MissingFileError unless it exists or `create`,
-        and where its directory does not exist (as `rename`, `link` and `unlink` do).
+        """Open for reading and writing. Raises MissingFileError unless it exists or `create`, and
+        where its directory does not exist (as `rename`, `link` and `unlink` do).
 
         `mode`: who may open a file that is made by this call."""
         ...
@@ -130,7 +130,7 @@ class Files(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, in place of what has it. Durable after `sync_directory`."""
+        """Give a file another name, and replace any file there. Durable after `sync_directory`."""
         ...
 
     def link(self, source: str, target: str) -> None:
@@ -152,9 +152,9 @@ class Files(Protocol):
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable. Raises SyncError; never to be retried.
+        """Make the names in a directory durable. Raises SyncError, which must never be retried.
 
-        Raises ExhaustedError where it was not begun: that may be."""
+        Raises ExhaustedError where it was not begun: that may be retried."""
         ...
 
     def sync_all(self, files: Sequence[File]) -> None:
@@ -184,8 +184,8 @@ class Files(Protocol):
 
 
 def replace_file(files: Files, path: str, data: bytes, *, mode: int = FILE_MODE) -> None:
-    """Give a file this content, all or nothing: who reads it at any moment, also after a power
-    loss, finds the old content or the new. Durable on return."""
+    """Give a file this content, all or nothing: a reader at any moment, also after a power loss,
+    finds the old content or the new. Durable on return."""
     made = path + ".new"
     if files.exists(made):
         files.unlink(made)  # left by a process that was killed, and perhaps of another mode
@@ -214,10 +214,10 @@ def size_of(files: Files, path: str) -> int:
 def read_past(
     read: Callable[[int, int], bytes], length: int, offset: int
 ) -> Iterator[tuple[int, bytes, UnreadableError | None]]:
-    """What `read`, a `File.pread`, gives of a stretch: in one piece, or else sector by sector.
+    """The bytes of a stretch that `read`, a `File.pread`, gives: in one piece, or by sectors.
 
     Yields offset and bytes of each piece; where there is an error, UNREADABLE_BYTE in their place.
-    So who holds a checksum of what he reads loses no more than the sectors that are bad."""
+    So a reader that holds a checksum of these bytes loses no more than the bad sectors."""
     try:
         whole = read(length, offset)
     except UnreadableError:
@@ -259,8 +259,8 @@ _UNREADABLE = {
     for name in ("EIO", "ENODATA", "EBADMSG", "EUCLEAN", "EILSEQ", "EREMOTEIO", "ETIMEDOUT")
     if hasattr(errno, name)
 }
-"""What a read reports of a bad sector, of a checksum of the file system or of the device that does
-not match, and of a device that gave up. Not every system knows all of them."""
+"""The errors of a read for a bad sector, for a checksum of the file system or of the device that
+does not match, and for a device that gave up. Not every system knows all of them."""
 
 
 @contextlib.contextmanager
@@ -307,7 +307,7 @@ class OsFile:
         try:
             count = os.preadv(self._descriptor, [data], offset, os.RWF_NOWAIT)
         except OSError as error:
-            # Not every file system can tell what it has in memory.
+            # Some file systems cannot tell which bytes are in memory.
             self._knows_nowait = error.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
             return None
         return bytes(data) if count == length else None
@@ -390,7 +390,7 @@ class OsFiles:
     """The operating system's files below `root`, which is made if it does not exist.
 
     `readonly`: nothing is made, and files are opened for reading alone; the system refuses the
-    rest. For those who read the files of somebody else's server."""
+    rest. For a reader of the files of a running server."""
 
     _file: type[OsFile] = OsFile
 
@@ -535,7 +535,7 @@ class OsFiles:
                     except OSError as error:
                         if error.errno != errno.EBADF:
                             raise
-                        os.close(descriptor)  # NFS locks only what may be written.
+                        os.close(descriptor)  # NFS locks only files that may be written.
                         descriptor = _CLOSED
                         descriptor = self._open_lock(path, os.O_RDWR)
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -557,7 +557,7 @@ class OsFiles:
                 os.close(descriptor)
 
     def _open_lock(self, path: str, access: int) -> int:
-        # To read where that is enough: with a file that may be written a file system can not be
-        # made read-only, which an administrator does whose disk fails.
+        # Open only for reading where that is enough. While a file is open for writing, a file
+        # system cannot be made read-only, which an administrator does when a disk fails.
         with _disk_errors("open", path):
             return os.open(self._full(path), access | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

@@ -17,7 +17,7 @@ frame. Only frames with the stamp of this data directory count, a random number 
 knows; otherwise a message body could be made to look like a frame.
 
 A bad sector is damage like any other, and the scans read past it (`storage.files.read_past`). But
-no crash makes one: what ends in it is never taken for a torn tail.
+no crash makes one, so a stretch that ends in one is never taken for a torn tail.
 """
 
 import struct
@@ -145,8 +145,8 @@ class Frame:
 class Damage:
     """Bytes that are not a valid frame: `[offset, end)` of `path`.
 
-    `torn` means that nothing valid stands behind it, and all of it was read; `is_unreadable`, that
-    it was not. The seqs bound what is missing (0: unknown)."""
+    `torn`: nothing valid stands behind it, and all of it was read. `is_unreadable`: it was not all
+    read. The seqs bound the missing records (0: unknown)."""
 
     path: str
     offset: int
@@ -281,7 +281,8 @@ def decode_header(data: Buffer, where: str, *, stamp: int | None) -> Header | No
     header = Header(*HEADER.unpack(head))
     if crc32c(head[:-4]) != header.header_crc:
         return None
-    # Before the version: whoever publishes may write any version into a body, but no stamp.
+    # Before the version: a publisher can write any version into a body, but does not know the
+    # stamp.
     if stamp is not None and header.stamp != stamp:
         return None
     if header.version > VERSION:
@@ -300,7 +301,7 @@ def decode_rows(header: Header, data: bytes) -> Rows | None:
 
 
 class Readable(Protocol):
-    """What a scan needs of a file."""
+    """The calls of a file that a scan needs."""
 
     @property
     def path(self) -> str: ...
@@ -322,7 +323,7 @@ class _Bad(NamedTuple):
 
 
 class _Sectors:
-    """A file, read past what of it cannot be read; `bad` says where that is, by offset."""
+    """A file, read past its unreadable stretches; `bad` lists those, by offset."""
 
     def __init__(self, file: Readable) -> None:
         self.path = file.path
@@ -360,7 +361,7 @@ class Window:
         return self._data[position : position + length]
 
     def held(self, offset: int) -> tuple[bytes, int]:
-        """What was read last, and where in it `offset` is: behind its end, if it was not read."""
+        """The bytes read last, and where in them `offset` is: behind their end, if not read."""
         if offset < self._start:
             return b"", 0
         return self._data, offset - self._start
@@ -435,7 +436,7 @@ def scan_live(
 
 
 def damaged_payloads(frame: Frame) -> Iterator[tuple[int, Damage]]:
-    """Of a frame with payloads, which rows' payloads are not intact, by index, and how."""
+    """The rows of a frame with payloads whose payload is not intact, by index, and the damage."""
     if frame.payload_intact:
         return
     assert frame.payload is not None
@@ -520,7 +521,7 @@ class Scanner:
 
     def gap(self, offset: int, last_seq: int, reason: str) -> Damage | None:
         """The stretch from `offset` to the next frame, or to the end, since no frame is there for
-        that `reason`; None if it is what a segment of the message log was filled with beforehand.
+        that `reason`. None if it is zeros that filled a segment of the message log beforehand.
 
         `last_seq`: that of the frame before."""
         path, is_ascending = self._file.path, self.kind in _ASCENDING
@@ -559,10 +560,11 @@ class Scanner:
         return f"bytes {first}–{piece.end} cannot be read ({piece.reason}){others}"
 
     def last_seq(self, offset: int, first_seq: int) -> int:
-        """A bound of the seqs that are lost with what begins at `offset`, where nothing follows.
+        """A bound of the seqs lost with the stretch from `offset` on, if no frame follows.
 
-        In the message log, where nobody else may get them: what a header says, and as many as have
-        room behind it. The seqs of an hour have gaps: 0, unless the header speaks of all."""
+        In the message log, where no later record may get them: those that a header claims, and as
+        many as have room behind it. An hour's seqs have gaps: 0, unless that frame reaches the
+        end."""
         header, last_seq = self.header(offset), first_seq
         if isinstance(header, Header):
             offset, last_seq = offset + header.frame_bytes, header.last_seq
@@ -581,7 +583,7 @@ class Scanner:
             while 0 <= position < _SEARCH_BYTES:
                 if position % ALIGNMENT == 0:
                     found = self.frame(start + position, payload=False)
-                    # What is older is left over from a group that was refused and overwritten.
+                    # An older frame is left over from a group that was refused and overwritten.
                     if isinstance(found, Frame) and (
                         self.kind not in _ASCENDING or found.header.first_seq > last_seq
                     ):

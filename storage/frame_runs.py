@@ -1,20 +1,21 @@
 """Frames in columns: the rows of many small frames at once, as `scan` would find them one by one.
 
-    … │ head rows payload │ head rows payload │ … what was read last        (row by row of a file)
+    … │ head rows payload │ head rows payload │ … last read                 (row by row of a file)
          └ verified ┘        └ verified ┘
                   ▼
     FrameRun: heads n (where each frame begins, its header) and the rows of all of them, one array
 
 An hour that fills at a few messages a second has a frame of a row or two for each second. `scan`
-makes objects of each of them. Here a chain of frames is followed through what was read last, only
-by the lengths in their headers; then all headers and rows of the chain are verified (I8), and
-joined. The first frame that does not verify ends the run, so that nothing rests on a length that
-was not verified. What is damaged, cut off, newer, or longer than what was read is left to the
-`Scanner`, frame by frame: there is one way to tell a torn tail from damage, not two.
+makes objects of each of them. Here a chain of frames is followed through the bytes that were read
+last, only by the lengths in their headers. Then all headers and rows of the chain are verified
+(I8), and joined. The first frame that does not verify ends the run, so that nothing rests on a
+length that was not verified. A stretch that is damaged, cut off, newer, or longer than the bytes
+read is left to the `Scanner`, frame by frame: there is one way to tell a torn tail from damage, not
+two.
 
-Cost: 1 µs per frame of one row, where `scan` takes 6, and who works on its few rows alone twice as
-much again (headers: 0.6, and 3.4). After a short frame 1 MiB is read at once. A long one costs what
-it costs there; its payloads are not read.
+Cost: 1 µs per frame of one row, where `scan` takes 6, and a caller that works on its few rows alone
+takes twice as much again (headers: 0.6, and 3.4). After a short frame 1 MiB is read at once. A long
+frame costs as much as in `scan`; its payloads are not read.
 Threads: functions without state; runs are immutable.
 """
 
@@ -49,7 +50,7 @@ FRAMES_MIN = 4
 _SEALED_CRC = 0x48674BC7
 """The crc32c of any data that ends with its own crc32c, as a header does."""
 _LENGTHS = struct.Struct("<4s8xIQ")
-"""Of a header: magic, `rows_bytes`, `payload_bytes`."""
+"""The fields of a header: magic, `rows_bytes`, `payload_bytes`."""
 _READ_BYTES_OF_HEADERS = 4 * 1024
 _READ_BYTES_OF_SHORT = 1024 * 1024
 
@@ -129,7 +130,7 @@ def scan_heads(
 ) -> Iterator[Heads]:
     """The headers of the frames of `file` between two offsets, up to the first place where none is.
 
-    What they hold is neither read nor verified: 7 µs for each, however long it is. Raises
+    Their rows and payloads are neither read nor verified: 7 µs for each, however long it is. Raises
     FormatVersionError, DiskError."""
     scanner = Scanner(file, end, kind, stamp, _READ_BYTES_OF_HEADERS)
     ahead = _Ahead(scanner.window)
@@ -155,8 +156,8 @@ def scan_heads(
 
 
 class _Ahead:
-    """How much is read at once. Frames come in swarms: what stands behind a short one, which was
-    read as a whole anyway, is likely to be short, too."""
+    """The number of bytes to read at once. Frames come in swarms: the frames behind a short one,
+    which was read as a whole anyway, are likely to be short, too."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -177,7 +178,7 @@ def _joined(heads: list[tuple[int, bytes]], end: int) -> Heads:
 
 
 def _run(scanner: Scanner, offset: int) -> FrameRun | None:
-    """The frames from `offset` on that verify in what was read last; None if they are few."""
+    """The frames from `offset` on that verify in the bytes read last; None if they are few."""
     data, start = scanner.window.held(offset)
     heads = _heads(scanner, offset, whole_rows=True)
     if heads is None:
@@ -194,7 +195,7 @@ def _run(scanner: Scanner, offset: int) -> FrameRun | None:
 
 
 def _heads(scanner: Scanner, offset: int, *, whole_rows: bool = False) -> Heads | None:
-    """The headers from `offset` on that verify in what was read last; None if they are few.
+    """The headers from `offset` on that verify in the bytes read last; None if they are few.
 
     `whole_rows`: only of frames whose rows were read, too."""
     data, start = scanner.window.held(offset)

@@ -3,11 +3,11 @@
 A file is frames, one behind the other, appended with positioned writes and made durable by `sync`,
 which covers all files that were touched since the last one.
 
-A file that was written stays open until it was synced. Linux tells an error of writing back once,
-to those who had the file open when it happened; whoever opens it later need not hear of it, and his
-sync would succeed though bytes are missing. So where more files were written than may be open, the
-half of them that were not used for longest are synced together, and are then closed one by one as
-others are opened.
+A file that was written stays open until it was synced. Linux reports an error of writing back once,
+to the processes that had the file open when it happened. A descriptor that is opened later need not
+hear of it, and its sync would succeed though bytes are missing. So where more files were written
+than may be open, the half of them that were not used for longest are synced together, and are then
+closed one by one as others are opened.
 
 In the schedule log the rows of one frame, and the frames of one file, are in the order of their
 seq; therefore a row is found by two bisections, over the frames and within one (`find`).
@@ -16,7 +16,7 @@ Cost: append is one write; `sync` is one fdatasync per file that was written, ma
 `find` reads the columns of one frame; `scan_runs` reads columns only, as does `scan` unless asked
 for payloads. The index of a file is 24 bytes per frame, built by reading its headers once. Indexes
 and frames that were looked into take at most INDEXES_MAX_BYTES and DECODED_MAX_BYTES, 48 MiB in an
-instance that somebody looks up in; a server has two of those, 96 MiB (101 MB). A single index, or
+instance that is used for look-ups. A server has two of those, 96 MiB (101 MB). A single index, or
 frame, that is larger than its bound is kept alone.
 Threads: one instance belongs to one thread. Several threads read the same files through instances
 of their own; only one of them writes.
@@ -57,7 +57,7 @@ DECODED_FRAMES_MAX = 64
 """Besides: to forget an hour is to walk over them."""
 
 SET_ASIDE = ".damaged"
-"""What the name of a file ends with that is not of the log any more."""
+"""The ending of the name of a file that is not part of the log any more."""
 _INDEX_DTYPE = np.dtype([("first_seq", "<u8"), ("last_seq", "<u8"), ("offset", "<u8")])
 
 
@@ -178,11 +178,11 @@ class HourLog:
             self._mark(hour)
 
     def rewrite(self, hour: int, start: int) -> None:
-        """Write what stands from `start` on once more, so that the next `sync` makes it durable.
+        """Write the bytes from `start` on once more, so that the next `sync` makes them durable.
 
         For bytes that an earlier process wrote: if its sync failed, they can be read, but the
-        system takes them for written, and a sync alone would not write them. What cannot be read
-        stays as it is."""
+        system takes them for written, and a sync alone would not write them. A stretch that cannot
+        be read stays as it is."""
         file = self._file(hour)
         if file is None or start >= file.size():
             return
@@ -200,7 +200,7 @@ class HourLog:
         self._forget(hour)
 
     def release(self, hour: int) -> None:
-        """Forget an hour's open file and index: somebody else may delete it now."""
+        """Forget an hour's open file and index: another thread may delete the file now."""
         file = self._dirty.get(hour)
         if file is not None:
             file.fdatasync()
@@ -214,7 +214,7 @@ class HourLog:
             self.files.unlink(path)
 
     def set_aside(self, hour: int) -> None:
-        """Take a file out of the log, and keep it under another name, which nobody reads."""
+        """Take a file out of the log, and keep it under another name, which no reader looks for."""
         self._let_go(hour)
         path = self.path(hour)
         if self.files.exists(path):
@@ -341,7 +341,7 @@ class HourLog:
         return offsets, lengths, damage
 
     def _decode(self, hour: int, offset: int, seq: int) -> Rows:
-        """The rows of one frame; the last few are kept, since what is looked up stands together."""
+        """The rows of one frame. The last few are kept, since look-ups come close together."""
         known = self._decoded.get((hour, offset))
         if known is not None:
             return known
@@ -359,7 +359,7 @@ class HourLog:
         return rows
 
     def _forget(self, hour: int) -> None:
-        """What was read of an hour's file may not be true any more."""
+        """Drop all that was read of an hour's file: it may not be true any more."""
         self._indexes.pop(hour)
         for key in [key for key in self._decoded if key[0] == hour]:
             self._decoded.pop(key)
@@ -367,10 +367,10 @@ class HourLog:
     def _index(
         self, hour: int, seqs: NDArray[np.uint64]
     ) -> tuple[NDArray[np.void], Mapping[int, Damage]]:
-        """The index of an hour for looking these up: what stands where, in order (_INDEX_DTYPE),
-        and which of that is damaged, by offset."""
+        """The index of an hour for looking these up: its frames and damaged stretches, in order
+        (_INDEX_DTYPE), and the damage, by offset."""
         known = self._indexes.get(hour) or _Index(np.empty(0, _INDEX_DTYPE), 0, {})
-        # What could not be read may be readable again.
+        # A stretch that could not be read may be readable again.
         for at, damage in known.damaged.items():
             if damage.is_unreadable and _may_hold(damage, seqs):
                 known = known.before(at)
@@ -380,18 +380,18 @@ class HourLog:
         whole = known
         last = max(known.damaged, default=-1)
         if last >= 0 and known.damaged[last].end == known.end:
-            # What comes behind it is not known as long as there is no frame.
+            # The entries behind it are unknown as long as there is no frame.
             known = known.before(last)
         known_bytes = known.entries.nbytes + len(known.damaged) * ENTRY_BYTES
         self._indexes.put(hour, known, known_bytes)
         return whole.entries, whole.damaged
 
     def _indexed(self, hour: int, known: "_Index", size: int) -> "_Index":
-        """The index up to `size` of the file, from what is known of its beginning."""
+        """The index up to `size` of the file, built on the known index of its beginning."""
         parts, damaged, end = [known.entries], dict(known.damaged), known.end
         last_seq = int(known.entries["last_seq"][-1]) if len(known.entries) else 0
         file = _HourFile(self, hour, self.path(hour))
-        # An hour may hold gigabytes: what a frame holds is verified when it is looked at.
+        # An hour may hold gigabytes: the content of a frame is verified when it is looked at.
         for heads in scan_heads(file, end, size, kind=self.kind, stamp=self._stamp):
             parts.append(_entries(heads))
             last_seq, end = heads.last_seq, heads.end
@@ -402,7 +402,7 @@ class HourLog:
             elif found.torn:
                 break
             else:
-                # Who looks there stumbles on it, so that it is not taken for unknown.
+                # A look-up there finds the damage, so that it does not take a message for unknown.
                 damaged[found.offset] = found
                 entry = (found.first_seq, found.last_seq or SEQ_MAX, found.offset)
                 parts.append(np.array([entry], _INDEX_DTYPE))
@@ -410,7 +410,7 @@ class HourLog:
         return _Index(concatenate(parts, _INDEX_DTYPE), end, damaged)
 
     def close(self) -> None:
-        """Close all files. What was not synced is not durable."""
+        """Close all files. Bytes that were not synced are not durable."""
         for files in (self._dirty, self._clean):
             for file in files.values():
                 file.close()
@@ -418,7 +418,7 @@ class HourLog:
 
 
 def _entries(heads: Heads) -> NDArray[np.void]:
-    """What the index says of frames (_INDEX_DTYPE)."""
+    """The index entries of frames (_INDEX_DTYPE)."""
     entries = np.empty(len(heads.offsets), _INDEX_DTYPE)
     entries["first_seq"] = heads.headers["first_seq"]
     entries["last_seq"] = heads.headers["last_seq"]
@@ -428,7 +428,7 @@ def _entries(heads: Heads) -> NDArray[np.void]:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What stands in a file."""
+    """The frames and damaged stretches of a file."""
 
     entries: NDArray[np.void]
     """Frames and damaged stretches, in order (_INDEX_DTYPE)."""

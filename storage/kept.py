@@ -1,7 +1,7 @@
-"""What was read and may be wanted again, bounded by its bytes: what was used last is kept.
+"""A cache of values that were read and may be wanted again, bounded by its bytes.
 
-An entry counts as its bytes and ENTRY_BYTES for what Python and NumPy need besides. One that is
-larger than the bound is kept alone.
+It keeps the values that were used last. An entry counts as its bytes, plus ENTRY_BYTES for the
+memory that Python and NumPy need besides. One that is larger than the bound is kept alone.
 
 Cost: O(1) per call, and per entry that goes. Threads: one.
 """
@@ -41,7 +41,7 @@ class Kept(Generic[_Key, _Value]):
         return entry[0]
 
     def put(self, key: _Key, value: _Value, value_bytes: int) -> None:
-        """Keep a value in place of what the key had; those that were not used for longest go."""
+        """Keep a value in place of the key's old one. The least recently used values go."""
         self.pop(key)
         entry_bytes = value_bytes + ENTRY_BYTES
         self._entries[key] = value, entry_bytes

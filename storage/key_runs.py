@@ -50,8 +50,8 @@ KEYS_PER_WORD = 5
 _MAGIC = b"DLKR"
 _VERSION = 1
 _HEAD = struct.Struct("<4sHHQQQII")
-"""Magic, version, bytes of a row, stamp, count of rows, words of the filter; checksums of what is
-mapped and of the head until here."""
+"""Magic, version, bytes of a row, stamp, count of rows, words of the filter; checksums of the
+mapped part and of the head until here."""
 _HEAD_CRC = struct.Struct("<I")
 _U64 = np.dtype("<u8")
 _checksum: Callable[[bytes], int] = google_crc32c.value
@@ -63,7 +63,7 @@ def run_path(number: int) -> str:
 
 
 class RunState(NamedTuple):
-    """What the catalog says of a run."""
+    """The catalog's record of a run."""
 
     number: int
     rows: int
@@ -77,12 +77,12 @@ def heads_of(keys: NDArray[np.void]) -> NDArray[np.uint64]:
 
 
 class FilterBits(NamedTuple):
-    """What filters know keys by, whichever run they are of."""
+    """The hashes by which filters know keys; the same for every run."""
 
     words: NDArray[np.uint64]
-    """Of each key, modulo how many words a filter has (shape n)."""
+    """The word of each key, modulo the number of words of a filter (shape n)."""
     bits: NDArray[np.uint64]
-    """Of each key, in its word (shape n)."""
+    """The bits of each key, in its word (shape n)."""
 
     @classmethod
     def of(cls, keys: NDArray[np.void]) -> "FilterBits":
@@ -153,7 +153,7 @@ class RunWriter:
             for number, start in enumerate(range(0, len(data), step), self._blocks)
         ]
         self._file.pwrite(blocks, (1 + self._blocks) * BLOCK_BYTES)
-        # What failed is done again, so nothing has changed before.
+        # If this fails it is called again, so nothing has changed before.
         self._firsts.append(heads_of(rows["key"][::BLOCK_ROWS]))
         self._blocks += len(blocks)
 
@@ -194,8 +194,8 @@ class KeyRun:
     def __init__(
         self, files: Files, state: RunState, *, stamp: int, path: str | None = None
     ) -> None:
-        """Verify what is mapped. `path`: where it is, if not in its place. Raises DamageError;
-        FileNotFoundError where there is no file."""
+        """Verify the mapped part. `path`: where the file is, if not in its place. Raises
+        DamageError; FileNotFoundError where there is no file."""
         self.state = state
         self.path = path or run_path(state.number)
         self._file = files.open(self.path)
@@ -229,7 +229,7 @@ class KeyRun:
         self._filter_words = mapped[8 * self._blocks :].cast("Q")
 
     def close(self) -> None:
-        """Give the descriptor back. Nobody looks anything up any more."""
+        """Give the descriptor back. There must be no look-up any more."""
         self._file.close()
 
     def _damage(self, offset: int, reason: str) -> DamageError:
@@ -313,7 +313,7 @@ class KeyRun:
         return Columns(np.ascontiguousarray(rows["key"]), np.ascontiguousarray(rows["value"]))
 
     def verify(self) -> Iterator[Damage]:
-        """Read every block; what is damaged. Index and filter were verified when it was opened."""
+        """Read every block. Returns the damage. Opening has verified index and filter."""
         for number in range(self._blocks):
             try:
                 self._block(number)
@@ -323,8 +323,9 @@ class KeyRun:
 
 
 def merged(parts: Sequence[Columns], *, drop_nothing: bool) -> Columns:
-    """The rows of all parts in the order of their heads; of a key that is in several, that of the
-    last. `drop_nothing`: leave out what has no value, since there is nothing older."""
+    """The rows of all parts in the order of their heads. A key that is in several parts gets the
+    row of the last one. `drop_nothing`: leave out rows without a value, since there is nothing
+    older."""
     keys = np.concatenate([part.keys for part in parts])
     values = np.concatenate([part.values for part in parts])
     heads = heads_of(keys)

@@ -1,6 +1,6 @@
-"""The kind of a directory, whose it is, and whether all of it is there.
+"""The kind of a directory, the life it belongs to, and whether all of it is there.
 
-    DIR/KIND         JSON: the kind of the directory, and whose life it belongs to
+    DIR/KIND         JSON: the kind of the directory, and the life it belongs to
     DIR/RESTORING    a restore makes the directory, or was interrupted: nothing in it counts
     DIR/PARTIAL      a backup is made or deleted here, or that was interrupted, likewise
     DIR/BACKUP       the manifest of a backup, written last
@@ -114,7 +114,7 @@ class DirectoryMark(NamedTuple):
 
     kind: Kind
     life: str
-    """Whose it is: the name of a life, e.g. 16 hex digits."""
+    """The name of the life it belongs to, e.g. 16 hex digits."""
 
 
 def read_mark(files: Files, place: str = "") -> DirectoryMark | None:
@@ -138,7 +138,7 @@ def read_mark(files: Files, place: str = "") -> DirectoryMark | None:
 
 
 def write_mark(files: Files, mark: DirectoryMark, place: str = "") -> None:
-    """Say what a directory is, durably. Raises DiskError."""
+    """Record the kind and the life of a directory, durably. Raises DiskError."""
     document = {"format": _VERSION, "kind": mark.kind, "life": mark.life}
     replace_file(files, below(place, KIND_FILE), json.dumps(document).encode() + b"\n")
 
@@ -146,7 +146,7 @@ def write_mark(files: Files, mark: DirectoryMark, place: str = "") -> None:
 def require(files: Files, kinds: Collection[Kind], names: Collection[str] | None = None) -> None:
     """Refuse a directory that is of none of these kinds; one of no kind may be made to one.
 
-    `names`: what is in it, if the caller has listed it. Raises DirectoryKindError, DamageError,
+    `names`: the names in it, if the caller has listed them. Raises DirectoryKindError, DamageError,
     DiskError."""
     found = _kind(files, "", files.list("") if names is None else names)
     if found is not None and found not in kinds:

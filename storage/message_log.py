@@ -7,8 +7,9 @@ bisection, and the first record behind a segment is the next one's name: a missi
 hide. The old segment is cut to its frames, durably, before the new one gets its name; therefore
 only the newest segment can have a torn tail.
 
-Who copies it elsewhere holds back what he does not have yet (`hold_from`), up to so many bytes: a
-copy that does not get on must not fill the disk of the server.
+A thread that copies the log elsewhere holds back the records that it does not have yet
+(`hold_from`), up to so many bytes. Without that bound a copy that makes no progress would fill the
+disk of the server.
 
 Cost: one durable write per group. Reading back is one pass over the frames.
 Threads: `append` and `has_room` belong to the committer, which is one at a time, in whatever
@@ -75,7 +76,7 @@ class Written(NamedTuple):
 
 
 class MessageLog(WriteAheadLog):
-    """Appends groups, reads them back after a crash, deletes what has been filed."""
+    """Appends groups, reads them back after a crash, deletes groups that have been filed."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class MessageLog(WriteAheadLog):
         durability: Durability,
         held_max_bytes: int = 0,
     ) -> None:
-        """`held_max_bytes`: of what is filed, so much is held back for somebody who copies it; all
-        of it until `hold_from` says otherwise. 0: nobody does."""
+        """`held_max_bytes`: so much of the filed part is held back for a thread that copies it. All
+        of it is held back until `hold_from` says otherwise. 0: no thread copies it."""
         self._files = files
         self._held_max_bytes = held_max_bytes
         self._held_from = 0 if held_max_bytes else None
@@ -117,9 +118,9 @@ class MessageLog(WriteAheadLog):
     def read(self, from_seq: int) -> Iterator[Frame | Damage]:
         """Every frame that holds a record at or after `from_seq`, and every damaged stretch.
 
-        What is torn at the end of the newest segment was never answered: it is cut off, and stands
-        in `torn` (damage of the very last group looks the same). After the iterator is exhausted
-        the log is ready for `append`."""
+        The torn end of the newest segment was never answered. It is cut off, and is reported in
+        `torn` (damage of the very last group looks the same). After the iterator is exhausted the
+        log is ready for `append`."""
         assert self._tail is None, "read() must come before append()"
         expected = from_seq
         segments = list(self._first_seqs)
@@ -181,7 +182,7 @@ class MessageLog(WriteAheadLog):
         )
 
     def _refuse_foreign(self, file: File) -> None:
-        """What another data directory wrote must not be taken for a torn tail and deleted."""
+        """Refuse another data directory's log: it must not pass for a torn tail and be deleted."""
         header = decode_header(file.pread(HEADER_BYTES, 0), file.path, stamp=None)
         if header is not None and header.stamp != self.stamp:
             raise DamageError(file.path, 0, "the segment was written in another data directory")
@@ -218,8 +219,9 @@ class MessageLog(WriteAheadLog):
             else:
                 self._tail.pwrite([frame], self._tail_offset)
         except ShortageError:
-            # All of it may have reached the disk. It is taken back, durably, before anybody hears
-            # that it was refused: what is answered from then on must not find it after a crash.
+            # All of it may have reached the disk. It is taken back, durably, before a publisher
+            # hears that it was refused. Otherwise a crash could bring it back behind records that
+            # are answered later.
             self._end_tail()
             raise
         self._tail_offset += len(frame)
@@ -280,7 +282,7 @@ class MessageLog(WriteAheadLog):
 
     def delete_through(self, seq: int) -> None:
         """Delete the segments whose records are all at or below `seq`, a checkpoint (I6), and that
-        nobody holds back."""
+        no copying thread holds back."""
         seq = self._released(seq)
         while len(self._first_seqs) > 1 and self._first_seqs[1] <= seq + 1:
             path = self.path(self._first_seqs[0])
@@ -291,7 +293,7 @@ class MessageLog(WriteAheadLog):
             del self._first_seqs[0]
 
     def _released(self, seq: int) -> int:
-        """How far may be deleted of what a checkpoint at `seq` covers."""
+        """The last seq that may be deleted after a checkpoint at `seq`."""
         held_from = self._held_from
         if held_from is None or held_from > seq:
             return seq
@@ -306,13 +308,14 @@ class MessageLog(WriteAheadLog):
         self._kept.add(path)
 
     def hold_from(self, seq: int | None) -> None:
-        """Whoever copies the log has everything below `seq`; None: nobody copies it."""
+        """The thread that copies the log has everything below `seq`; None: no thread copies it."""
         assert seq is None or self._held_max_bytes
         self._held_from = seq
 
     def written(self) -> Written:
-        """What can be read by others, while it is appended to."""
-        # In this order: the newest of the list is then the tail, or was cut to what counts.
+        """The part of the log that other threads can read while it is appended to."""
+        # In this order: the newest of the list is then the tail, or was cut to the bytes that
+        # count.
         first_seqs = list(self._first_seqs)
         tail_seq, length = self._written or (None, 0)
         return Written(first_seqs, tail_seq, length)
@@ -326,7 +329,7 @@ class MessageLog(WriteAheadLog):
         return [self.path(first_seq) for first_seq in self._first_seqs]
 
     def close(self) -> None:
-        """Close the tail, cut back to what was written."""
+        """Close the tail, cut back to the bytes that were written."""
         self._end_tail()
 
 

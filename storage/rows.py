@@ -27,7 +27,7 @@ class LogKind(IntEnum):
 
 
 class RecordKind(IntEnum):
-    """What a row of the message log or the schedule log records.
+    """The kind of decision that a row of the message log or the schedule log records.
 
     Each is a decision that was taken before it was logged: replay applies it and never judges."""
 
@@ -67,8 +67,8 @@ class RecordKind(IntEnum):
     """Schedules a message that is settled once more, at `due_ms` for `subscription_id`.
     `target_seq` and `target_due_ms` name the row where it was settled, which stays as it is."""
     SOURCE = 21
-    """The payload is how a source stands, with or without its definition, or its end. It is in the
-    frame of the messages that were made from what it has taken."""
+    """The payload is the state of a source, with or without its definition, or its end. It is in
+    the frame of the messages that were made from the records it has taken."""
 
 
 PUBLISHES = (RecordKind.PUBLISH, RecordKind.RUN)
@@ -98,7 +98,7 @@ REMOVES = (
 
 
 class Outcome(IntEnum):
-    """How a delivery ended. Only what is not a record of the message log stands here."""
+    """The result of a delivery. Results that are records of the message log do not stand here."""
 
     DELIVERED = 1
     DROPPED = 2
@@ -190,7 +190,7 @@ FLAG_WATCHES = 2
 """The payload of this record, or of the entry that it makes, names watch keys."""
 
 FLAG_REPLAY = 4
-"""This record, or the entry that it makes, delivers a message again because somebody asked."""
+"""This record, or the entry that it makes, delivers a message again at a client's request."""
 
 FLAG_OPTIONS = 8
 """The payload of this record, or of the entry that it makes, has options besides a priority."""
@@ -202,9 +202,8 @@ PRIORITY_OF_GROUP = 10
 """There instead of a priority: the message has a group. Its options say both."""
 
 FLAG_AFTER_SYNC = 1
-"""All that stands before the frame that begins with this row of the dispatch log was synced: what
-is damaged there was damaged later. What is damaged behind the last such frame may never have been
-written whole."""
+"""All bytes before the frame that begins with this row of the dispatch log were synced, so damage
+there came later. A damaged frame behind the last such frame may never have been written whole."""
 
 SEQ_MAX = (1 << 64) - 1
 HOUR_MS = 3_600_000

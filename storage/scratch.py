@@ -1,16 +1,16 @@
-"""Arrays that may be larger than memory: the first so many bytes are memory, what comes behind them
-stands in files without a name, which the system writes out and reads back as it sees fit.
+"""Arrays that may be larger than memory. The first so many bytes are memory. The rest stands in
+files without a name, which the system writes out and reads back as it sees fit.
 
     empty(…) ── memory_bytes left? ── yes ──▶ memory of the process (RssAnon)
                         └──────────── no ───▶ a piece of a mapped file (page cache, RssFile)
 
-Such a file ends with the last array in it, and with the process: nothing in it outlives either, so
-it is no more than memory that the system may take back, as swap is, and has no checksums. Its space
-is taken when it is made, for a page that finds no space later ends the process. Where there is
-none, or no descriptor, memory has to do.
+Such a file ends with the last array in it, and with the process. Nothing in it outlives either, so
+it is memory that the system may take back, as swap is, and has no checksums. Its space is taken
+when it is made, because a page that finds no space later ends the process. Where there is no space,
+or no descriptor, memory is used.
 
 Cost: about 0.3 ms for a mapped piece, then that of memory, and a fault for each page of 4 KiB. Each
-piece has a descriptor. Threads: belongs to one thread; what it gave may be used by any other.
+piece has a descriptor. Threads: it belongs to one thread; its arrays may be used by any other.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from storage.errors import DiskError
 from storage.files import Files
 
 PIECE_BYTES = 64 << 20
-"""Of a file that several arrays share. Each is twice as long as the one before: a descriptor each
-is what they cost."""
+"""The size of a file that several arrays share. Each is twice as long as the one before, because
+each costs a descriptor."""
 _ALIGNMENT = 64
 
 
@@ -39,7 +39,7 @@ class Scratch:
         self._used = 0
 
     def empty(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """An array of `count` items (shape (count,)); what is in it is not defined."""
+        """An array of `count` items (shape (count,)); its content is not defined."""
         kind = np.dtype(dtype)
         length = count * kind.itemsize
         if length <= self._memory_left:

@@ -34,7 +34,7 @@ def shard_directory(shard: int) -> str:
 
 
 def parse_shard_directory(name: str) -> int | None:
-    """The shard whose directory has that name; None if it is that of none."""
+    """The shard whose directory has that name; None if no shard's directory is called so."""
     found = _DIRECTORY.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -98,7 +98,7 @@ def encode_shard_count(count: int) -> bytes:
 
 
 def fix_shard_count(files: Files, count: int) -> None:
-    """Have the directory be one of so many shards from now on; 1: that of a server alone.
+    """Fix the directory as one of so many shards from now on; 1: that of a server alone.
 
     Raises ShardCountError where it was made with another number, DirectoryKindError where it is
     none of a server, DamageError, FormatVersionError."""

@@ -3,10 +3,10 @@
     imports/<id>.<n>.part      frames of the schedule log, each of one hour; rows numbered from 1
     imports/<id>.manifest      JSON, written last: the parts in order, their lengths and checksums
 
-The parts are written in parallel, by whoever has the rows; no part knows of the others. Row `n` of
-the import is counted through all parts in the order of the manifest. What the server adopts becomes
-rows of the schedule log with the same payloads, byte for byte; until a checkpoint covers them the
-staged files are a part of the message log, so to say, and nobody but the server deletes them.
+The writers of an import write the parts in parallel; no part knows of the others. Row `n` of the
+import is counted through all parts in the order of the manifest. The rows that the server adopts
+become rows of the schedule log with the same payloads, byte for byte. Until a checkpoint covers
+them the staged files are a part of the message log, so to say, and only the server deletes them.
 
 Cost: about 0.3 µs per row to write, 0.1 µs to verify, besides the checksums of the payloads.
 Threads: a writer belongs to one thread; the functions have no state.
@@ -55,7 +55,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class OnConflict(StrEnum):
-    """What to do with a row whose key stands for a message with other content."""
+    """The treatment of a row whose key stands for a message with other content."""
 
     REFUSE = "refuse"
     """Adopt nothing."""
@@ -78,11 +78,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was staged."""
+    """The list of the staged parts, and how to adopt them."""
 
     id: str
     stamp: int
-    """That of the data directory which it was made for."""
+    """The stamp of the data directory for which it was made."""
     created_ms: int
     parts: tuple[Part, ...]
     on_conflict: str = OnConflict.REFUSE
@@ -194,7 +194,7 @@ class PartWriter:
         self._headers.append(frame[:_SUMMED_BYTES])
 
     def close(self) -> Part:
-        """Close the file; what was written, for the manifest. Durable once it is adopted."""
+        """Close the file. Returns its part of the manifest. Durable once it is adopted."""
         self._file.close()
         return Part(self._name, self._offset, self._count, crc32c(b"".join(self._headers)))
 
@@ -388,7 +388,7 @@ def _scan(file: Readable, part: Part, stamp: int) -> Iterator[Frame | Damage]:
 
 
 def _problem(frame: Frame, last: int, payload_max_bytes: int) -> str | None:
-    """What is wrong with a frame whose checksums hold."""
+    """The fault of a frame whose checksums hold; None if it has none."""
     rows, blob = frame.rows, frame.payload or b""
     if not frame.payload_intact:
         return frame.unreadable or "the payloads do not match their checksum"
@@ -417,7 +417,7 @@ def _problem(frame: Frame, last: int, payload_max_bytes: int) -> str | None:
 class StagedRows:
     """The rows of an import from one of them on, frame by frame, as they are filed.
 
-    It remembers no open file; what it reads was verified before, and is verified again."""
+    It remembers no open file. The rows were verified before, and are verified again when read."""
 
     def __init__(self, files: Files, parts: Sequence[Part], stamp: int, skip: int) -> None:
         self._files = files

@@ -1,13 +1,13 @@
 """Many files replaced as one step: after a crash all of them are old, or all of them can be new.
 
-    write what is new into BACKUP/new/…  →  REPAIR says what is to be done  →  rename each old file
+    write the new files into BACKUP/new/…  →  REPAIR holds the plan  →  rename each old file
     to BACKUP/… and each new one into its place  →  change the catalog  →  REPAIR is removed
 
-Until REPAIR has its name nothing has happened; from then on `finish` carries it out, now or in
-another process, and what was done already is not done again. No server starts meanwhile
+Until REPAIR has its name nothing has happened. From then on `finish` carries out the plan, now or
+in another process, and skips the steps that are done already. No server starts meanwhile
 (`storage.directory`). So the backup costs no copy: it is the old files themselves.
 
-Cost: what is new is written once; two renames per file, and some syncs per directory. Threads:
+Cost: the new files are written once; two renames per file, and some syncs per directory. Threads:
 none.
 """
 
@@ -24,7 +24,7 @@ _COPY_BYTES = 1 << 20
 
 
 class Swap:
-    """What is to be replaced, and where the old files go: `backup`, a directory."""
+    """The files to replace, and where the old files go: `backup`, a directory."""
 
     def __init__(self, files: Files, backup: str) -> None:
         self._files = files
@@ -36,7 +36,7 @@ class Swap:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be done."""
+        """Whether there is nothing to do."""
         return not self._replace and not self.writes
 
     def put(self, table: Table, key: bytes, value: bytes | None) -> None:
@@ -126,7 +126,7 @@ def unfinished_backup(files: Files) -> str:
 
 
 def finish(files: Files, open_catalog: Callable[[], Catalog]) -> str:
-    """Carry out what was decided; returns the backup. Raises DamageError for a broken plan."""
+    """Carry out the plan; returns the backup. Raises DamageError for a broken plan."""
     backup, replace, writes = _read_plan(files)
     for path, is_new in replace.items():
         old, new = f"{backup}/{path}", f"{backup}/new/{path}"

@@ -6,25 +6,25 @@
 
 Hashes come in no order, so in a large table each new key has a page of its own: a checkpoint of
 20,000 keys took 0.1 s with a million others and 1.5 s with a hundred million. Here the table is
-emptied again and again, and what was in it is merged with the newest runs, those that are no longer
-than what is merged with them, as a counter carries; so each run is longer than all before it
+emptied again and again, and its keys are merged with the newest runs, those that are no longer than
+the rows that are merged with them, as a counter carries. So each run is longer than all before it
 together, there are few, and a key is written some times in its life. This is a log-structured
 merge-tree (O'Neil, Cheng, Gawlick, O'Neil 1996) with a B+ tree as its first level.
 
-The keys of an import come by the hundred thousand in one commit: sorted they are a run, which that
+The keys of an import come by the hundred thousand in one commit. Sorted they are a run, which that
 commit names, in a fifth of the time that the table takes. The table counts before it, so a key that
-the table has, too, goes there besides. With a few of such runs all are merged, if nothing else is
-to be done: an import goes first, until there are very many.
+the table has, too, is also put there. With a few of such runs all are merged, if there is nothing
+else to do: an import goes first, until there are very many.
 
 A merge goes slice by slice, beside everything else; a commit meanwhile is noted. In the end one
-commit of the inner catalog empties the table, puts back what was noted, and names the new runs. A
-crash before it leaves a file that nobody names, which the next start deletes. From a removed key
-remains, as long as a run may know it, the value NOTHING.
+commit of the inner catalog empties the table, puts back the noted changes, and names the new runs.
+A crash before it leaves a file that the catalog does not name, which the next start deletes. A
+removed key keeps the value NOTHING as long as a run may know the key.
 
 Cost: as the inner catalog, and 0.15 µs for each key that is in no run, run by run; 5 µs for each
 that is in one. A run of a commit: 0.6 µs for each key, and a look into the table. Merging: some 0.5
-µs for each key of the runs, 1 µs for one of the table, and the memory of what is committed
-meanwhile. Threads: any may read; commits and `tidy` belong to one.
+µs for each key of the runs, 1 µs for one of the table, and the memory of the commits meanwhile.
+Threads: any may read; commits and `tidy` belong to one.
 """
 
 import heapq
@@ -63,7 +63,7 @@ _HEADS = 1 << 64
 _PRESSING = 8
 """So many times as much as usually has to be there until a merge cannot wait."""
 _RUN_SLICE = 8192
-"""Of a run that is written at once: what is looked up in the table in one call."""
+"""Rows of a run that are written at once, and looked up in the table in one call."""
 _KEY = itemgetter(0)
 
 
@@ -73,7 +73,7 @@ class KeyTiers(NamedTuple):
     young_max: int = 1 << 20
     """Keys in the table before they are merged into a run: with these a commit is still quick."""
     slice_rows: int = 1 << 18
-    """Of a merge in one step: some 50 ms."""
+    """Rows of a merge in one step: some 50 ms."""
     run_min: int = 1 << 16
     """Keys of one commit that are a run of their own."""
     runs_max: int = 3
@@ -104,7 +104,7 @@ class TieredCatalog:
         self.runs: tuple[KeyRun, ...] = ()
         """Newest first."""
         self._outdated: tuple[KeyRun, ...] = ()
-        """What they replaced: somebody may be looking at them."""
+        """The runs that they replaced: another thread may be reading them."""
         self._merge: _Merge | None = None
         self.runs = self._open_all()
         known = {run.state.number for run in self.runs}
@@ -122,7 +122,7 @@ class TieredCatalog:
             try:
                 runs.append(self._open(state))
             except FileNotFoundError:
-                # Whose directory it is may have merged it with others since.
+                # The owner of the directory may have merged it with others since.
                 states, before = self._named(), states
                 if states == before:
                     reason = "the catalog names it, and it is not there"
@@ -144,7 +144,7 @@ class TieredCatalog:
         return value if table is not Table.KEYS else self.older(key, value)
 
     def older(self, key: bytes, value: bytes | None) -> bytes | None:
-        """What a key stands for if `value` is what the table has for it."""
+        """The value of a key if the table has `value` for it."""
         if value is None:
             for run in self.runs:
                 if (value := run.get(key)) is not None:
@@ -196,7 +196,7 @@ class TieredCatalog:
         return self.inner.verify() + self.verify_runs()
 
     def verify_runs(self) -> list[Damage]:
-        """Read every block of the runs; what is damaged."""
+        """Read every block of the runs. Returns the damage."""
         return [found for run in self.runs for found in run.verify()]
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class TieredCatalog:
         self.inner.close()
 
     def close_runs(self) -> None:
-        """Give back what is its own; the inner catalog is closed by who opened it."""
+        """Give back its own resources; the caller that opened the inner catalog closes it."""
         for run in self.runs + self._outdated:
             run.close()
         self.runs = self._outdated = ()
@@ -246,8 +246,8 @@ class TieredCatalog:
     def _as_run(
         self, pairs: Sequence[tuple[bytes, bytes | None]], parts: Sequence[Columns]
     ) -> tuple[KeyRun, list[Columns]]:
-        """A run with these keys, which nobody has named yet, and those of them that the table has,
-        or gets with `pairs`, which are older."""
+        """A run with these keys, which the catalog does not name yet, and those of them that the
+        table has, or gets with `pairs`, which are older."""
         columns = ascending(parts)
         number = self._next_number
         self._next_number += 1
@@ -268,7 +268,7 @@ class TieredCatalog:
         return run, [Columns(*(one[in_table] for one in columns))] if newer else []
 
     def _delete(self, path: str) -> None:
-        """Delete a file that nobody names; what cannot be, the next start deletes."""
+        """Delete a file that the catalog does not name; the next start deletes it if this fails."""
         with suppress(ShortageError, FileNotFoundError):
             self._files.unlink(path)
 
@@ -312,8 +312,8 @@ class TieredCatalog:
         if merge.run is None:
             merge.run = self._open(merge.state)
         if merge.run not in self.runs:
-            # Before the commit: who sees the table empty has to see the run. The other way round,
-            # both have the same to say.
+            # Before the commit: a reader that sees the table empty must see the run. The other way
+            # round, both give the same answer.
             self._outdated, outdated = merge.runs, self._outdated
             for run in outdated:
                 run.close()
@@ -344,9 +344,9 @@ class _Merge:
         self.writer = writer
         self.state: RunState | None = None
         self.run: KeyRun | None = None
-        """What became of it."""
+        """The run that the merge made."""
         self.since: list[Columns] = []
-        """What was committed to the table since it began."""
+        """The pairs that were committed to the table since the merge began."""
         self.newer = 0
         """Runs that were committed since."""
         self._view = view
@@ -356,7 +356,7 @@ class _Merge:
         view.between(Table.KEYS, b"", b"")  # the moment that it sees
 
     def step(self) -> bool:
-        """Merge the next slice; True: that was the last. Raises ShortageError: call it again."""
+        """Merge the next slice; True: it was the last one. Raises ShortageError: call it again."""
         if self._slice < self._slices:
             first, until = ((self._slice + more) * _HEADS // self._slices for more in (0, 1))
             end = until.to_bytes(8, "big") if until < _HEADS else None
@@ -372,7 +372,7 @@ class _Merge:
 
 
 class TieredView:
-    """A look at the catalog. See `storage.catalog.View`: of KEYS it sees what is newest."""
+    """A look at the catalog. See `storage.catalog.View`: in KEYS it finds the newest values."""
 
     def __init__(self, catalog: TieredCatalog, inner: View) -> None:
         self._catalog = catalog

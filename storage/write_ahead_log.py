@@ -32,12 +32,12 @@ class GroupLog(Protocol):
         ...
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open files."""
         ...
 
 
 class TailLog(Protocol):
-    """Reads back what a checkpoint does not cover."""
+    """Reads back the records that a checkpoint does not cover."""
 
     torn: Damage | None = None
     """The stretch that `read` cut off at the end, since it was torn."""
@@ -57,16 +57,16 @@ class TailLog(Protocol):
 
 
 class CheckpointedLog(Protocol):
-    """Hears of checkpoints. A log that is found by its seqs, and that nobody else follows, needs no
-    more than `delete_through`."""
+    """Hears of checkpoints. A log that is found by its seqs, and that no other process follows,
+    needs no more than `delete_through`."""
 
     def delete_through(self, seq: int) -> None:
         """A checkpoint covers everything up to `seq` (I6)."""
         ...
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
-        """What the catalog's META has to keep with a checkpoint at `seq`, so that the records
-        behind it can be found again."""
+        """The entries that the catalog's META has to keep with a checkpoint at `seq`, so that the
+        records behind it can be found again."""
         return []
 
     def wants_checkpoint(self, seq: int) -> bool:
@@ -78,7 +78,7 @@ class CheckpointedLog(Protocol):
         return
 
     def prepare_spare(self) -> None:
-        """Do beforehand what the next appends would have to wait for. Raises StorageError."""
+        """Prepare beforehand, so that the next appends need not wait. Raises StorageError."""
         return
 
 

@@ -3,22 +3,22 @@
     `cluster adopt` ── AdoptRecord ──▶ the cluster's log ──▶ the node that it names
                                                                  │ ADOPT, if the log ends there
     the shard's log   … 898 899 ┊ 900: ADOPT  901: CLAIM  …    ◀─┘
-                                ┊ (what stood here was lost)
+                                ┊ (the records here were lost)
 
-All servers of the engine have lost power, and the log ends before what replicas have filed. They
-stand behind its end and stop. The one that goes on says in the log where it is: which seq comes
-next, and a checksum over all frames before (`OfficeState.chain`). Nothing is written anew: what the
-log had is in that replica's files, and whoever lacks it copies them.
+All servers of the engine have lost power, and the log ends before the records that replicas have
+filed. The replicas stand behind its end and stop. The one that goes on says in the log where it is:
+the next seq, and a checksum over all frames before (`OfficeState.chain`). Nothing is written anew:
+that replica's files hold the records of the log, and a replica that lacks them copies them.
 
-A replica that has stopped knows by the decisions where to look for such a record, since it cannot
-read what stands before its own place. There it reads on, if what it has filed is the same, and if
-it has not missed an earlier decision: what came of that may be lost, too, and what is settled be
-counted otherwise since.
+A replica that has stopped learns from the decisions where to look for such a record, since it
+cannot read the records before its own place. It reads on there on two conditions: the frames that
+it has filed are the same, and it has not missed an earlier decision. The records that followed an
+earlier decision may be lost, too, and the settled deliveries may have other offsets since.
 
-Cost: of a replica that is opened one look at the cluster's log. Threads: none of its own.
+Cost: one look at the cluster's log when a replica is opened. Threads: none of its own.
 
 Rejected: frames made again from the rows of the files. Their checksums, and where one ended, are
-not known any more; and what is not in the log need not be there: no replica reads it that is new.
+not known any more; and records that the log lacks need not be there, for no new replica reads them.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,16 +32,16 @@ from storage.replicated.office import OfficeState
 from storage.replicated.reading import read_to_end
 
 Adoptions = Callable[[], Sequence[AdoptRecord]]
-"""What people have decided about a shard, in order. Raises EngineError."""
+"""The decisions of people about a shard, in order. Raises EngineError."""
 
 
 def nothing_decided() -> Sequence[AdoptRecord]:
-    """Of a log that never lost anything."""
+    """The decisions about a log that never lost anything."""
     return ()
 
 
 def concerns(decision: AdoptRecord, place: OfficeState) -> bool:
-    """Whether it is about what the replica at this place has read, and is later than that."""
+    """Whether it is about the log that a replica at this place has read, and is later than that."""
     reached = max(place.next_offset, place.last_offset + 1)
     return decision.epoch > place.epoch and decision.end < reached
 
@@ -49,7 +49,7 @@ def concerns(decision: AdoptRecord, place: OfficeState) -> bool:
 def find_adopt(log: EngineLog, place: OfficeState, adoptions: Sequence[AdoptRecord]) -> int | None:
     """The offset of the ADOPT behind which a replica at this place may go on; None: there is none.
 
-    Raises OtherHistoryError where there may have been one, long ago, and what stood there was
+    Raises OtherHistoryError where there may have been one, long ago, and the records there were
     deleted; EngineError: it cannot be told now."""
     for decision in adoptions:
         if not concerns(decision, place) or not is_reached(log, decision):
@@ -85,10 +85,10 @@ def append_adopt(
     now_ms: int,
 ) -> bool:
     """Say in the log that it goes on behind this node's replica, whose checkpoint stands at
-    `place`, if the log ends where people have seen it end; whether it was said. It counts if it
-    came to stand there, which whoever reads it sees.
+    `place`, if the log ends where people have seen it end. Returns whether it was said. The record
+    counts if it came to stand there; every reader of it sees that.
 
-    The clocks of before are not gone behind (R7)."""
+    No clock goes back behind the clocks of before (R7)."""
     end, settled_end = log.end(), settled.end()
     if end != decision.end or settled_end is None:
         return False
@@ -108,11 +108,11 @@ def append_adopt(
 
 
 def continues(record: Adopt, before: OfficeState) -> bool:
-    """Whether whoever has read up to `before` has the frames behind which the log goes on."""
+    """Whether a replica that has read up to `before` has the frames that the log continues."""
     return (record.next_seq, record.chain) == (before.next_seq, before.chain)
 
 
 def knows_settled(record: Adopt, settled_place: int) -> bool:
-    """Whether whoever has what is settled up to that offset can learn from the log what the
-    adopting replica knows of it."""
+    """Whether a replica that has the settled deliveries up to that offset can learn from the log
+    all that the adopting replica knows of them."""
     return max(settled_place, record.settled_end) >= record.settled_place

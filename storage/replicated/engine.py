@@ -1,13 +1,13 @@
-"""What a shard's replicated log needs of the engine that keeps it: five calls.
+"""The five calls of an engine that keeps a shard's replicated log.
 
 The engine keeps totally ordered logs to which several processes may append. An append is answered
-with the record's offset once a quorum has it; offsets follow one another without gaps, but in the
-log of what is settled, where transactions leave marks that are no records. All that
-makes several processes agree is in the records (`storage.replicated.office`), so the engine may be
-any that can do this: `storage.replicated.kafka` is one, `tests.world.storage.engine` another.
+with the record's offset once a quorum has it. Offsets follow one another without gaps, except in
+the log of settled deliveries, where transactions leave marks that are no records. The rules by
+which several processes agree are in the records (`storage.replicated.office`), so any engine that
+offers these calls will do: `storage.replicated.kafka` is one, `tests.world.storage.engine` another.
 
-Threads: an `EngineLog` belongs to one thread at a time. Who reads in one thread and appends in
-another opens the log twice.
+Threads: an `EngineLog` belongs to one thread at a time. A process that reads in one thread and
+appends in another opens the log twice.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ class EngineLog(Protocol):
     name: str
     """For people: topic and partition."""
     place: int
-    """The offset up to which the last `read` has looked: what stands before it was returned, or is
-    no record that counts. In a log with transactions it may be behind the last record, once a read
-    has come to the end."""
+    """The offset up to which the last `read` has looked: every record before it was returned, or
+    does not count. In a log with transactions it may be behind the last record, once a read has
+    come to the end."""
 
     def prepare_append(self) -> None:
-        """Connect what appends, so that the first append does not wait for it. Does not wait."""
+        """Connect the producer, so that the first append does not wait for it. Does not wait."""
         ...
 
     def append(self, records: Sequence[bytes]) -> list[int | None]:
         """Append records in this order, and wait until the engine has answered for each.
 
-        Returns the offset of each; None: it may be in the log, and it may not. Behind one of these
-        the process must not append again: an owner's tenure is over with it, and whoever starts
+        Returns the offset of each; None: it may be in the log, and it may not. After a None the
+        process must not append again: an owner's tenure is over with it, and a process that starts
         anew opens the log anew."""
         ...
 
@@ -54,5 +54,5 @@ class EngineLog(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connections. What was appended and not answered may still arrive."""
+        """Let go of the connections. Appended records without an answer may still arrive."""
         ...

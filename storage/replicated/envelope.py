@@ -1,10 +1,10 @@
 """The records of a shard's replicated log: 32 bytes of envelope, then a body.
 
-    CLAIM     "I take the office": what the claimant has read, and where it can be found
+    CLAIM     "I take the office": how far the claimant has read, and where it can be found
     FRAME     a frame of the message log, byte for byte, or one part of it
     BEAT      "I am still here": how far the owner has come
-    RELEASE   "I leave the office", and who is wanted there next
-    ADOPT     "the log has lost its end here, and goes on behind what I have", as people decided
+    RELEASE   "I leave the office", and the node that is wanted there next
+    ADOPT     "the log has lost its end here, and goes on behind my records", as people decided
     LEASES    "I leave in order, and consumers hold this", or one part of it, before a RELEASE
 
 The envelope's checksum (crc32c) covers both, with itself as zero, so nothing is trusted before it:
@@ -12,9 +12,9 @@ not the type, not the epoch. The log's engine takes records up to a limit (1 MiB
 frame may be longer. Therefore it is cut into parts, each of them a record of its own. So are
 leases, whose bytes mean nothing here.
 
-What a number of an older version meant it means for good. A body that needs another shape gets a
-flag or a type, and who does not know it stops there: skipping a record that counts would be a
-verdict of its own.
+The meaning that a number has in an older version stays for good. A body that needs another shape
+gets a flag or a type, and a version that does not know it stops there: skipping a record that
+counts would be a verdict of its own.
 
 Cost: one crc32c pass (8 GB/s), and one copy of the body, each way; 3 µs for a small record.
 Threads: functions without state; records are immutable.
@@ -35,12 +35,12 @@ MAGIC: Final = b"DLR1"
 ENVELOPE: Final = struct.Struct("<4sBBHHHIqII")
 ENVELOPE_BYTES: Final = ENVELOPE.size
 CLAIM_BODY: Final = struct.Struct("<q")
-"""What stands before the address."""
+"""The part of a CLAIM's body before the address."""
 BEAT_BODY: Final = struct.Struct("<QqI")
 RELEASE_BODY: Final = struct.Struct("<H")
 ADOPT_BODY: Final = struct.Struct("<qQIIqq")
 PART_MAX_BYTES: Final = 900 * 1024
-"""Of a frame in one record. With the envelope it stays below what an engine takes by default."""
+"""The longest part of a frame. With the envelope it stays below an engine's default limit."""
 PARTS_MAX: Final = (1 << 16) - 1
 NOBODY: Final = 0
 """No node has this number."""
@@ -53,7 +53,7 @@ assert ENVELOPE_BYTES == 32
 
 
 class RecordType(IntEnum):
-    """What a record of the replicated log is."""
+    """The type of a record of the replicated log."""
 
     CLAIM = 1
     FRAME = 2
@@ -80,8 +80,8 @@ class Envelope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What all records say: which node wrote it (from 1), in which epoch (from 1), and what the
-    node's wall clock showed, in ms since 1970."""
+    """The fields of all records: the node that wrote it (from 1), its epoch (from 1), and the time
+    of the node's wall clock, in ms since 1970."""
 
     node: int
     epoch: int
@@ -117,9 +117,9 @@ class FramePart(_Record):
 class Beat(_Record):
     """How far the owner has come.
 
-    Every effect of the records up to the seq `filed_seq` is durable with it; what it has settled
-    stands before `settled_offset` in the log of settled deliveries. `live_through_hour` is the
-    newest hour that was ever in its wheel (hours since 1970; 0: none)."""
+    Every effect of the records up to the seq `filed_seq` is durable with it. The deliveries that it
+    has settled stand before `settled_offset` in the log of settled deliveries. `live_through_hour`
+    is the newest hour that was ever in its wheel (hours since 1970; 0: none)."""
 
     filed_seq: int
     settled_offset: int
@@ -128,18 +128,18 @@ class Beat(_Record):
 
 @dataclass(frozen=True, slots=True)
 class Release(_Record):
-    """The owner leaves the office; `successor` shall claim it next (NOBODY: whoever likes)."""
+    """The owner leaves the office; `successor` shall claim it next (NOBODY: any node may)."""
 
     successor: int
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt(_Record):
-    """The log has lost what stood from the offset `end` on. It goes on there behind the replica of
+    """The log has lost the records from the offset `end` on. It goes on there behind the replica of
     `node`, whatever the log itself says up to here.
 
-    `next_seq`, `frame_epoch` and `chain` are those of that replica (`OfficeState`). It knows what
-    is settled up to `settled_place` in the log of that, which ended at `settled_end` then."""
+    `next_seq`, `frame_epoch` and `chain` are those of that replica (`OfficeState`). It knows the
+    settled deliveries up to `settled_place` in their log, which ended at `settled_end` then."""
 
     end: int
     next_seq: int
@@ -271,7 +271,7 @@ def split(
 def split_leases(
     leases: bytes, *, node: int, epoch: int, clock_ms: int, part_bytes: int = PART_MAX_BYTES
 ) -> Iterator[LeasesPart]:
-    """The parts of what an owner leaves, each of at most `part_bytes`; one where it is empty."""
+    """The parts of an owner's leases, each of at most `part_bytes`; one if there are no leases."""
     parts = max(1, -(-len(leases) // part_bytes))
     assert parts <= PARTS_MAX, parts
     for part in range(parts):

@@ -2,19 +2,19 @@
 
     groups, beats, leases, release ──▶ Holder ──▶ engine ──▶ offsets ──▶ Tenure: do they count? (R1)
 
-An offset may be behind the one that was expected: an owner before this one says late what it had
-under way when it was cut off, or two have claimed and this one was quicker. The owner reads the
-records in between then. Every node judges them alike (I15), so if none of them is a claim that
-counts, this record counts, as all others will see. To leave the office for them would be a second
-outage for nothing.
+An offset may be behind the expected one for two reasons. An owner before this one sends late the
+records that it had under way when it was cut off, or two nodes have claimed and this one was
+quicker. The owner then reads the records in between. Every node judges them alike (I15), so if none
+of them is a claim that counts, this record counts, as all others will see. To leave the office for
+them would be a second outage for nothing.
 
-An owner writes to other logs, too, for instance what is settled. Such a record is answered when
-this log has confirmed that the office was still held behind it (`Holder.confirm`): a node that
-claims later reads it.
+An owner writes to other logs, too, for instance to the log of settled deliveries. Such a record is
+answered when this log has confirmed that the office was still held behind it (`Holder.confirm`): a
+node that claims later reads it.
 
-The owner has to be heard of all the time, also while it recovers what it took over, and while the
-group that it appends is waited for: so it is one object from the claim on, whoever writes. Only the
-engine is waited for with its lock: a disk that stalls holds up no beat.
+The owner has to be heard of all the time, also while it recovers the shard that it took over, and
+while the group that it appends is waited for. So it is one object from the claim on, for all that
+write. Only the engine is waited for with its lock: a disk that stalls holds up no beat.
 
 Cost: as the engine. Threads: any may call; one append is under way at a time.
 """
@@ -53,15 +53,15 @@ class Holder:
     ) -> None:
         """`office` has read up to the claim.
 
-        `leases`: what the last owner has left, if it has left in order.
+        `leases`: those that the last owner has left, if it has left in order.
 
-        `clock`: milliseconds since the epoch; `stopwatch`:
-        milliseconds that nobody sets, as for the tenure."""
+        `clock`: milliseconds since the epoch; `stopwatch`: milliseconds that nothing sets, as for
+        the tenure."""
         self.log: Final = log
         self.filed_seq = 0
         self.settled_offset = 0
         self.live_through_hour = 0
-        """What the beats say, as far as it is known."""
+        """The newest live hour of the beats, as far as it is known."""
         self.leases: bytes | None = leases
         """The leases that this owner leaves to the next one. As long as it has handed out nothing,
         these are those that it was left itself. None: it leaves none, as if it had been killed."""
@@ -78,7 +78,7 @@ class Holder:
 
     @property
     def state(self) -> OfficeState:
-        """What the log says, as far as this owner has written it."""
+        """The state of the office in the log, as far as this owner has written it."""
         return self._office.state
 
     def resting_state(self) -> OfficeState | None:
@@ -96,7 +96,7 @@ class Holder:
 
     def append_frame(self, frame: bytes) -> OfficeState:
         """Append a frame of the message log. It counts on return; returns where the log stands
-        behind it. Raises FencedError: nobody may be answered any more, the process has to end."""
+        behind it. Raises FencedError: the process must answer no more requests, and has to end."""
         with self._lock:
             parts = envelope.split(
                 frame, node=self._node, epoch=self.state.epoch, clock_ms=self.clock()
@@ -107,8 +107,8 @@ class Holder:
             return state
 
     def _renew(self) -> None:
-        """Hold the lease again, where the log was so slow to answer that it ran out meanwhile: what
-        was appended counts, and may be answered."""
+        """Hold the lease again, where the log was so slow to answer that it ran out meanwhile: the
+        record that was appended counts, and may be answered."""
         if not self.may_deliver():
             self._beat()
 
@@ -124,10 +124,12 @@ class Holder:
             return True
 
     def confirm(self) -> None:
-        """The office is held behind all that this process has done before: a record counts that was
-        sent after this call began. It is a beat, unless something else is sent meanwhile.
+        """Confirm that the office is held behind all that this process has done before: a record
+        counts that was sent after this call began. It is a beat, unless another record is sent
+        meanwhile.
 
-        Raises FencedError: another may have claimed before, and read what there was by then."""
+        Raises FencedError: another node may have claimed before, having read the records up to
+        then."""
         begun_before = self._begun_total
         with self._lock:
             if self._tenure.is_over or self._begun_total == begun_before:
@@ -135,8 +137,8 @@ class Holder:
             self._renew()
 
     def tell_live(self, hour: int) -> None:
-        """Say that `hour` is in the wheel, before anything of it fires: whoever follows has to
-        know what may have fired, whatever its clock shows then. It counts on return. Raises
+        """Say that `hour` is in the wheel, before anything of it fires. The next owner has to know
+        which messages may have fired, whatever its clock shows then. It counts on return. Raises
         FencedError."""
         with self._lock:
             if hour > self.live_through_hour:
@@ -150,8 +152,8 @@ class Holder:
     def leave(self, successor: int = NOBODY) -> None:
         """Give the office away, in order: nothing is delivered, appended or settled any more.
 
-        Whoever follows claims at once, `successor` before all others. If that does not get there,
-        others claim when the lease has run out."""
+        The next owner claims at once, `successor` before all others. If the record does not get
+        there, others claim when the lease has run out."""
         with self._lock:
             if self._tenure.is_over or not self._append_leases():
                 return
@@ -160,7 +162,7 @@ class Holder:
             self.log.append([envelope.encode(release)])
 
     def _append_leases(self) -> bool:
-        """Leave what consumers hold to the next owner; whether this one is still in office."""
+        """Leave the consumers' leases to the next owner; whether this one is still in office."""
         if self.leases is None:
             return True
         said = {"node": self._node, "epoch": self.state.epoch, "clock_ms": self.clock()}
@@ -189,8 +191,8 @@ class Holder:
             expected = self.state.next_offset
 
     def _take_in(self, end: int) -> StorageError | None:
-        """Judge what others have written before `end`, as far as it can be read in time; why it
-        cannot be read."""
+        """Judge the records that others have written before `end`, as far as they can be read in
+        time. Returns the reason if they cannot be read."""
         give_up_ms = self._stopwatch() + READ_MS
         try:
             while self.state.next_offset < end and not self._tenure.is_over:

@@ -3,14 +3,14 @@
     kafka://HOST:PORT[,HOST:PORT…]/NAME
 
 names brokers to begin with (the others are found through them) and the cluster, whose topics are
-NAME.log, NAME.settled and NAME.meta. What brokers want besides (SASL, TLS) stands in a file of
-lines `key=value`, in the words of librdkafka. A line that would break what the logs promise is
+NAME.log, NAME.settled and NAME.meta. Other settings that brokers need (SASL, TLS) stand in a file
+of lines `key=value`, in the words of librdkafka. A line that would break a promise of the logs is
 refused.
 
-Every setting of ours stands here with its reason. Most of them are about brokers that die or hang:
-with librdkafka's own time-outs a broker that hangs (SIGSTOP, a disk that stalls) costs 71 s of
-silence, with these 4 to 6 s, which is what the brokers themselves need to elect another leader
-(measured with `broker.session.timeout.ms=3000`; their default adds 6 s).
+Every setting of ours stands here with its reason. Most of them are about brokers that die or hang.
+With librdkafka's own time-outs a broker that hangs (SIGSTOP, a disk that stalls) costs 71 s of
+silence, with these 4 to 6 s. The brokers themselves need as long to elect another leader (measured
+with `broker.session.timeout.ms=3000`; their default adds 6 s).
 
 Cost: none. Threads: values that do not change. Nothing here needs a Kafka client to be installed,
 so an URL can be checked where none is.
@@ -31,14 +31,14 @@ NAME: Final = re.compile(NAME_PATTERN)
 PORT_MAX: Final = (1 << 16) - 1
 MESSAGE_TIMEOUT_MS: Final = 120_000
 MESSAGE_MAX_BYTES: Final = 1_000_000
-"""What a producer sends at once, and so what a topic has to take: librdkafka's default, and less
-than the brokers' (1 MiB). A record of the log (900 KiB and an envelope) fits."""
+"""The most that a producer sends at once, and so the least that a topic has to take: librdkafka's
+default, and less than the brokers' (1 MiB). A record of the log (900 KiB and an envelope) fits."""
 
 _BROKER = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 _OF_ALL: Final[dict[str, str | int | bool]] = {
-    # How long an answer may take. The default is 60 s, in which a broker that hangs keeps what was
-    # sent to it, though the partition has another leader after some 4 s.
+    # How long an answer may take. The default is 60 s. For so long a broker that hangs keeps the
+    # requests that were sent to it, though the partition has another leader after some 4 s.
     "socket.timeout.ms": 3000,
     # A process that was stopped still accepts connections (its kernel does) and then says nothing.
     # The default is 30 s ...
@@ -76,7 +76,8 @@ _OF_PRODUCERS: Final[dict[str, str | int | bool]] = {
     # One request under way. Up to five keep the order, too, but a group is one record already, and
     # four under way brought nothing (measured: 690 groups of 128 per second either way).
     "max.in.flight.requests.per.connection": 1,
-    # Whoever appends waits for the answer: nothing comes that would be worth waiting for.
+    # The owner waits for the answer to each append: no other record comes that is worth waiting
+    # for.
     "linger.ms": 0,
     # How long the leader may wait for the other replicas. The default is 30 s; less than
     # socket.timeout.ms, so that the leader answers before it is given up.
@@ -84,7 +85,7 @@ _OF_PRODUCERS: Final[dict[str, str | int | bool]] = {
     "message.max.bytes": MESSAGE_MAX_BYTES,
 }
 _OF_OTHERS: Final[dict[str, str | int | bool]] = {
-    # Brokers of somebody else may be away for days. The pauses between attempts grow as they do
+    # Brokers of another operator may be away for days. The pauses between attempts grow as they do
     # by default, and a broker that is back is found within five seconds.
     "reconnect.backoff.ms": 100,
     "reconnect.backoff.max.ms": 5000,
@@ -93,23 +94,23 @@ _OF_OTHERS: Final[dict[str, str | int | bool]] = {
     "retry.backoff.max.ms": 1000,
 }
 _OF_SINKS: Final[dict[str, str | int | bool]] = {
-    # A message counts as delivered when a quorum has it, and what the client sends again is there
+    # A message counts as delivered when a quorum has it. One that the client sends again is there
     # once. Up to five requests under way keep the order of a partition.
     "acks": "all",
     "enable.idempotence": True,
     "max.in.flight.requests.per.connection": 5,
-    # What falls due in one millisecond shares a request, and nothing is late by more than that.
+    # Messages due in the same millisecond share a request, and none is late by more than that.
     "linger.ms": 1,
     "request.timeout.ms": 2500,
-    # What is too long is for the topic to say, so that its setting alone counts. It says it of a
-    # whole batch, so batches are short: as those of Java clients.
+    # The topic decides which message is too long, so that its setting alone counts. It refuses a
+    # whole batch for one, so batches are short: as those of Java clients.
     "message.max.bytes": 1_000_000_000,
     "batch.size": 16 << 10,
     # More than the window of an outlet, which is what bounds them (`delivery.kafka_sink`).
     "queue.buffering.max.messages": 50_000,
     "queue.buffering.max.kbytes": 128 << 10,
-    # A topic that is not there is named as such. 30 s otherwise, and by then the message's own time
-    # is up, which tells nobody anything.
+    # A missing topic is named as such. With the default of 30 s the message's own time is up first,
+    # and the operator learns nothing.
     "topic.metadata.propagation.max.ms": 3000,
     # The same key goes to the same partition as from a Java client.
     "partitioner": "murmur2_random",
@@ -121,8 +122,8 @@ _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
     "enable.auto.offset.store": False,
     # An offset that the log does not hold is an error, and never another offset.
     "auto.offset.reset": "error",
-    # There are no transactions in these logs, but in that of what is settled. With `read_committed`
-    # one that somebody has opened all the same would hide what follows.
+    # These logs have no transactions, except the log of settled deliveries. With `read_committed` a
+    # transaction that was opened here by mistake would hide all records that follow.
     "isolation.level": "read_uncommitted",
     # A record is sent as soon as a quorum has it. The broker keeps a request for so long if there
     # is none; a consumer that goes to another offset waits for the end of that request.
@@ -131,7 +132,7 @@ _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
     # A follower that is behind reads large pieces: 1 MiB, the default, is less than a message log
     # gets in 10 ms.
     "max.partition.fetch.bytes": 8 << 20,
-    # What is read ahead. It bounds the memory of a log that is behind, ...
+    # The bytes that are read ahead. It bounds the memory of a log that is behind, ...
     "queued.max.messages.kbytes": 32 << 10,
     # ... and this says after how long a full queue is looked at again. The default, 1 s, would
     # bound the rate at 32 MiB/s.
@@ -141,23 +142,24 @@ _OF_CONSUMERS: Final[dict[str, str | int | bool]] = {
 }
 
 _OF_SOURCES: Final[dict[str, str | int | bool]] = {
-    # What a transaction has written is published when it is committed, and never if it is not.
+    # Records of a transaction are published when it is committed, and never if it is not.
     "isolation.level": "read_committed",
-    # There may be a hundred sources: what each reads ahead is less than of a log.
+    # There may be a hundred sources, so each reads ahead less than a log does.
     "queued.max.messages.kbytes": 4 << 10,
     "max.partition.fetch.bytes": 1 << 20,
     # The markers of transactions are no records. How far a topic was read is told by this.
     "enable.partition.eof": True,
-    # A topic gets what it gets from others: an idle one need not be asked ten times a second.
+    # A topic gets its records from other producers: an idle one need not be asked ten times a
+    # second.
     "fetch.wait.max.ms": 500,
     "fetch.error.backoff.ms": 200,
 }
 
 _OF_TRANSACTIONAL_LOGS: Final[dict[str, str | int | bool]] = {
-    # What a transaction has written counts when it is committed, and never if it is not. What
-    # stands behind one that is open is not given out before that one has ended.
+    # Records of a transaction count when it is committed, and never if it is not. Records behind an
+    # open transaction are not given out before it has ended.
     "isolation.level": "read_committed",
-    # The markers of transactions are no records. That a log was read to its end is told by this.
+    # The markers of transactions are no records. This tells that a log was read to its end.
     "enable.partition.eof": True,
 }
 _OF_TRANSACTIONS: Final[dict[str, str | int | bool]] = {
@@ -212,7 +214,7 @@ class ClusterUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """What a URL says. Raises EngineSettingsError."""
+        """Parse a URL. Raises EngineSettingsError."""
         if not url.startswith(SCHEME):
             raise _bad_url(url, f"it does not begin with {SCHEME}")
         addresses, slash, name = url.removeprefix(SCHEME).partition("/")
@@ -239,12 +241,12 @@ class ClusterUrl:
 
     @property
     def settled_topic(self) -> str:
-        """What is settled, a partition for each shard."""
+        """The topic of settled deliveries, a partition for each shard."""
         return f"{self.name}.settled"
 
     @property
     def meta_topic(self) -> str:
-        """What the cluster is, in one partition."""
+        """The topic that describes the cluster, in one partition."""
         return f"{self.name}.meta"
 
     def progress_group(self, node: str) -> str:
@@ -260,7 +262,7 @@ def _bad_url(url: str, reason: str) -> EngineSettingsError:
 def read_properties(path: Path) -> dict[str, str]:
     """The settings in a file of lines `key=value`; `#` begins a comment line.
 
-    Raises EngineSettingsError. What a key means is judged by the client that gets it."""
+    Raises EngineSettingsError. The client that gets a key judges its value."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -287,7 +289,7 @@ def read_properties(path: Path) -> dict[str, str]:
 def sink_settings(
     bootstrap: str, timeout_ms: int, properties: Mapping[str, str] | None = None
 ) -> dict[str, str | int | bool]:
-    """What a producer of messages to somebody's topics is made with.
+    """The settings of a producer of messages to another operator's topics.
 
     `timeout_ms`: when it gives a message up. `properties`: from `read_properties`, only for the
     brokers that they are meant for: they hold secrets."""
@@ -299,13 +301,13 @@ def sink_settings(
 
 
 def source_settings(bootstrap: str, group: str) -> dict[str, str | int | bool]:
-    """What a consumer of somebody's topic is made with. `group`: whose offsets show progress."""
+    """The settings of a consumer of a foreign topic. `group`: its offsets show the progress."""
     own: dict[str, str | int | bool] = {"bootstrap.servers": bootstrap, "group.id": group}
     return {**_OF_ALL, **_OF_OTHERS, **_OF_CONSUMERS, **_OF_SOURCES, **own}
 
 
 def admin_settings(bootstrap: str) -> dict[str, str | int | bool]:
-    """Returns the settings of a client that asks brokers of somebody else about a topic."""
+    """The settings of a client that asks brokers of another operator about a topic."""
     return {**_OF_ALL, **_OF_OTHERS, **_OF_ADMINS, "bootstrap.servers": bootstrap}
 
 
@@ -324,7 +326,7 @@ class ClientSettings:
         assert not REFUSED.keys() & self.properties.keys(), self.properties
 
     def of_admin(self) -> dict[str, str | int | bool]:
-        """For what is asked of brokers besides reading and appending."""
+        """The settings for requests to brokers other than reading and appending."""
         return self._merged(_OF_ADMINS)
 
     def of_producer(self) -> dict[str, str | int | bool]:

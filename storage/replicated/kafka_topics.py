@@ -1,17 +1,18 @@
-"""What the topics of a cluster have to be, and what is wrong with those that there are.
+"""The settings that the topics of a cluster need, and the faults of those that there are.
 
-    NAME.log        a partition for each shard    in order; what counts is a fold over it
+    NAME.log        a partition for each shard    in order; a fold over it tells which records count
     NAME.settled    a partition for each shard    a set; the order does not matter
-    NAME.meta       one partition                 what the cluster is, from its first record on
+    NAME.meta       one partition                 the cluster, from its first record on
 
-Nothing is deleted by age, by size or by compaction: the server says itself what is not needed any
-more. And nothing that was acknowledged may be lost with one machine: a majority of the replicas has
-it before it is acknowledged, and only a replica that has it becomes leader.
+Nothing is deleted by age, by size or by compaction: the server says itself which records are not
+needed any more. And no acknowledged record may be lost with one machine: a majority of the replicas
+has it before it is acknowledged, and only a replica that has it becomes leader.
 
 Cost: none. Threads: functions of values. The brokers are asked by `storage.replicated.kafka`.
 
-Rejected: `flush.ms`, and a flush every so many records. Either is a window in which a power loss
-of all brokers takes what was answered; who accepts one has it with `durability=os` for nothing.
+Rejected: `flush.ms`, and a flush every so many records. Either leaves a window in which a power
+loss of all brokers takes answered records. An operator who accepts that has it with `durability=os`
+for nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,7 @@ FLUSHES: Final = "flush.messages"
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What a topic is to be."""
+    """The settings that a topic needs."""
 
     name: str
     partitions: int
@@ -34,7 +35,7 @@ class TopicPlan:
     """Whether each replica brings every record to its disk before it acknowledges it."""
 
     def settings(self, replication: int) -> dict[str, str]:
-        """What it is made with on `replication` brokers."""
+        """The settings with which it is made on `replication` brokers."""
         settings = {
             "cleanup.policy": "delete",
             "retention.ms": "-1",
@@ -47,10 +48,10 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class TopicFound:
-    """What a topic is."""
+    """The settings of a topic as it is."""
 
     replications: tuple[int, ...]
-    """Of each partition."""
+    """The number of replicas of each partition."""
     settings: Mapping[str, str]
 
 
@@ -65,14 +66,14 @@ def plans(url: ClusterUrl, shards: int, *, flushes: bool) -> tuple[TopicPlan, ..
 
 
 def majority(replication: int) -> int:
-    """Of so many replicas: any two majorities have one in common."""
+    """The majority of so many replicas: any two majorities have one in common."""
     return replication // 2 + 1
 
 
 def differences(
     found: Mapping[str, TopicFound], wanted: Iterable[TopicPlan], replication: int | None
 ) -> list[str]:
-    """What is wrong, a sentence for each; none: all is as it has to be.
+    """The faults, a sentence for each; none: all is as it has to be.
 
     `replication`: how many brokers shall have each record; None: as many as there are now."""
     sentences = []

@@ -3,7 +3,7 @@
 A slot is a producer with the transactional id NAME.SHARD.SLOT.
 
     begin ─▶ produce … ─▶ flush ─▶ all were written ─▶ commit
-                              └──▶ one was refused, or nobody answered ─▶ abort
+                              └──▶ one was refused, or no broker answered ─▶ abort
 
 Cost: 50 to 60 ms for a transaction of a slot whose last one has just ended: the coordinator refuses
 a new one until the markers are written, and the client asks again 20 ms later, up to twice. Some
@@ -50,7 +50,7 @@ _OF_THE_RECORD: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""What another transaction would meet as well. All else is nobody's fault, and passes."""
+"""Errors that another transaction would meet as well. All others pass by themselves."""
 _OF_ITS_BATCH: Final = frozenset(
     {
         KafkaError.INVALID_MSG,
@@ -169,7 +169,7 @@ class KafkaTransactions:
         except KafkaException as error:
             return self._abort(slot, error.args[0], errors)
         except SystemError as error:
-            # What the client makes of a fatal error: it raises one, and calls back nevertheless.
+            # The client does this with a fatal error: it raises one, and calls back nevertheless.
             raise FencedError(self._id(slot), "its producer can do nothing any more") from error
         (offset,) = offsets
         return Committed(offset)

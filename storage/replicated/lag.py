@@ -1,15 +1,15 @@
-"""For how long a replica has not had what its log has.
+"""For how long a replica has lacked records that its log has.
 
     where the log ended, each time it was asked ──▶ Lag ◀── up to where all is filed
 
-All that stood in the log when it was asked at a moment is filed once that end is reached. So the
-lag is the time since the latest moment of which that is known: no record needs to be looked at, and
-no clock but the own stopwatch. It grows as well while the log does not answer, and while the
-replica is busy with something else, such as a disk. Whether it is the replica itself that does not
-keep up, `stuck_ms` tells: that counts only while the log answers.
+The records in the log at the moment of asking are all filed once that end is reached. So the lag is
+the time since the latest moment of which that is known: no record needs to be looked at, and no
+clock but the own stopwatch. It grows as well while the log does not answer, and while the replica
+is busy with other work, such as a slow disk. `stuck_ms` tells whether the replica itself does not
+keep up: that counts only while the log answers.
 
 Cost: a comparison a call, and a number for each second of the lag, ASKED_MAX at most. Threads:
-belongs to the one who files; `ms` may be called by any.
+belongs to the thread that files; `ms` may be called by any.
 """
 
 from collections import deque
@@ -18,11 +18,11 @@ from typing import Final
 SAMPLE_MS: Final = 1000
 """Ends are kept that far apart."""
 ASKED_MAX: Final = 7200
-"""Of ends that are kept; beyond that the lag may show as longer than it is."""
+"""The number of ends that are kept; beyond that the lag may show as longer than it is."""
 
 
 class Lag:
-    """Of one replica, from the moment when it is opened."""
+    """The lag of one replica, from the moment when it is opened."""
 
     def __init__(self, now_ms: int) -> None:
         self._since_ms = now_ms
@@ -35,7 +35,7 @@ class Lag:
             self._asked.append((asked_ms, end))
 
     def could_not_ask(self) -> None:
-        """The log did not say where it ends: whoever is behind now is so for that."""
+        """The log did not say where it ends: from now on that is why a replica is behind."""
         self._asked.clear()
 
     def filed(self, offset: int) -> None:

@@ -3,16 +3,16 @@
     group ──▶ the owner's own message log ──▶ frame ──▶ Holder ──▶ the engine
                                                           ──▶ offsets, as expected? ──▶ answered
 
-It is a `WriteAheadLog`, so whoever writes groups, files them and recovers does not know where they
-stand. It differs from a message log on files:
+It is a `WriteAheadLog`, so the code that writes groups, files them and recovers does not know where
+they stand. It differs from a message log on files:
 
 - `append` is answered by a quorum, and by the owner's own disk where there is an own log (R8). It
   raises FencedError as soon as it is not known whether a record counts (R1): the process has to end
   then, and starts again as a standby.
-- The own log has a group first, in the same frame. If it stalls the group waits, and nobody holds
-  the office's lock meanwhile; if it has no room, the group is refused, since nobody else has it. A
-  group that only the own log has was not answered; at the next claim of the node it counts, as one
-  whose answer was lost.
+- The own log has a group first, in the same frame. If it stalls the group waits, and no thread
+  holds the office's lock meanwhile. If it has no room, the group is refused, since no other log has
+  it. A group that only the own log has was not answered; at the next claim of the node it counts,
+  as one whose answer was lost.
 - A checkpoint keeps where it stands in the log (`places`), since a seq does not tell that.
 
 `FollowedLog` is the same log for a standby, which files the records that it reads itself and
@@ -39,12 +39,12 @@ from storage.rows import LogKind
 from storage.write_ahead_log import CheckpointedLog, WriteAheadLog
 
 OFFICE_KEY: Final = b"office"
-"""Of the catalog's META: where the checkpoint stands in the shard's log (OfficeState)."""
+"""Key in the catalog's META: where the checkpoint stands in the shard's log (OfficeState)."""
 SETTLED_KEY: Final = b"settled"
-"""Of the catalog's META: the offset in the log of what is settled up to which the dispatch logs
-have it (SETTLED_VALUE)."""
+"""Key in the catalog's META: the offset in the log of settled deliveries up to which the dispatch
+logs have them (SETTLED_VALUE)."""
 OWNER_KEY: Final = b"owner"
-"""Of the catalog's META: where the owner is reached, as its claim says it (UTF-8)."""
+"""Key in the catalog's META: where the owner is reached, as its claim says it (UTF-8)."""
 SEIZED_KEY: Final = b"seized"
 """In the catalog's META: when the office was taken from an owner that had not left in order (i64
 each, ascending, in ms since 1970)."""
@@ -64,18 +64,19 @@ class FollowedLog(CheckpointedLog):
         self.place = place
         """Behind the last record of which everything is filed."""
         self.settled_place = 0
-        """The offset up to which the dispatch logs on the disk have what is settled."""
+        """The offset up to which the dispatch logs on the disk have the settled deliveries."""
         self.owner_address = ""
-        """What the claim of the owner says; empty: nobody is in office, or it is not known."""
+        """The address in the owner's claim; empty: no node is in office, or it is not known."""
         self.seized_ms: tuple[int, ...] = ()
         """When the office was taken from an owner that had not left in order (ascending)."""
         self.kept = (0, 0)
-        """Where the last checkpoint stands, in the shard's log and in that of what is settled."""
+        """The place of the last checkpoint, in the shard's log and that of settled deliveries."""
         self._placed = (0, 0)
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
-        """What the catalog's META has to keep with a checkpoint at `seq`. Within an import it is
-        still the place before that: what is filed already is not filed again."""
+        """The entries that the catalog's META has to keep with a checkpoint at `seq`. Within an
+        import they still name the place before it: rows that are filed already are not filed
+        again."""
         assert seq >= self.place.next_seq - 1, (seq, self.place)
         return self._packed(self.place)
 
@@ -100,8 +101,8 @@ class FollowedLog(CheckpointedLog):
 
 
 class ReplicatedLog(FollowedLog, WriteAheadLog):
-    """The log of the owner: appends groups, and reads back what a checkpoint does not cover. A
-    quorum has it whole, so it has neither a torn tail nor segments that are kept."""
+    """The log of the owner: appends groups, and reads back the records that a checkpoint does not
+    cover. A quorum has it whole, so it has neither a torn tail nor segments that are kept."""
 
     def __init__(
         self,
@@ -126,8 +127,8 @@ class ReplicatedLog(FollowedLog, WriteAheadLog):
         """Seqs up to which frames are whole, and where the log stands behind them."""
 
     def read(self, from_seq: int) -> Iterator[Frame | Damage]:
-        """Every frame that holds a record at or after `from_seq`, up to the owner's claim, and what
-        the own log has besides. Then the log is ready for `append`.
+        """Every frame that holds a record at or after `from_seq`, up to the owner's claim, and the
+        frames that only the own log has. Then the log is ready for `append`.
 
         Raises ReplicatedLogError, FencedError."""
         self._resume_own()
@@ -147,7 +148,7 @@ class ReplicatedLog(FollowedLog, WriteAheadLog):
         return self.place.next_seq
 
     def _resume_own(self) -> None:
-        """Append what the own log has and the log lacks, and let the own log go on."""
+        """Append the frames that the own log has and the log lacks, and let the own log go on."""
         own = self._own_log
         if own is None:
             return
@@ -196,8 +197,8 @@ class ReplicatedLog(FollowedLog, WriteAheadLog):
     ) -> None:
         """Append one group; a quorum has it on return, and the own disk where there is one.
 
-        Raises FencedError: nobody may be answered any more, and the process has to end;
-        ShortageError: the own log is out of room, and nothing was appended."""
+        Raises FencedError: the process must answer no more requests, and has to end; ShortageError:
+        the own log is out of room, and nothing was appended."""
         frame = encode(
             LogKind.MESSAGE,
             rows,
@@ -217,7 +218,7 @@ class ReplicatedLog(FollowedLog, WriteAheadLog):
         return False
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
-        """What the catalog's META has to keep with a checkpoint at `seq`."""
+        """The entries that the catalog's META has to keep with a checkpoint at `seq`."""
         places = self._places
         while len(places) > 1 and places[1][0] <= seq:
             places.popleft()

@@ -1,29 +1,29 @@
-"""What a cluster is, and which nodes it has: a fold over one log that all nodes read.
+"""The cluster and its nodes: a fold over one log that all nodes read.
 
-    {"format": 1, "cluster": …, …}    what the cluster was made as. The first one counts, for good
+    {"format": 1, "cluster": …, …}    the settings of the cluster. The first one counts, for good
     {"node": "n1", "zone": "a"}       a node, and where it stands. Its number is the place of its
                                       name among all names in the order of their first records,
-                                      from 1. A node that was drained or forgotten is none of it
+                                      from 1. A node that was drained or forgotten does not count
                                       any more. Without a zone it has one of its own
-    {"drain": "n1"}                   the node is to own nothing
-    {"forget": "n1"}                  the node does not come back: nobody waits for its replicas
-    {"move": 3, "to": "n2", "epoch": 7}   the owner of that epoch is to give a shard to a node
+    {"drain": "n1"}                   the node shall own nothing
+    {"forget": "n1"}                  the node does not come back: no node waits for its replicas
+    {"move": 3, "to": "n2", "epoch": 7}   the owner of that epoch shall give a shard to a node
     {"adopt": 3, "of": "n1", "end": 900, "epoch": 8}
-                                      the log of a shard has lost what stood from that offset on: it
-                                      is to go on in that epoch behind what the node's replica has
+                                      the log of a shard has lost its records from that offset on.
+                                      It shall go on in that epoch behind the node's replica
 
-The records are JSON, so that people can read them with the engine's own tools. Nobody locks
-anything: two who make the cluster at once, or register at once, append both, read the log to its
+The records are JSON, so that people can read them with the engine's own tools. No node takes a
+lock: two nodes that make the cluster at once, or register at once, append both, read the log to its
 end, and come to the same result. The log is a few records long, is read as a whole, and is never
 compacted or cut: a number that a node once had stays its own.
 
-A record of a kind that this version does not know ends the reading with an error. Skipping what may
-count would be a verdict of its own (as in `storage.replicated.envelope`).
+A record of a kind that this version does not know ends the reading with an error. Skipping a record
+that may count would be a verdict of its own (as in `storage.replicated.envelope`).
 
 Cost: 20 µs a record. Threads: none of its own; a `MetaLog` belongs to the thread of its log.
 
 Rejected: numbers that nodes choose for themselves (two may choose the same), and a compacted topic
-(of two records with one key the first would not be there to be found).
+(it would drop the first of two records with one key).
 """
 
 import json
@@ -50,7 +50,7 @@ META_FORMAT: Final = 1
 NODES_MAX: Final = (1 << 16) - 1
 """A record of a shard's log has 16 bits for the number of its node."""
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
-"""Of clusters and of nodes: both become parts of names of topics and groups. And of zones."""
+"""The names of clusters and nodes: both become parts of names of topics and groups. Zones, too."""
 REPLICAS_MIN: Final = 2
 ID_SECRET_BYTES: Final = 16
 LINK_SECRET_BYTES: Final = 32
@@ -64,20 +64,20 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class ClusterIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a cluster was made as. All replicas of a shard take theirs from here, so that frames,
-    ids and hashes of keys are the same everywhere."""
+    """The settings with which a cluster was made. All replicas of a shard take theirs from here, so
+    that frames, ids and hashes of keys are the same everywhere."""
 
     format: Literal[1]
     cluster: str
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
     durability: Literal["os", "fsync", "fsync-all"]
-    """What an answer waits for: a quorum's memory; that, and the owner's own disk; every disk."""
+    """An answer waits for: a quorum's memory; that, and the owner's own disk; every disk."""
     stamps: tuple[Stamp, ...]
-    """Of the frames of each shard."""
+    """The stamp of the frames of each shard."""
     id_secret: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * ID_SECRET_BYTES}}}\\Z")]
-    """What message ids are made with."""
+    """The secret with which message ids are made."""
     link_secret: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * LINK_SECRET_BYTES}}}\\Z")]
-    """What nodes show one another."""
+    """The secret that nodes show one another."""
     replicas: Annotated[int, msgspec.Meta(ge=REPLICAS_MIN, le=NODES_MAX)] = NODES_MAX
     """How many nodes have each shard; where nothing is said of it, all of them."""
 
@@ -112,8 +112,8 @@ class MoveRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdoptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shard whose log has lost its end, and is to go on behind the replica of a node: what that
-    appends for it is an ADOPT of `epoch` at the offset `end`."""
+    """A shard whose log has lost its end, and shall go on behind the replica of a node. The node
+    appends an ADOPT of `epoch` at the offset `end` for it."""
 
     adopt: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
     of: NodeName
@@ -126,7 +126,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     node: NodeName
     zone: Zone | None = None
-    """What may be lost as a whole, as others of the same zone are lost; None: the node alone."""
+    """The zone in which all nodes may be lost together; None: the node alone."""
 
 
 def make_identity(
@@ -153,7 +153,7 @@ def make_identity(
 
 
 class ClusterMeta:
-    """What the records up to an offset say."""
+    """The state that the records up to an offset give."""
 
     def __init__(self, log: str) -> None:
         """`log` names the log in errors."""
@@ -235,15 +235,15 @@ class MetaLog:
         self._meta = ClusterMeta(log.name)
 
     def read(self) -> ClusterMeta:
-        """What the log says up to where it ends now.
+        """The state of the cluster, from the log up to where it ends now.
 
-        Raises EngineError where it cannot be read to there, and what `ClusterMeta.apply` raises."""
+        Raises EngineError where it cannot be read to there; the errors of `ClusterMeta.apply`."""
         for offset, data in read_to_end(self._log, self._meta.next_offset):
             self._meta.apply(offset, data)
         return self._meta
 
     def read_cluster(self) -> tuple[ClusterIdentity, dict[str, int]]:
-        """What the cluster is, and the numbers of its nodes. Raises ClusterMissingError, too."""
+        """The cluster's settings, and the numbers of its nodes. Raises ClusterMissingError, too."""
         meta = self.read()
         if meta.identity is None:
             raise ClusterMissingError(self._log.name)
@@ -257,15 +257,15 @@ class MetaLog:
             return
         for what in ("shards", "durability", "replicas"):
             was, asked = getattr(made, what), getattr(identity, what)
-            # Whoever made it before there was a choice runs the same command again.
+            # An operator who made it before there was a choice runs the same command again.
             if was != asked and (what, was) != ("replicas", NODES_MAX):
                 raise ClusterDiffersError(made.cluster, what, was, asked)
 
     def create(self, identity: ClusterIdentity) -> tuple[ClusterIdentity, bool]:
-        """Make the cluster, unless it was made already: what it is now, and whether by this call.
-        One of which nothing says how many replicas there are to be stays so.
+        """Make the cluster, unless it was made already. Returns its settings, and whether this call
+        made it. A cluster that was made without a number of replicas stays so.
 
-        Raises what `refuse_another` does."""
+        Raises the same as `refuse_another`."""
         if self.read().identity is None:
             self._append(msgspec.json.encode(identity))
         self.refuse_another(identity)
@@ -274,8 +274,8 @@ class MetaLog:
         return made, made == identity
 
     def register(self, name: str, zone: str | None = None) -> int:
-        """The number of the node of that name, which is a new one if nobody had the name, and which
-        stands in that zone from now on.
+        """The number of the node of that name, which is a new one if no node had the name, and
+        which stands in that zone from now on.
 
         Raises ClusterMissingError; EngineSettingsError where one of them is no name; and
         EngineError where the log's answer did not come: the node may be registered then, and asks
@@ -296,7 +296,7 @@ class MetaLog:
         return nodes[name]
 
     def say(self, record: DrainRecord | ForgetRecord | MoveRecord | AdoptRecord) -> None:
-        """Append what the nodes are to do. Raises EngineError."""
+        """Append an order to the nodes. Raises EngineError."""
         self._append(msgspec.json.encode(record))
 
     def _append(self, record: bytes) -> None:

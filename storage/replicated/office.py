@@ -16,35 +16,37 @@ checkpoint.
 
 A CLAIM is a compare-and-set on the last record that counts. An owner that was heard of after the
 claimant had made up its mind stays in office; and of several claims the first one wins, since it is
-then the last record that counts for the others. For whoever has judged rightly the last record is
-never *before* `after`, so "equal" refuses no more than "not behind", but for those who have not.
-That holds in a vacant office, too: a claim that was long under way is not heard there.
+then the last record that counts for the others. For a claimant that has judged rightly the last
+record is never *before* `after`, so "equal" refuses more than "not behind" only where a claimant
+has judged wrongly. The rule holds in a vacant office, too: a claim that was long under way is not
+heard there.
 
 A part of a frame counts by itself as a sign of life: it stands in the log, so its writer held the
 office there. The *frame* takes its seqs only with its last part, and only if all of them stand
 together: any other record between two, even a void one, ends it, and nothing of it is filed. So a
 part that a producer has sent twice ends its frame. Such an owner has seen an offset that it did not
-expect, has read what stands between, and has answered nobody (R1 in `storage.replicated.lease`).
+expect, has read the records in between, and has answered no request (R1 in
+`storage.replicated.lease`).
 
-Whatever follows, a frame that was completed counts: a later CLAIM stands behind it (I17).
+A frame that was completed counts, whatever follows: a later CLAIM stands behind it (I17).
 
 An ADOPT is the decision of people about a log that has lost its end: the node that they have named
 owns it from there on, with the seqs that it has. It is a compare-and-set on the end of the log, so
-it comes once at the most, and not at all where anybody has written meanwhile. Its epoch is later
-than all that was seen in the log, and than those of all replicas that are known. What a reader
-knows of the log before it matters neither for the verdict nor for the state behind it. Whether it
-may go on there with what it has filed is another question, which `chain` answers.
+it comes once at the most, and not at all where a node has written meanwhile. Its epoch is later
+than all epochs seen in the log, and than those of all known replicas. A reader's knowledge of the
+log before it matters neither for the verdict nor for the state behind it. Whether a replica may go
+on there with the records that it has filed is another question, which `chain` answers.
 
-A checkpoint stands before the leases that an owner has left, until the next CLAIM: whoever claims
-the vacant office has read them, however often its process has started meanwhile. Their content, and
-whether all of it is there, is for `storage.replicated.reader`.
+A checkpoint stands before the leases that an owner has left, until the next CLAIM. So a node that
+claims the vacant office has read them, however often its process has started meanwhile.
+`storage.replicated.reader` reads their content, and checks that all of it is there.
 
 Cost: 2 µs for a record. The state is a few numbers, however long log and frames are: parts are not
 kept here.
-Threads: none of its own; an office belongs to the one who reads the log.
+Threads: none of its own; an office belongs to the thread that reads the log.
 
 Rejected: skipping void records between parts. A reader would have to sort them out a second time to
-find the frame again, and no frame would be answered that is not now. Rejected, too: a verdict on a
+find the frame again, and no more frames would be answered than now. Rejected, too: a verdict on a
 part that waits for the last one. A big frame would be a long silence, and others would claim.
 """
 
@@ -71,22 +73,22 @@ from storage.rows import LogKind
 
 
 class RecordVerdict(IntEnum):
-    """What a record of the log is worth."""
+    """The verdict on a record of the log."""
 
     VOID = 0
     """It does not count."""
     COUNTS = 1
     COMPLETES = 2
-    """It counts, and with it the frame whose last part it is."""
+    """It counts, and so does the frame that it completes."""
 
 
 class OfficeState(NamedTuple):
-    """What the log says up to an offset; what a checkpoint keeps of it."""
+    """The state of the office in the log up to an offset; a checkpoint keeps it."""
 
     next_offset: int = 0
-    """Of the record that is to be applied next: where a reader goes on."""
+    """The offset of the record that is applied next: where a reader goes on."""
     epoch: int = 0
-    """Of the last CLAIM or ADOPT that counts; 0: there was none."""
+    """The epoch of the last CLAIM or ADOPT that counts; 0: there was none."""
     owner: int = NOBODY
     """The node in office; NOBODY: it is vacant."""
     successor: int = NOBODY
@@ -101,11 +103,11 @@ class OfficeState(NamedTuple):
     """The wall clock of the last record's writer that counts. A new owner's time begins there, if
     its own clock is behind (R7)."""
     frame_epoch: int = 0
-    """In which the last complete frame was written; 0: there was none. Who was in office then or
-    later has decided all that there is."""
+    """The epoch of the last complete frame; 0: there was none. The owner of that epoch or a later
+    one has made all decisions that there are."""
     chain: int = 0
-    """A checksum (crc32c) over those of the headers of all complete frames, in order: whoever has
-    the same has the same frames, however the log went."""
+    """A checksum (crc32c) over those of the headers of all complete frames, in order. Two replicas
+    with the same chain have the same frames, however the log went."""
 
     def pack(self) -> bytes:
         """As bytes, for the catalog."""
@@ -113,14 +115,14 @@ class OfficeState(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> "OfficeState | None":
-        """What `pack` made these bytes of; None if it did not."""
+        """The state that `pack` made these bytes of; None if it did not."""
         if len(data) == _OFFICE_BEFORE.size:
             return cls(*_OFFICE_BEFORE.unpack(data))
         return cls(*OFFICE.unpack(data)) if len(data) == OFFICE.size else None
 
 
 OFFICE: Final = struct.Struct(">qIHHQqqqII")
-"""Of OfficeState; big-endian, as all in the catalog."""
+"""The layout of OfficeState; big-endian, as all in the catalog."""
 _OFFICE_BEFORE: Final = struct.Struct(">qIHHQqqqI")
 """Without `chain`, as in catalogs of clusters that were made before there was one. It begins at 0
 there: such a replica is not taken for the same as any other, and that is the worst of it."""
@@ -136,7 +138,7 @@ class _Unfinished:
     header: Header
     last: FramePart
     length_bytes: int
-    """Of all parts so far."""
+    """The length of all parts so far."""
 
 
 class Office:
@@ -153,9 +155,9 @@ class Office:
         """As it was when the first part of the leases that the owner leaves was still to come."""
 
     def checkpoint(self) -> OfficeState:
-        """Where another reader can go on that may claim.
+        """The place where another reader that may claim can go on.
 
-        It stands before the leases that the last owner has left, as long as nobody has claimed."""
+        It stands before the leases that the last owner has left, as long as no node has claimed."""
         return self.frame_place() if self._before_leases is None else self._before_leases
 
     def frame_place(self) -> OfficeState:

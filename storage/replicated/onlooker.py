@@ -1,13 +1,14 @@
-"""Looks on a shard without a replica: who owns it now, and who from now on.
+"""Looks on a shard without a replica: which node owns it, now and from now on.
 
-It begins a little before the end of the log, and reads all that comes. Where an owner is found its
-CLAIM says; that of an owner who has been there for longer than the piece that was read is not seen,
-and has to be learnt elsewhere.
+It begins a little before the end of the log, and reads all that comes. An owner's CLAIM says where
+it is found. The CLAIM of an owner that has been there for longer than the piece that was read is
+not seen, and its address has to be learnt elsewhere.
 
-Cost: what is written to the log is fetched, and 3 µs a record. Threads: one, the caller's.
+Cost: it fetches all that is written to the log, and takes 3 µs a record. Threads: one, the
+caller's.
 
-Rejected: to be told by others alone. What the brokers keep of an owner comes up to seven seconds
-later than its CLAIM, and calls would wait for that at each take-over.
+Rejected: to be told by others alone. The brokers know of an owner up to seven seconds later than
+its CLAIM, and calls would wait for that at each take-over.
 """
 
 from typing import Final
@@ -18,17 +19,17 @@ from storage.replicated.envelope import NOBODY, decode
 from storage.replicated.sighting import Sighting
 
 TAIL_RECORDS: Final = 500
-"""Of a shard's log, to see its owner: it writes at least two a second."""
+"""The records of a shard's log that show its owner: it writes at least two a second."""
 
 
 class Onlooker:
-    """What is seen of one shard."""
+    """The owner of one shard, as far as its log shows it."""
 
     def __init__(self, log: EngineLog) -> None:
         self._log = log
         self._seen = Sighting()
         self._offset: int | None = None
-        """What stands before it was read; None: it begins near the end."""
+        """All records before it were read; None: it begins near the end."""
 
     @property
     def epoch(self) -> int:
@@ -49,8 +50,8 @@ class Onlooker:
         return self._offset is not None
 
     def step(self, wait_s: float) -> bool:
-        """Take in what has come, waiting for it up to `wait_s`; whether somebody else owns the
-        shard, or is found elsewhere.
+        """Take in the records that have come, waiting for them up to `wait_s`. Returns whether
+        another node owns the shard, or its owner is found elsewhere.
 
         Raises EngineError where reading is refused, RecordDamageError, NewerRecordError."""
         if self._offset is None:
@@ -64,8 +65,8 @@ class Onlooker:
                 self._seen.see(decode(data, self._log.name, offset))
                 self._offset = offset + 1
         except OffsetRangeError as error:
-            # What was not needed any more was deleted, or the log has lost its end: nothing here
-            # depends on it.
+            # Records that were not needed any more were deleted, or the log has lost its end:
+            # nothing here depends on it.
             self._offset = error.first if error.offset < error.first else None
         return (self.epoch, self.address) != before
 

@@ -1,20 +1,20 @@
 """The owner's own log: groups on its own disk beside the quorum's memory (R8).
 
-A quorum of the engine's servers has what was answered in the memory of several machines. If all of
-them lose power before they have written it, the owner's disk still has it; so when the same node
-claims the office again, and nobody else has held it meanwhile, it appends what the log lacks, with
-the same seqs.
+A quorum of the engine's servers has the answered groups in the memory of several machines. If all
+of them lose power before they have written them, the owner's disk still has them. When the same
+node claims the office again, and no other node has held it meanwhile, it appends the groups that
+the log lacks, with the same seqs.
 
     DIR/messages/    a message log as of a server alone, of the epoch that
     DIR/OWN          says (JSON)
 
-What a group of an earlier epoch says may contradict what another owner has decided since, so it is
-thrown away. What the node itself has written in the tenure before goes on: a quorum's memory may
-still be all that the log has of it.
+A group of an earlier epoch may contradict a later decision of another owner, so it is thrown away.
+The groups that the node itself has written in the tenure before stay: a quorum's memory may still
+be all that the log has of them.
 
 It goes back to the last checkpoint and no further. Where the log has lost more than that, the
-replica stands behind its end, and stops (OffsetRangeError). What was answered before is in its
-files then, and when people have named it the log goes on behind that
+replica stands behind its end, and stops (OffsetRangeError). Its files then hold the groups that
+were answered before, and when people have named it the log goes on behind them
 (`storage.replicated.adoption`): the own log is appended there as ever.
 
 Cost: a durable write per group, beside the engine's; a file more at each claim.
@@ -44,16 +44,16 @@ class OwnLog:
         self._make = make
 
     def continues(self, claimed: OfficeState) -> bool:
-        """Whether what is there may continue the log, which is as at the claim: nobody else has
-        decided anything since. (Somebody else may have claimed, and this node, too, and ended
-        before a frame was written.) Raises StorageError."""
+        """Whether the own log may continue the log, which is as at the claim: no other node has
+        decided anything since. (Another node may have claimed, and this node, too, and ended before
+        a frame was written.) Raises StorageError."""
         epoch = self._read_epoch()
         return epoch is not None and epoch >= claimed.frame_epoch
 
     def resume(self, next_seq: int) -> tuple[MessageLog, list[Frame], int] | None:
-        """Go on with what is there, where the log goes up to `next_seq`: the message log, the
+        """Go on with the own log, where the log goes up to `next_seq`. Returns the message log, the
         frames that continue the log, and the first seq that is not there. None where that cannot
-        be, since something is damaged: it is to begin anew, and `lacking` says what can be saved.
+        be, since there is damage: then begin anew, and `lacking` tells which frames can be saved.
 
         Raises StorageError."""
         own = self._make()
@@ -72,7 +72,7 @@ class OwnLog:
         return own, frames, behind
 
     def reach(self, place: OfficeState) -> int:
-        """The last seq that this node can bring back, whose files have what stands before `place`.
+        """The last seq that this node can bring back, if its files have all records before `place`.
 
         Raises StorageError."""
         reached = place.next_seq - 1
@@ -84,7 +84,7 @@ class OwnLog:
     def lacking(self, next_seq: int) -> Iterator[Frame]:
         """The frames that continue the log, which goes up to `next_seq`. Raises StorageError.
 
-        What is behind a damaged frame is not returned: it does not continue the log."""
+        Frames behind a damaged one are not returned: they do not continue the log."""
         is_whole = True
         for found in self._make().read(next_seq):
             is_whole &= isinstance(found, Frame) and found.payload_intact
@@ -96,12 +96,12 @@ class OwnLog:
                 is_whole = False
 
     def take_over(self, epoch: int) -> None:
-        """What is there counts as that of `epoch` from now on: before any of it is appended, so
-        that a crash in the middle loses nothing of the rest."""
+        """From now on the groups in the own log count as those of `epoch`. Called before any of
+        them is appended, so that a crash in the middle loses none of the rest."""
         replace_file(self._files, OWN_FILE, json.dumps({"epoch": epoch}).encode() + b"\n")
 
     def begin(self) -> MessageLog:
-        """Throw away what is there, and begin anew."""
+        """Throw the own log away, and begin anew."""
         self._files.make_directory(DIRECTORY)
         for name in self._files.list(DIRECTORY):
             if parse_segment_name(name) is not None:

@@ -2,14 +2,14 @@
 
     EngineLog.read ──▶ decode ──▶ Office.apply ──▶ parts of a frame ──▶ Frame
 
-Whoever starts from a checkpoint gets from there on the same verdicts, and the same frames, as one
-who has read from the beginning (I15).
+A reader that starts from a checkpoint comes to the same verdicts from there on, and the same
+frames, as one that has read from the beginning (I15).
 
 Where the log has lost its end, and goes on behind a replica that people have named, it is read on
 from there (`storage.replicated.adoption`).
 
 Cost: one crc32c pass over envelope and frame each, and one copy where a frame has several parts.
-Threads: belongs to the one who reads.
+Threads: belongs to the thread that reads.
 """
 
 from dataclasses import replace
@@ -51,8 +51,8 @@ class Read(NamedTuple):
     is_other_history: bool = False
     """The log goes on behind other frames than those that were read up to here."""
     has_missed_one: bool = False
-    """People had decided before, too, and what came of that was lost again, unread. Since then the
-    log of what is settled may have other offsets, which cannot be compared."""
+    """People had decided before, too, and the records that followed were lost again, unread. Since
+    then the log of settled deliveries may have other offsets, which cannot be compared."""
     seized_ms: int | None = None
     """For a CLAIM that counts where the last owner has not left in order, with its leases: when the
     next began. Whatever had fallen due before may have been handed out. In ms since 1970."""
@@ -89,8 +89,8 @@ class RecordReader:
     def read(self, wait_s: float) -> list[Read]:
         """The records that are at hand; if there are none, waits for the first, at most `wait_s`.
 
-        Raises ReplicatedLogError, FormatVersionError: nobody can read on from here; EngineError
-        where it has to be known what people have decided, and nobody says it."""
+        Raises ReplicatedLogError, FormatVersionError: no reader can go on from here; EngineError
+        where the decisions of people are needed, and the cluster's log does not answer."""
         if not self._is_known:
             self._is_known = self._find_place(wait_s)
             if not self.is_known:
@@ -119,8 +119,9 @@ class RecordReader:
         """Whether the last record that counts stands where it stood; False: it did not come yet.
 
         A log whose servers have all lost power may have lost its end, and have grown again with
-        other records. Who went on from a place behind that would judge all of them by an office
-        that never was, and might take it while another holds it. Raises ReplicatedLogError."""
+        other records. A replica that went on from a place behind that would judge all of them by an
+        office that never was, and might take it while another holds it. Raises
+        ReplicatedLogError."""
         state = self.office.state
         try:
             found = self._log.read(state.last_offset, wait_s)

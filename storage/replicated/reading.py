@@ -1,4 +1,4 @@
-"""A log of the engine read from an offset to where it ends now, for whoever does not follow it.
+"""A log of the engine read once, from an offset to where it ends now.
 
 Cost: that of the reads. Threads: those of the log.
 """

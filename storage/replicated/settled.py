@@ -1,12 +1,13 @@
-"""What is settled of a shard, on a replicated log: a set that only grows.
+"""The settled deliveries of a shard, on a replicated log: a set that only grows.
 
 A record is a frame of the dispatch log as it stands in the files, whatever hours its rows belong
-to. The same row may stand there several times, from any owner, in any order: it is true each time,
-so nobody has to be in office to append it. That a process was stopped before it could say what it
-had delivered, and says so hours later, saves a repeat.
+to. The same row may stand there several times, from any owner, in any order. It is true each time,
+so a node need not be in office to append it. A process that was stopped before it could report its
+deliveries, and reports them hours later, saves a repeat.
 
-Some records are parts of transactions (`storage.replicated.transactions`): those count that were
-committed. The markers of transactions take offsets and are no records, so offsets have gaps.
+Some records are parts of transactions (`storage.replicated.transactions`): they count if the
+transaction was committed. The markers of transactions take offsets and are no records, so offsets
+have gaps.
 
 Cost: one crc32c pass, each way. Threads: belongs to one thread at a time.
 """
@@ -25,7 +26,7 @@ from storage.replicated.reader import frame_of
 from storage.rows import DISPATCH_DTYPE, LogKind
 
 ROWS_MAX: Final = PART_MAX_BYTES // DISPATCH_DTYPE.itemsize
-"""Of one record."""
+"""The number of rows in one record."""
 
 
 class Settled(NamedTuple):
@@ -58,15 +59,15 @@ class SettledLog:
         self._stamp = stamp
 
     def prepare_append(self) -> None:
-        """Connect what appends. Does not wait."""
+        """Connect the producer. Does not wait."""
         self._log.prepare_append()
 
     def append(self, items: Sequence[bytes], now_ms: int) -> list[Settled]:
         """Append rows, each of the bytes one or more, and notes among them; a quorum has them on
         return. Returns the records.
 
-        Raises FencedError where that is not known: they are appended again by whoever delivers
-        them again, and nobody may append with this process's connection any more."""
+        Raises FencedError where that is not known. The rows are then appended again when their
+        messages are delivered again, and this process must append with its connection no more."""
         framed_parts = (framed(part) for part in in_frames(items, PART_MAX_BYTES))
         parts = [(np.frombuffer(rows, DISPATCH_DTYPE), notes) for rows, notes in framed_parts]
         offsets = self._log.append(
@@ -91,8 +92,8 @@ class SettledLog:
 
     @property
     def place(self) -> int:
-        """What stands before it was read, or is nothing that counts; of the last `read`, once that
-        was taken to its end."""
+        """Every record before it was read, or does not count; of the last `read`, once that was
+        taken to its end."""
         return self._log.place
 
     def end(self) -> int | None:

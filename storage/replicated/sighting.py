@@ -1,16 +1,16 @@
-"""Who seems to own a shard, from a piece of its log that may begin anywhere.
+"""The likely owner of a shard, from a piece of its log that may begin anywhere.
 
 `storage.replicated.office` judges each record, and for that has to begin where the log does, or at
-a checkpoint. Somebody who only wants to show the owner has neither, and the log may be many
+a checkpoint. A process that only wants to show the owner has neither, and the log may be many
 gigabytes. Here the last few hundred records are enough, since
 
-    whoever writes anything but a CLAIM has read that its own CLAIM of this epoch counts
+    a node that writes anything but a CLAIM has read that its own CLAIM of this epoch counts
 
-so such a record of the highest epoch names the owner. A CLAIM alone names nobody: it may be void.
-An ADOPT neither: its node claims behind it.
-Records of lower epochs are those of owners who do not know yet that they are none.
+so such a record of the highest epoch names the owner. A CLAIM alone names no owner: it may be void.
+Nor does an ADOPT: its node claims behind it. Records of lower epochs come from owners that do not
+know yet that they are none.
 
-What cannot be told is where the owner is found, unless its CLAIM is in the piece.
+The piece does not tell where the owner is found, unless its CLAIM is in it.
 
 Cost: that of decoding, 3 µs a record. Threads: none of its own.
 
@@ -22,13 +22,13 @@ from storage.replicated.envelope import NOBODY, Adopt, Claim, LogRecord, Release
 
 
 class Sighting:
-    """What a piece of a shard's log shows; not for deciding anything."""
+    """The office as a piece of a shard's log shows it; not for deciding anything."""
 
     def __init__(self) -> None:
         self.epoch = 0
-        """The highest that an owner was seen in; 0: nobody was seen."""
+        """The highest epoch in which an owner was seen; 0: no owner was seen."""
         self.owner = NOBODY
-        """The number of the node; NOBODY: it has left, or nobody was seen."""
+        """The number of the node; NOBODY: it has left, or no owner was seen."""
         self.clock_ms = 0
         """The wall clock of the owner when it wrote the last record that was seen of it."""
         self._addresses: dict[tuple[int, int], str] = {}

@@ -1,17 +1,17 @@
-"""Records for somebody's topics and rows of what is settled, committed together or not at all.
+"""Records for another operator's topics and settled rows, committed together or not at all.
 
     records ──┐
               ├──▶ one transaction ──▶ all of it can be read, or nothing ever
     rows ─────┘
 
-The rows stand in the log of what is settled as any others (`storage.replicated.settled`). So
-whoever reads that log, and only what is committed of it, knows of each message whether it has left.
-Never in a shard's message log: the markers of transactions take offsets, and the office counts on
-gapless ones.
+The rows stand in the log of settled deliveries as any others (`storage.replicated.settled`). So a
+reader of that log that takes only committed records knows of each message whether it has left.
+Transactions never go into a shard's message log: their markers take offsets, and the office counts
+on gapless ones.
 
 Several transactions are under way at once, one in each slot. A slot has a name that is the same for
-all owners of the shard: who opens it ends what another has left open there, and shuts that other
-out.
+all owners of the shard: a process that opens it ends any transaction that another process has left
+open there, and shuts that process out.
 
 Threads: `commit` blocks; each slot belongs to one thread at a time, all else to any.
 """
@@ -41,7 +41,7 @@ class Committed:
     """All of it is there."""
 
     offset: int
-    """Of the rows, in the log of what is settled."""
+    """The offset of the rows, in the log of settled deliveries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,14 @@ class SettledTransactions(Protocol):
     """The transactions of one shard's owner."""
 
     def differs(self, bootstrap: str) -> str | None:
-        """Why these brokers are not those of the log of what is settled; None: they are."""
+        """Why these brokers are not those of the log of settled deliveries; None: they are."""
         ...
 
     def open(self) -> None:
-        """Shut out whoever had the slots before, and end what was left open. Waits for brokers.
+        """Shut out the processes that had the slots before, and end open transactions.
 
-        What is read of the log behind this is all there is. Again: nothing. Raises EngineError."""
+        Waits for brokers. A read of the log behind this returns all that there is. Called again, it
+        does nothing. Raises EngineError."""
         ...
 
     def commit(
