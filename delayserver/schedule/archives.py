@@ -1,10 +1,10 @@
-"""Archives: what somebody has a copy of, so that the server may delete it.
+"""Archives: hours of which an external copy exists, so that the server may delete them.
 
 A job (`delayserver.pipeline.archive.archive`) copies retired hours to a place of its own, and tells
-what the copy covers: how long the hour's two files were, and the last entry in them. An hour counts
-as archived only as long as that is so: one that comes back, since a message is published or moved
-into it, is longer then, and waits again. With the setting `archive` only archived hours are
-deleted.
+the server how far the copy goes: how long the hour's two files were, and the last entry in them. An
+hour counts as archived only as long as that is so. An hour that comes back, since a message is
+published or moved into it, is longer then, and waits again. With the setting `archive` only
+archived hours are deleted.
 
 Cost: the list reads the table of hours, and the length of a file per hour that is retired.
 Threads: `Archives` belongs to the replay thread; the functions have no state.
@@ -49,7 +49,7 @@ class RetiredHour:
 
 
 def extent_of(state: HourState, dispatch_bytes: int) -> Extent:
-    """What the files of an hour hold, as far as they are filed."""
+    """The extent of an hour's files, as far as they are filed."""
     return Extent(state.length, dispatch_bytes, state.last_entry_seq)
 
 
@@ -77,7 +77,7 @@ class Archives:
         effects: Effects,
         checkpoint: Callable[[], int],
     ) -> None:
-        """`hours`: what is filed (`Replay.hours`); `checkpoint`: makes `effects` durable."""
+        """`hours`: the filed hours (`Replay.hours`); `checkpoint`: makes `effects` durable."""
         self._hours = hours
         self._dispatch = dispatch
         self._effects = effects
@@ -85,9 +85,9 @@ class Archives:
         self._archived = read_archived(catalog)
 
     def confirm(self, hour: int, archived: Archived) -> None:
-        """Somebody has an archive of a retired hour; durable on return.
+        """Record that an archive of a retired hour exists; durable on return.
 
-        Raises NotFoundError; ConflictError where it does not cover what the hour holds now."""
+        Raises NotFoundError; ConflictError where it does not cover all that the hour holds now."""
         state, name = self._hours.get(hour), hour_name(hour)
         if state is None:
             raise NotFoundError(f"no hour {name} is kept: it was deleted, or nothing was due in it")
@@ -105,7 +105,7 @@ class Archives:
                 "changed",
             )
         self._effects.writes[Table.ARCHIVES].append((hour_key(hour), pack_archived(archived)))
-        # Whoever is answered may rely on it that the hour will be deleted.
+        # A client that is answered may rely on it that the hour will be deleted.
         self._checkpoint()
         self._archived[hour] = archived
 

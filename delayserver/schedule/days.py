@@ -1,19 +1,19 @@
-"""Days: the far level of the wheel. What is far is filed by day, and a day is split into its hours
-before it comes near.
+"""Days: the far level of the wheel. Messages that are far off are filed by day, and a day is split
+into its hours before it comes near.
 
     records ──▶ far: the day's file ── split, a slice per step ──▶ the files of its hours
             └─▶ near, or the day is split: the hour's file
 
-Where a row is filed: in its day, if that has a file; else in its hour, if the day is near or any of
-its hours has a file; else in its day. So a day with rows has either a file of its own or files of
-hours, and never both, whatever the clock does. Of all that only the table HOURS tells.
+A row is filed in its day, if that has a file; else in its hour, if the day is near or any of its
+hours has a file; else in its day. So a day with rows has either a file of its own or files of
+hours, and never both, whatever the clock does. Only the table HOURS tells which.
 
 A split appends the rows of the day's file to those of its hours, in their order, so the rows of an
-hour stay in the order of their seq. What is filed meanwhile goes behind the others in the day's
+hour stay in the order of their seq. Rows that are filed meanwhile go behind the others in the day's
 file. When all of it is copied the day is given up for its hours, in memory and with the next
-checkpoint: after a crash before that the hours' files are cut back, to nothing, and the split
-begins anew (I7). The day's file is deleted when the checkpoint is durable; if anything in it was
-damaged it is set aside instead, and the intact rows are in their hours (I8).
+checkpoint. After a crash before that the hours' files are cut back, to nothing, and the split
+begins anew (I7). The day's file is deleted when the checkpoint is durable. If it had damage it is
+set aside instead, and the intact rows are in their hours (I8).
 
 Cost: two years are 730 files for a checkpoint, and not 17,520. A split reads and writes each byte
 once, in slices of SLICE_BYTES.
@@ -37,7 +37,7 @@ from storage.rows import HOUR_MS, SCHEDULE_DTYPE, concatenate, select
 NEAR_MS = DAY_MS
 """A day is near when it begins within that time, long before its first hour is loaded."""
 SLICE_BYTES = 8 * 1024 * 1024
-"""What is split in one step, so that filing does not wait for long."""
+"""The bytes that are split in one step, so that filing does not wait for long."""
 
 FileHour = Callable[[BucketPart, HourState], HourState]
 """Appends a frame to the file of an hour whose state is given; returns the new state."""
@@ -49,7 +49,7 @@ class Days:
     def __init__(
         self, schedule: HourLog, hours: dict[int, HourState], *, slice_bytes: int = SLICE_BYTES
     ) -> None:
-        """`hours`: what is filed (`Replay.hours`)."""
+        """`hours`: the filed hours and days (`Replay.hours`)."""
         self._schedule = schedule
         self._hours = hours
         self._slice_bytes = slice_bytes
@@ -84,8 +84,8 @@ class Days:
         return min(days, default=None)
 
     def split(self, day: int, file_hour: FileHour) -> tuple[set[int] | None, list[Damage]]:
-        """Split the next slice of a day. Returns the hours that it has become, or None: there is
-        more to do; and what of it is damaged.
+        """Split the next slice of a day. Returns the hours that it has become, or None if there is
+        more to do, and the damage in it.
 
         Raises ShortageError: nothing of the slice counts then; call again."""
         if self._split is not None and self._split.day != day:
@@ -110,7 +110,7 @@ class _Split:
     def __init__(self, schedule: HourLog, day: int, slice_bytes: int) -> None:
         self.day = day
         self.states: dict[int, HourState] = {}
-        """Of its hours, as far as they are written."""
+        """The states of its hours, as far as they are written."""
         self.end = 0
         """How much of the day's file is in them."""
         self._schedule = schedule
@@ -152,7 +152,7 @@ class _Split:
             self._read_end, self._last_seq = found.end, max(self._last_seq, found.last_seq)
             if self._read_end - start >= self._slice_bytes:
                 return
-        # What the file lacks of its length is gone; the catalog has known of more.
+        # The missing part of the file is gone; the catalog has known of more.
         if self._schedule.size(self.day) < length:
             path, end = self._schedule.path(self.day), self._read_end
             reason = "the file is shorter than the catalog says"
@@ -162,7 +162,7 @@ class _Split:
 
 def _joined(frames: list[Frame], damage: list[Damage]) -> tuple[Rows, bytes]:
     """The intact rows of all frames with their payloads in one piece, to which their offsets are
-    set; adds to `damage` what is not intact."""
+    set. Damaged stretches are added to `damage`."""
     parts: list[Rows] = []
     start = 0
     for frame in frames:

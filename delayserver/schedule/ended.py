@@ -1,9 +1,9 @@
-"""What of an hour has ended, collected in sorted columns: which rows were removed, and which are
-settled, for whom.
+"""The ended rows of an hour, collected in sorted columns: removed rows, and rows that are settled,
+with their subscriptions.
 
 A row that went to several subscriptions may be settled for some of them only. A row of the dispatch
-file without a subscription says that what a subscription left behind was dropped, since others had
-the message or were to get it: that ends a row for this one alone.
+file without a subscription says that a row of one subscription was dropped, since others had the
+message or were to get it. It ends that row alone.
 
 Cost: 8 bytes for each row that was removed, 16 for each that is settled, and 0.1 µs to sort them.
 Threads: belongs to one thread.
@@ -48,16 +48,16 @@ class Ended:
 
     @property
     def removed(self) -> NDArray[np.uint64]:
-        """What was removed, in order."""
+        """The seqs of the removed rows, in order."""
         return self._removed.ascending()
 
     @property
     def by_somebody(self) -> NDArray[np.uint64]:
-        """What is settled for at least one subscription, in order."""
+        """The seqs of the rows that are settled for at least one subscription, in order."""
         return self._by_somebody.ascending()
 
     def by(self, subscription_id: int) -> NDArray[np.uint64]:
-        """What is settled for this subscription, in order; for 0: what was dropped."""
+        """The seqs that are settled for this subscription, in order; for 0: the dropped ones."""
         settled = self._settled.get(subscription_id)
         return _NOTHING if settled is None else settled.ascending()
 

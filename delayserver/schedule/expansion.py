@@ -3,8 +3,8 @@
     IMPORT record (first seq, parts, rows left out)  +  staged files  =  rows of the schedule log
 
 Row n of the import has the seq of the record plus n. So the schedule log stays a pure function of
-the message log and the staged files, which are kept until a checkpoint covers the record: what is
-filed after a crash is what was filed before it (I7).
+the message log and the staged files, which are kept until a checkpoint covers the record. Filing
+after a crash writes the same rows as before it (I7).
 
 Cost: one pass over the staged files, a few megabytes at a time. Threads: belongs to the replay
 thread.
@@ -25,7 +25,7 @@ from storage.rows import select
 from storage.staging import Part, StagedRows
 
 SLICE_BYTES = 4 * 1024 * 1024
-"""What is filed in one step, so that neither the event loop nor other records wait for long."""
+"""Bytes that are filed in one step, so that neither event loop nor other records wait long."""
 
 
 class Piece(NamedTuple):
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Staging:
-    """The staged files of one data directory, for those who file what they hold."""
+    """The staged files of one data directory, for the code that files their rows."""
 
     def __init__(self, files: Files, stamp: int, slice_bytes: int = SLICE_BYTES) -> None:
         self._files = files
@@ -60,7 +60,7 @@ class Staging:
         return {import_id for import_id in found if import_id is not None}
 
     def delete(self, import_id: str) -> None:
-        """Delete what was staged for an import."""
+        """Delete the staged files of an import."""
         staging.delete(self._files, import_id)
 
 
@@ -83,8 +83,8 @@ class Expansion:
         """All frames have been read: the slice is the last one."""
 
     def next_slice(self, filed_seq: int) -> tuple[list[Piece], list[Damage], int]:
-        """What comes after `filed_seq`: pieces, damaged stretches (by seq), and the last seq that
-        they cover. The same again until the caller has filed it. Raises ShortageError."""
+        """The rows after `filed_seq`: pieces, damaged stretches (by seq), and the last seq that
+        they cover. Returns the same again until the caller has filed it. Raises ShortageError."""
         if self._frames is None:
             skip = max(0, filed_seq - self.first_seq + 1)
             parts = [Part(*part) for part in self.record.parts]

@@ -1,11 +1,12 @@
 """From records of the message log to rows of the schedule log: which rows, and for which file.
 
-A record that schedules makes an entry in the hour it is due; one that removes makes a tombstone in
-the hour of what it removes; MOVE and RETRY make both. The rows are a function of the records alone,
-so filing them again gives the same rows (I7), and whoever reads both logs can tell what is filed.
+A record that schedules makes an entry in the hour it is due. One that removes makes a tombstone in
+the hour of the entry that it removes; MOVE and RETRY make both. The rows are a function of the
+records alone, so filing them again gives the same rows (I7), and a reader of both logs can tell
+which records are filed.
 
-The rows of all files are put in the order of the files in one go, and the payloads of many small
-ones; what of it is a file's are slices. Two years are 770 files, and for each of them two dozen
+The rows of all files are put in the order of the files in one go, and so are the payloads of many
+small files. Each file then gets slices. Two years are 770 files, and for each of them two dozen
 calls of NumPy would cost more than its rows.
 
 Cost: about 0.05 µs per record, 0.2 with its payload, and some µs per file. Threads: pure functions.
@@ -62,7 +63,8 @@ def schedule_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
     tombstones = np.zeros(len(removing), SCHEDULE_DTYPE)
     for name in _SHARED_FIELDS:
         tombstones[name] = removing[name]
-    # What is moved leaves its place for all; the record names who gets it in the new one.
+    # A moved row leaves its place for all subscriptions; the record names those that get the new
+    # one.
     tombstones["subscription_id"][np.isin(removing["kind"], MOVES)] = 0
     tombstones["due_ms"] = removing["target_due_ms"]
     tombstones["message_seq"] = removing["target_seq"]
@@ -79,7 +81,7 @@ def _words(rows: Rows) -> np.ndarray:
 
 
 class BucketPart(NamedTuple):
-    """What of a batch one bucket gets: a frame of its file, and what that adds to its state."""
+    """A bucket's part of a batch: a frame of its file, and the change of its state."""
 
     bucket: int
     rows: Rows
@@ -89,7 +91,7 @@ class BucketPart(NamedTuple):
     last_entry_seq: int
     """0: it has tombstones alone."""
     by_hour: list[int]
-    """Of a day: entries less tombstones of each of its hours."""
+    """In a day: entries less tombstones of each of its hours."""
 
 
 def parts_by_bucket(

@@ -1,13 +1,13 @@
-"""The loader: reads an hour from the disk into runs of the wheel, minus what is settled.
+"""The loader: reads an hour from the disk into runs of the wheel, minus the settled rows.
 
-    rows of the schedule file  −  tombstones in it  −  rows of the dispatch file  =  what waits
+    rows of the schedule file  −  tombstones in it  −  rows of the dispatch file  =  waiting rows
 
 A row that went to several subscriptions may be settled for some of them only; it becomes one row
 for each of the others. Only columns are read, never payloads.
 
-What it takes up to `memory_bytes` for one hour is memory; what comes behind them stands in mapped
-files (`storage.scratch`), so that an hour of a hundred million rows needs no more of it than one of
-three.
+The first `memory_bytes` that an hour needs are memory. All more stands in mapped files
+(`storage.scratch`), so that an hour of a hundred million rows needs no more memory than one of
+three million.
 
 Cost: 10 M rows in about 2 s, rows that were filed one by one 1 µs each; 24 bytes each, and twice
 that while it is at work. NumPy releases the GIL in the long steps; the rows come in parts, since to
@@ -53,7 +53,7 @@ class LoadSizes(NamedTuple):
     run_rows: int = LOADED_RUN_ROWS
     """See `merge_runs`."""
     memory_bytes: int = 128 << 20
-    """Enough for three million rows and what it takes to load them."""
+    """Enough for three million rows and the work of loading them."""
     piece_bytes: int = PIECE_BYTES
     """See `storage.scratch`."""
 
@@ -78,7 +78,7 @@ class LoadedHour:
     index: list[Places]
     damage: list[Damage] = field(default_factory=list)
     fired: list[Mark] = field(default_factory=list)
-    """What of it has fired though it is not due yet: the clock was set back."""
+    """Rows that have fired though they are not due yet: the clock was set back."""
     of_groups: Rows = field(default_factory=lambda: np.empty(0, WHEEL_DTYPE))
     """Copies of the rows that are for one subscription, and of a group."""
     is_whole: bool = True
@@ -126,7 +126,7 @@ class LoadedHour:
     def _of_runs(
         self, places: NDArray[np.intp]
     ) -> Iterator[tuple[NDArray[np.intp], Run, NDArray[np.intp]]]:
-        """Of each run that has any of the places: which of them, and where they are in it."""
+        """For each run that has any of the places: which of them, and where they are in it."""
         ends = np.cumsum([len(run.rows) for run in self.runs])
         numbers = np.searchsorted(ends, places, side="right")
         for number in np.unique(numbers).tolist():
@@ -160,10 +160,10 @@ class Loader:
         now_ms: int = NEVER_MS,
         leased: Leased | None = None,
     ) -> LoadedHour:
-        """What of the hour waits. Damage is named in the result, and the rest is loaded (I8).
+        """Load the waiting rows of an hour. The result names the damage; the rest is loaded (I8).
 
-        `now_ms`: now, if the hour may have fired before this process began; `leased`: what
-        consumers hold of it, who got it from an earlier process."""
+        `now_ms`: now, if the hour may have fired before this process began; `leased`: leases of its
+        rows that consumers got from an earlier process."""
         sizes = self._sizes
         scratch = Scratch(self._schedule.files, sizes.memory_bytes, piece_bytes=sizes.piece_bytes)
         try:
@@ -183,7 +183,7 @@ class Loader:
         wanted: Leased | None,
     ) -> LoadedHour:
         damage: list[Damage] = []
-        # What was cancelled or moved must not fire (I5), nor what was delivered, again (I4).
+        # A cancelled or moved row must not fire (I5), nor must a delivered row fire again (I4).
         ended, ahead = Ended(scratch), _Ahead(now_ms)
         parts = self._read_schedule(snapshot, ended, ahead, damage, scratch)
         is_whole = not damage
@@ -194,7 +194,7 @@ class Loader:
             removed = is_among_sorted(rows["seq"], ended.removed)
             gone = removed | is_among_sorted(rows["seq"], ended.by_somebody)
             gone |= is_among_sorted(rows["seq"], leased.seqs)
-            # What was for one subscription alone is done.
+            # A row for one subscription alone is done.
             is_for_all = (rows["route"] & ROUTE_SUBSCRIPTION) == 0
             gone |= ~is_for_all & is_among_sorted(rows["seq"], ended.by(0))
             if not gone.any():
@@ -237,8 +237,8 @@ class Loader:
         damage: list[Damage],
         scratch: Scratch,
     ) -> list[Rows]:
-        """The entries as they wait in the wheel, in parts of some length; what the tombstones have
-        ended goes to `ended`."""
+        """The entries as they wait in the wheel, in parts of some length. The rows that tombstones
+        have ended go to `ended`."""
         parts: list[Rows] = []
         waiting: list[Rows] = []
         count = 0
@@ -322,7 +322,7 @@ class _Held:
 
 
 class _Ahead:
-    """Rows that have ended for somebody, and are due at `now_ms` or later."""
+    """Rows that have ended for at least one subscription, and are due at `now_ms` or later."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -349,7 +349,7 @@ def _of_groups(parts: list[Rows]) -> Rows:
 
 
 def _as_entries(waiting: Rows, hour: int) -> Rows:
-    """Wheel rows for all subscriptions as schedule rows again: what `remaining` asks of them."""
+    """Wheel rows for all subscriptions as schedule rows again, with the columns of `remaining`."""
     entries = np.zeros(len(waiting), SCHEDULE_DTYPE)
     entries["seq"], entries["subject_id"] = waiting["seq"], waiting["route"] & ROUTE_NUMBER
     entries["due_ms"] = waiting["due_offset_ms"].astype(np.int64) + hour * HOUR_MS
@@ -362,7 +362,7 @@ def remaining(
     registry: Registry,
     subject_names: dict[int, str],
 ) -> Iterator[tuple[Subscription, np.ndarray]]:
-    """Of rows that are settled for at least one subscription: who is still to get which of them.
+    """The subscriptions that have yet to get rows which others have settled, and those rows.
 
     A row for one subscription is done. A row for a subject remains for those subscriptions that it
     is for (`records.receivers`) and that have not settled it.

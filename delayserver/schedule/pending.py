@@ -1,13 +1,13 @@
-"""Pending rows of one hour, or of a day: what of a subject waits, in due order, found by columns
-alone.
+"""Pending rows of one hour, or of a day: the waiting rows of a subject, in due order, found by
+columns alone.
 
-    dispatch file ─▶ what is settled     ┐
-    schedule file ─▶ what was removed    ├─▶ schedule file again ─▶ the first `limit` rows that wait
+    dispatch file ─▶ settled rows        ┐
+    schedule file ─▶ removed rows        ├─▶ schedule file again ─▶ the first `limit` rows that wait
                                          ┘
 
-The file of an hour is in the order of arrival, so all of its columns are looked at, twice; what is
-kept meanwhile is the seqs of what is gone and `limit` rows, never the hour. The work is cut into
-steps: whoever drives them does other things in between.
+The file of an hour is in the order of arrival, so all of its columns are read, twice. The memory
+meanwhile holds the seqs of the ended rows and `limit` rows, never the hour. The work is cut into
+steps: its caller does other things in between.
 
 Cost: 16 bytes read and 50 ns spent per row of the hour and pass, per page. Threads: pure but for
 reading; the logs belong to one thread.
@@ -33,7 +33,7 @@ from storage.scratch import Scratch
 
 STEP_ROWS = 50_000
 MEMORY_BYTES = 16 << 20
-"""For what has ended in an hour; where it needs more, see `storage.scratch`."""
+"""Memory for the ended rows of an hour; where it needs more, see `storage.scratch`."""
 
 
 class Position(NamedTuple):
@@ -44,7 +44,7 @@ class Position(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a page of the list asks for."""
+    """The request of a page of the list."""
 
     subject_id: int
     subject: str
@@ -56,7 +56,7 @@ class Wanted(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What was found in one hour."""
+    """The rows that were found in one hour."""
 
     rows: Rows
     """Up to `limit`, in order (WHEEL_DTYPE)."""
@@ -97,7 +97,7 @@ def pending_rows(
 def _ended(
     schedule: HourLog, dispatch: HourLog, snapshot: Snapshot
 ) -> Generator[None, None, tuple[Ended, int]]:
-    """What of the hour has ended, and how many rows were looked at for that."""
+    """The ended rows of the hour, and how many rows were looked at for that."""
     ended = Ended(Scratch(schedule.files, MEMORY_BYTES))
     scanned = 0
     for rows in _rows(schedule.scan_runs(snapshot.hour, end=snapshot.length)):
@@ -131,9 +131,9 @@ def _matches(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
 
 
 def _waits(rows: Rows, ended: Ended, wanted: Wanted, registry: Registry) -> np.ndarray:
-    """Which rows some subscription, or nobody yet, is still to get."""
+    """The rows that some subscription, or one that does not exist yet, is still to get."""
     waits = ~is_among_sorted(rows["seq"], ended.by_somebody)
-    # See `Ended`: what was dropped ends a row for one subscription alone.
+    # See `Ended`: a dropped row has ended for one subscription alone.
     waits &= (rows["subscription_id"] == 0) | ~is_among_sorted(rows["seq"], ended.by(0))
     partly = np.flatnonzero(~waits)
     if len(partly):

@@ -2,8 +2,8 @@
 
     index entries of its messages ──▶ its row in the table HOURS ──▶ checkpoint ──▶ its two files
 
-The order is what makes a crash harmless: until the checkpoint the hour is there as a whole, and is
-purged again; after it, a start deletes files that the catalog does not know.
+The order makes a crash harmless. Until the checkpoint the hour is there as a whole, and is purged
+again; after it, a start deletes files that the catalog does not know.
 
 The index entries of a message go with the last hour that holds a row of it. A message that was
 moved has rows in two hours, and is known until both are gone.
@@ -63,7 +63,7 @@ class Purge:
         archives: Archives,
         checkpoint: Callable[[], int],
     ) -> None:
-        """`hours`: what is filed (`Replay.hours`), from which purged hours are taken;
+        """`hours`: the filed hours (`Replay.hours`), from which purged hours are taken;
         `checkpoint`: makes `effects` durable."""
         self._catalog = catalog
         self._schedule = schedule
@@ -76,12 +76,12 @@ class Purge:
         self._purged: list[int] = []
         """Hours that are not in `hours` any more, and whose files are still there."""
         self.deleted_hours: list[int] = []
-        """Hours whose files were deleted, for whoever has them open; the caller takes them out."""
+        """Hours whose files were deleted, for code that has them open; the caller clears it."""
 
     def step(self, now_ms: int, retention_ms: int, *, archive: bool = False) -> bool:
         """Purge the next slice; True: there is more to do.
 
-        `archive`: only what was archived. The catalog must be up to date with what is filed.
+        `archive`: only archived hours. The catalog must be up to date with the filed records.
         Raises ShortageError: call again."""
         if self._purging is None:
             for hour in self._hours:
@@ -170,7 +170,7 @@ class Purge:
                             if watching[index]:
                                 self._purge_watches(hour, row, payload_start)
                     except DamageError as error:
-                        # What is left over of one message must not keep the server from going on.
+                        # The damaged rest of one message must not keep the server from going on.
                         place = (error.path, error.offset, error.offset, error.reason)
                         self._effects.note_damage(Damage(*place, torn=False), now_ms)
                 yield
@@ -183,11 +183,11 @@ class Purge:
     def _lives_elsewhere(self, hour: int, row: np.void, payload_start: int) -> bool:
         """Whether another hour that is still kept holds a row of the message.
 
-        The last of them takes the index entries with it: as long as there is one, the message may
-        be asked for, and must not be taken for what its id alone says."""
+        The last of them takes the index entries with it. As long as there is one, a client may ask
+        for the message, and the server must not judge it by its id alone."""
         message_seq = int(row["message_seq"])
-        # Where a message was settled that was replayed, its row may be one that nobody looks at
-        # when its hour goes; and that comes later, if the clock was set back in between.
+        # Where a replayed message was settled, no look-up may need its row when its hour goes; and
+        # that comes later, if the clock was set back in between.
         flags, is_keyed = int(row["flags"]), row["key_hash"] != np.void(NO_KEY)
         is_last = bool(flags & FLAG_REPLAY) and not (flags & FLAG_WATCHES or is_keyed)
         changes = self._catalog.scan(Table.CHANGES, prefix=change_prefix(message_seq))

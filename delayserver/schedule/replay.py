@@ -1,19 +1,19 @@
 """Replay: follows the message log and files its records into the schedule log.
 
-About once a second everything that was accepted since is filed in one go: rows are sorted by the
-hour they are due, or where that is far by the day (`days`), and each file gets one frame. Then the
-files are synced, and one catalog transaction records the effects together with the checkpoint: that
-every effect of every record up to that seq is durable (I6). After a crash the files are cut back to
-the length in the catalog and the records behind the checkpoint are filed again, by the same code,
-to the same rows (I7).
+About once a second everything that was accepted since is filed in one go. Rows are sorted by the
+hour they are due, or, if that is far, by the day (`days`), and each file gets one frame. Then the
+files are synced, and one catalog transaction records the effects together with the checkpoint. The
+checkpoint says that every effect of every record up to that seq is durable (I6). After a crash the
+files are cut back to the length in the catalog and the records behind the checkpoint are filed
+again, by the same code, to the same rows (I7).
 
-Filing lazily is what keeps an hour's file to at most one frame per checkpoint, however the messages
-arrived. What falls due before it would be filed does not wait for it: the event loop puts it into
-the wheel itself (`Group.express`).
+Because filing is lazy, an hour's file gets at most one frame per checkpoint, however the messages
+arrived. Messages that fall due before they would be filed do not wait for it: the event loop puts
+them into the wheel itself (`Group.express`).
 
 Rows of loaded hours are handed to the wheel with the place of their payload. Loading an hour goes
-through here, too: `snapshot` tells how much of the file holds what was filed so far and marks the
-hour as live; whatever is filed later is handed over. So no message falls between the two (I3).
+through here, too. `snapshot` tells how much of the file holds the rows filed so far, and marks the
+hour as live; rows that are filed later are handed over. So no message falls between the two (I3).
 
 Cost: 0.3 to 0.5 µs per record, vectorised, and 0.5 µs per key at the checkpoint; per checkpoint one
 fdatasync per touched hour and one commit. The event loop decides meanwhile: with 50,000 records no
@@ -66,19 +66,19 @@ from storage.write_ahead_log import CheckpointedLog
 
 @dataclass(slots=True)
 class Filed:
-    """What one call of `file` did."""
+    """The result of one call of `file`."""
 
     last_seq: int
     live: list[tuple[int, Rows]] = field(default_factory=list)
     """Rows for the wheel, by hour (WHEEL_DTYPE)."""
     total_bytes: int = 0
-    """Of an import: how much of it."""
+    """In an import: the number of its bytes."""
     damage: list[Damage] = field(default_factory=list)
-    """What of a staged import cannot be read any more."""
+    """The parts of a staged import that cannot be read any more."""
 
 
 class Snapshot(NamedTuple):
-    """How much of an hour's schedule file holds what was filed before the hour went live."""
+    """How much of an hour's schedule file was filed before the hour went live."""
 
     hour: int
     length: int
@@ -105,7 +105,7 @@ class Replay:
         self._schedule = schedule
         self._message_log = message_log
         self.hours = read_hours(catalog)
-        """What is filed, by hour, and by day where it is far."""
+        """The filed rows, by hour, and by day if they are far off."""
         self._days = Days(schedule, self.hours, slice_bytes=day_slice_bytes)
         self.checkpoint_seq = read_checkpoint(catalog)
         self.has_checkpoint = catalog.get(Table.META, CHECKPOINT_KEY) is not None
@@ -247,7 +247,7 @@ class Replay:
     def _hand_over(
         self, part: BucketPart, payload_start: int, express: Collection[int], filed: Filed
     ) -> None:
-        """Of what was filed for a live hour, the wheel gets what did not go there as express."""
+        """Hand the rows filed for a live hour to the wheel, except those that went as express."""
         hour, rows = part.bucket, part.rows
         if hour > self.live_through_hour:
             return
@@ -261,11 +261,11 @@ class Replay:
             filed.live.append((hour, live))
 
     def skip_to(self, seq: int) -> None:
-        """Pass over records that are lost, up to `seq`: nobody else may get their seqs."""
+        """Pass over records that are lost, up to `seq`: no other record may get their seqs."""
         self.filed_seq = max(self.filed_seq, seq)
 
     def resume_definitions(self, *, from_catalog: bool = False) -> Damage | None:
-        """Cut the definitions log back to the checkpoint (I7); returns what is missing, if any.
+        """Cut the definitions log back to the checkpoint (I7); returns the missing stretch, if any.
 
         If something is missing, the next checkpoint writes the log again from the catalog, which
         holds the same. With `from_catalog` it always does: the directory is older than this log.
@@ -282,7 +282,7 @@ class Replay:
         return found
 
     def delete_adopted(self) -> None:
-        """Delete what was staged for imports that the catalog has; a crash may have left it."""
+        """Delete the staged files of imports that the catalog has; a crash may have left them."""
         for import_id in sorted(self._staging.ids()):
             if self._catalog.get(Table.IMPORTS, import_key(import_id)) is not None:
                 self._staging.delete(import_id)
@@ -293,9 +293,9 @@ class Replay:
         """Make everything that was filed durable; returns the checkpoint's seq (I6).
 
         The order is the promise: first the schedule files and the definitions log, then the catalog
-        that speaks of them, then the message log that is not needed any more. Of the catalog the
-        keys come first, in transactions of some length, and the checkpoint with all the rest last:
-        until then the message log has every record of the keys, and files it again after a
+        that speaks of them, then the message log that is not needed any more. In the catalog the
+        keys come first, in transactions of some length, and the checkpoint with all the rest last.
+        Until then the message log has every record of the keys, and files it again after a
         crash."""
         self._schedule.sync()
         writes = self.effects.writes
@@ -317,7 +317,7 @@ class Replay:
         self.checkpoint_seq = self.filed_seq
         self._message_log.delete_through(self.checkpoint_seq)
         while self._imported:
-            # What was staged is needed no more, and not one checkpoint earlier (I7).
+            # The staged files are needed no more, and could not go one checkpoint earlier (I7).
             self._staging.delete(self._imported[0][1])
             del self._imported[0]
         # Without it the next segment is made when it is needed.
@@ -326,7 +326,7 @@ class Replay:
         return self.checkpoint_seq
 
     def tidy(self) -> bool:
-        """A slice of what keeps the catalog quick (`Catalog.tidy`); True: there is more to do."""
+        """Do a slice of the work that keeps the catalog quick (`Catalog.tidy`); True: go on."""
         if self._catalog.get(Table.META, KEYS_AHEAD_KEY) is not None:
             return False  # Keys that no checkpoint covers yet may have to be taken out again.
         return self._catalog.tidy(if_pressing=self.is_importing)
@@ -349,7 +349,7 @@ class Replay:
         )
 
     def must_split(self, through_hour: int) -> bool:
-        """Whether a day is to be split that begins with this hour or before."""
+        """Whether a day must be split that begins with this hour or before."""
         return self._days.first(through_hour) is not None
 
     def split(self, through_hour: int, now_ms: int) -> Filed:
@@ -377,14 +377,14 @@ class Replay:
         return state is not None and bool(state.retired_ms)
 
     def snapshot(self, through_hour: int) -> list[Snapshot]:
-        """Mark all hours up to `through_hour` live; returns what to load of those that were not.
+        """Mark all hours up to `through_hour` live; returns those to load that were not live.
 
         The replay thread takes a snapshot between two batches of records. So no row is loaded that
         a filed cancel has removed (I5, I11), and no row that is filed later is missed (I3). Settled
         hours and hours without messages are left out. Their days have been split (`split`)."""
         assert self._days.first(through_hour) is None, through_hour
-        # After a crash it must be known what may have fired: if the clock was set back, it would
-        # else wait until the clock reaches it again.
+        # After a crash the server must know which messages may have fired. Otherwise, if the clock
+        # was set back, they would wait until it reaches their hour again.
         self.live_once_through_hour = max(self.live_once_through_hour, through_hour)
         self._message_log.note_live(self.live_once_through_hour)
         self.checkpoint()
@@ -406,9 +406,9 @@ class Replay:
             self.effects.changed_hours.add(hour)
 
     def purge(self, now_ms: int, retention_ms: int, *, archive: bool = False) -> bool:
-        """Go on deleting what is past its retention, a slice per call; True: there is more to do.
+        """Go on deleting hours past their retention, a slice per call; True: there is more to do.
 
-        `archive`: only what was archived."""
+        `archive`: only archived hours."""
         self.purging.finish()
         if self.filed_seq != self.checkpoint_seq:
             # Else a key that was used again would be taken for that of the purged message.

@@ -46,7 +46,7 @@ SLOT_MS = 500
 LOADED_RUN_ROWS = 1 << 21
 """48 MiB: given back in some milliseconds, when the last slot of the run has been opened."""
 LOADED_RUNS_MAX = 32
-"""Of an hour: each may have a descriptor, and every look-up asks all of them."""
+"""The most runs of an hour: each may have a descriptor, and every look-up asks all of them."""
 RUN_ROWS = 8_192
 RUN_MERGE = 8
 MERGED_RUN_ROWS = RUN_ROWS * RUN_MERGE
@@ -122,7 +122,7 @@ class Places(NamedTuple):
     seqs: NDArray[np.uint64]
     """Ascending, shape n."""
     places: NDArray[np.uint32]
-    """Of each, its index in all runs, as if they stood one behind the other."""
+    """The index of each in all runs, as if they stood one behind the other."""
 
 
 def merge_runs(
@@ -212,7 +212,7 @@ def _match(
     """Where in `seqs` the wanted ones are, which are ascending; and which of them each is."""
     if not len(wanted):
         return np.empty(0, np.intp), np.empty(0, np.intp)
-    # What is cancelled together was often published together: the range says most.
+    # Messages that are cancelled together were often published together: the range excludes most.
     near = np.flatnonzero((seqs >= wanted[0]) & (seqs <= wanted[-1]))
     which = np.searchsorted(wanted, seqs[near])
     hits = wanted[which] == seqs[near]
@@ -229,7 +229,7 @@ def _find_in_slots(
     counts = run.pointers[asked + 1].astype(np.intp) - starts
     total = int(counts.sum())
     if total > SLOT_ROWS_FEW * len(seqs):
-        # Slots are long: each is searched for what is wanted of it, and for nothing else.
+        # Slots are long: each is searched only for the rows wanted from it.
         order = np.argsort(which, kind="stable")
         wanted = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
         for start, count, here in zip(starts.tolist(), counts.tolist(), wanted, strict=True):
@@ -381,8 +381,8 @@ class Wheel:
     def remove(self, seq: int, due_ms: int) -> Rows | None:
         """Take out one waiting row; returns it (shape 1), or None when it is not here.
 
-        None means that it fired, or was never inserted. A cancel is answered by what this returns:
-        a row that was taken out cannot fire (I5)."""
+        None means that it fired, or was never inserted. The result answers a cancel: a row that was
+        taken out cannot fire (I5)."""
         found = self._find(seq, due_ms)
         if found is None:
             return None
@@ -465,11 +465,11 @@ class Wheel:
     def advance(
         self, now_ms: int, *, loaded_until_ms: int, rows_max: int, routes_max: int = SEQ_MAX
     ) -> list[FiredRows]:
-        """Fire what is due at `now_ms`, in due order; at most `rows_max` rows, of at most
+        """Fire the rows that are due at `now_ms`, in due order; at most `rows_max` rows, of at most
         `routes_max` routes, at a time. As long as it `is_behind`, there is more.
 
-        No slot at or after `loaded_until_ms` is opened: what is due there has not been loaded, and
-        later rows would overtake it."""
+        No slot at or after `loaded_until_ms` is opened: its rows have not been loaded, and later
+        rows would overtake them."""
         opened = 0
         while self._is_to_open(now_ms, loaded_until_ms) and opened < SLOTS_MAX:
             if len(self._open) >= rows_max:

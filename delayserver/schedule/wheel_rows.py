@@ -3,12 +3,12 @@
     seq u64 │ locator u64: offset (40 bits) and length (24) in the hour's file │ due u32 │ route u32
 
 The body stays on the disk until the row fires. The due time counts from the begin of the hour, so
-that it fits into 32 bits; therefore rows are kept by their hour, here and in the queues. How long
-the payload is stands in the row from the begin, so that whoever takes rows knows how many bytes
+that it fits into 32 bits; therefore rows are kept by their hour, here and in the queues. The length
+of the payload stands in the row from the begin, so that a consumer of rows knows how many bytes
 will be read for them.
 
 Cost: some 10 ns per row; 20 µs for the bounds of 10,000 rows, once. Threads: pure functions;
-`FiredRows` belongs to who has it.
+`FiredRows` belongs to the thread that has it.
 """
 
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ ROUTE_PRIORITY = 0xF << _PRIORITY_SHIFT
 ROUTE_OPTIONS = 1 << 26
 ROUTE_GROUP = 1 << 25
 ROUTE_NUMBER = ROUTE_GROUP - 1
-"""Of a route: the id, without what else is said of the row."""
+"""The bits of a route that are the id, without the flags."""
 LOCATOR_LENGTH_BITS = 24
 PAYLOAD_MAX_BYTES = (1 << LOCATOR_LENGTH_BITS) - 1
-"""A locator's length; what is above is the offset. Of what is not filed the locator is no more."""
+"""A locator's length; the bits above are the offset. An unfiled row has the length alone."""
 
 
 def wheel_rows(entries: Rows, hour: int, payload_start: int | np.ndarray) -> Rows:
-    """Entries (SCHEDULE_DTYPE) of one hour as they wait in the wheel (WHEEL_DTYPE); of a day, for
-    those who look at what is far.
+    """Entries (SCHEDULE_DTYPE) of one hour as they wait in the wheel (WHEEL_DTYPE); of a day, for a
+    look at messages that are far off.
 
     `payload_start`: where in the hour's file the payloads of their frame begin, or of each one's
     frame."""
@@ -69,14 +69,14 @@ def route_of(subject_id: int, subscription_id: int) -> int:
 
 
 def route_bits(flags: int) -> int:
-    """What the route of a row says besides, by the flags of its record (`row_flags`)."""
+    """The flags in the route of a row, from the flags of its record (`row_flags`)."""
     priority = flags >> PRIORITY_SHIFT
     bits = ROUTE_GROUP if priority == PRIORITY_OF_GROUP else priority_bits(priority)
     return bits | ROUTE_OPTIONS if flags & FLAG_OPTIONS else bits
 
 
 def priority_bits(priority: int) -> int:
-    """What a route says of a priority."""
+    """The priority in the bits of a route."""
     return priority << _PRIORITY_SHIFT
 
 
@@ -104,7 +104,7 @@ class FiredRows:
     hour: int
     rows: Rows
     known_bounds: Bounds | None = None
-    """Where somebody has asked for them."""
+    """The bounds, once a caller has asked for them."""
 
     def due_ms(self, count: int | None = None) -> NDArray[np.int64]:
         """When the first `count` rows are due; None: all of them."""
@@ -116,7 +116,7 @@ class FiredRows:
         return start_ms(self.hour) + int(self.rows["due_offset_ms"][0])
 
     def marks(self) -> int:
-        """What is in the route of any of the rows."""
+        """The flags in the route of any of the rows."""
         routes = self.rows["route"]
         return int(routes[0]) if len(routes) == 1 else int(np.bitwise_or.reduce(routes))
 
