@@ -1,6 +1,6 @@
-"""Arrow arrays from what NumPy and Python have, and back.
+"""Arrow arrays from values of NumPy and Python, and back.
 
-`pyarrow.array` takes anything, and imports pandas to find out what it was given, as `to_numpy`
+`pyarrow.array` takes anything, and imports pandas to find the type of its argument, as `to_numpy`
 does: half a second of a processor and 40 MB in each of Spark's workers. Here the caller knows.
 
 Cost: one strided copy of a column, none if it is contiguous; 0.1 µs per text.
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 
 def fixed(column: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
-    """A column of fixed width, without nulls; `kind` says what its bytes mean in Arrow, if that is
-    not what the dtype says. The array keeps the memory: a column must not be changed any more."""
+    """A column of fixed width, without nulls; `kind` gives the meaning of its bytes in Arrow, if it
+    differs from the dtype. The array keeps the memory: a column must not be changed any more."""
     data = np.ascontiguousarray(column)
     if data.dtype == bool:
         data, kind = np.packbits(data, bitorder="little"), pa.bool_()

@@ -4,9 +4,9 @@
     arrived ─▶ a note in the frame that settles the delivery (`storage.notes`)
 
 A history goes from row to row with the payload, so nothing is written that would not be written
-without it, and no object waits. It is bounded: the first attempts and the newest stay, and of those
-in between it is known how many there were. What leaves no record leaves no attempt: a lease that
-ran out before the last one, a nack without a delay.
+without it, and no object waits. It is bounded: the first attempts and the newest stay, and those in
+between are only counted. An attempt that leaves no record is missing from it: a lease that ran out
+before the last one, a nack without a delay.
 
 Cost: 2 µs for each attempt that is added. Threads: immutable values.
 """
@@ -18,11 +18,11 @@ import msgspec
 ATTEMPTS_MAX: Final = 20
 """In a history."""
 FIRST_KEPT: Final = 3
-"""Of them the first."""
+"""The number of first attempts among them."""
 TEXT_CHARS_MAX: Final = 1024
-"""Of an answer or an error."""
+"""The most characters of an answer or an error."""
 TEXTS_BYTES_MAX: Final = 8 * 1024
-"""Of all that was answered or went wrong in a history, together."""
+"""The most bytes of all answers and errors in a history, together."""
 
 
 class DeliveryAttempt(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -35,15 +35,15 @@ class DeliveryAttempt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     duration_ms: int | None = None
     """None: not known."""
     status: int = 0
-    """Of HTTP; 0: none."""
+    """The HTTP status; 0: none."""
     answer: str = ""
-    """The beginning of what was answered."""
+    """The beginning of the answer."""
     error: str = ""
     """Why it failed; empty: it arrived."""
 
     @property
     def texts_bytes(self) -> int:
-        """The length of what was answered or went wrong."""
+        """The length of the answer and the error."""
         return len(self.answer.encode()) + len(self.error.encode())
 
 
@@ -54,7 +54,7 @@ class History(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dropped: int = 0
     """How many more there were, behind the first."""
     is_replay: bool = False
-    """Whether this row delivers the message again because somebody asked."""
+    """Whether this row delivers the message again at a client's request."""
 
 
 def with_attempt(history: History | None, attempt: DeliveryAttempt) -> History:

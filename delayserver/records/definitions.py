@@ -32,7 +32,7 @@ DEFINED_TABLES = {number: table for table, number in TABLE_NUMBERS.items()}
 def definitions_among(
     writes: Mapping[Table, Sequence[tuple[bytes, bytes | None]]],
 ) -> list[Definition]:
-    """What a commit of the catalog changes of them; of each key the last change."""
+    """The changes that a commit of the catalog makes in them; the last one of each key."""
     return [
         Definition(number, key, value)
         for table, number in TABLE_NUMBERS.items()

@@ -1,9 +1,9 @@
-"""Direct deliveries: of messages that say themselves where they go (`to`).
+"""Direct deliveries: of messages that name their own address (`to`).
 
 No subscription gets such a message. It goes to one of a few direct subscriptions, which always
-exist and which nobody defines: by the host that its URL names, so that a slow host delays few
-others. Where exactly, how it is signed and how often it is tried stands in the message itself, so
-there is nothing to be made before it, and nothing to be removed behind it.
+exist and which no client defines. The host in its URL decides which, so that a slow host delays few
+others. The message itself holds its address, its signature and the number of its attempts, so there
+is nothing to be made before it, and nothing to be removed behind it.
 
 The numbers stand in the logs, and the number of a host must not change.
 
@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 DIRECT_NAME: Final = "_to"
-"""What answers call the direct subscriptions, all of them. No other may have such a name."""
+"""The one name of all direct subscriptions in answers. No other may have such a name."""
 DIRECT_COUNT: Final = 64
 DIRECT_FIRST_ID: Final = (1 << 25) - DIRECT_COUNT
 """The last numbers for which a route has room; others are given from 1 on."""
@@ -31,9 +31,9 @@ class Destination(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     url: str
     subject: str
-    """That of the message: its row has the number of who gets it in that place."""
+    """The subject of the message: its row has the number of its receiver in that place."""
     secret: str = ""
-    """What the request is signed with; empty: it is not."""
+    """The secret with which the request is signed; empty: it is not."""
     timeout_ms: int = WEBHOOK_TIMEOUT_MS
     max_attempts: int = ATTEMPTS_DEFAULT
     backoff_ms: tuple[int, ...] = ()

@@ -1,17 +1,18 @@
-"""The horizon: what has fallen due so far, also if the clock was set back since.
+"""The horizon: the rows that have fallen due so far, also if the clock was set back since.
 
 A row falls due when its time has come, or when it is accepted if that is later. So a mark tells
-what has: all rows up to a seq that are due before a moment. While the clock goes on one mark is
-enough, the newest seq and now. If it is set back, that of before stays until the clock has passed
-it:
+which rows have: all rows up to a seq that are due before a moment. While the clock goes on one mark
+is enough, the newest seq and now. If it is set back, that of before stays until the clock has
+passed it:
 
     12:00, seq 100                  (100, 12:00)
     set back to 10:00, seq 107      (100, 12:00) (107, 10:00)
     12:01, seq 230                  (230, 12:01)
 
-What was accepted at noon for 11:00 fell due then, and does not once more; what is accepted after
-the clock was set back has not. A subscription keeps the marks of the moment when it was made: the
-rule of who gets a message is a function of them and of the row, the same after a restart.
+A message that was accepted at noon for 11:00 fell due then, and does not once more. One that is
+accepted after the clock was set back has not fallen due. A subscription keeps the marks of the
+moment when it was made. They and the row decide whether it gets a message, with the same result
+after a restart.
 
 Cost: one comparison when the clock goes on. Threads: belongs to the event loop.
 """
@@ -42,7 +43,7 @@ class Horizon:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """What has fallen due."""
+        """The marks of all rows that have fallen due."""
         return tuple(self._marks)
 
     @property
@@ -61,7 +62,7 @@ class Horizon:
             marks[:2] = [Mark(marks[1].seq, marks[0].before_ms)]
 
     def roll_back(self, seq: int) -> None:
-        """What came after `seq` was undone: its seqs are given again."""
+        """Records after `seq` were undone: their seqs are given again."""
         self._marks = [Mark(min(mark.seq, seq), mark.before_ms) for mark in self._marks]
 
 

@@ -1,4 +1,4 @@
-"""What only the server makes, with its secret: message ids, and the hashes of keys.
+"""Values that only the server makes, with its secret: message ids, and the hashes of keys.
 
 The check digits of an id are the first bytes of the rest of it under AES-128, one block with two
 zero bytes before, by a key that is derived from the directory's secret: an id that verifies was
@@ -103,8 +103,8 @@ class IdCodec:
 class KeyHasher:
     """Hashes (subject, key) to the 16 bytes by which a key is indexed.
 
-    BLAKE2b with the directory's secret: nobody outside can make two keys collide, so a match of
-    the hash is taken for a match of the key."""
+    BLAKE2b with the directory's secret: no client can make two keys collide, so a match of the hash
+    is taken for a match of the key."""
 
     def __init__(self, secret: bytes) -> None:
         self._hash = hashlib.blake2b(digest_size=16, key=secret)

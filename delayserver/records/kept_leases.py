@@ -1,4 +1,4 @@
-"""Kept leases: what a shard writes down at a planned stop, so that the next process honours it.
+"""Kept leases: a shard records them at a planned stop, so that the next process honours them.
 
 A lease is a promise to a consumer: until it ends, no other consumer gets the message. A planned
 restart does not break it. At the stop the leases that are left go into one small record, and the

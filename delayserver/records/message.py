@@ -32,7 +32,7 @@ from storage.rows import (
 
 KEY_MAX_BYTES = 256
 REPLAY_HEADER = "delay-replay"
-"""`1` with what is delivered again because somebody asked."""
+"""`1` on a message that is delivered again at a client's request."""
 SCHEDULE_HEADER: Final = "delay-schedule"
 PLANNED_HEADER: Final = "delay-planned"
 OUTCOME_HEADER: Final = "delay-outcome"
@@ -47,7 +47,7 @@ MADE_HEADERS: Final = frozenset(
         OUTCOME_SUBSCRIPTION_HEADER,
     )
 )
-"""What messages carry that the server makes: runs of schedules, and those that tell of outcomes."""
+"""Headers of messages that the server makes: runs of schedules, and messages about outcomes."""
 
 
 def check_key(key: str, pointer: str = "/key") -> None:
@@ -71,7 +71,7 @@ def check_keys(keys: Collection[str]) -> None:
 
 
 class Content(IntEnum):
-    """How the body is to be read."""
+    """The kind of text or bytes that the body holds."""
 
     JSON = 0
     BINARY = 1
@@ -106,16 +106,16 @@ class OutcomeSubjects(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What else the publisher wants of a message; there is none where all is as by default."""
+    """Rarer wishes of the publisher for a message; there are none where all is as by default."""
 
     ttl_ms: int = 0
     """How long after its due time a delivery may still begin; 0: for ever."""
     since_ms: int = 0
     """From when that counts, if it is not the due time: a dead letter was delivered again."""
     priority: int = 0
-    """From 0 to 9: of what is due, higher ones leave first."""
+    """From 0 to 9: among the messages that are due, higher ones leave first."""
     group: str | None = None
-    """Of the messages of a group, a subscription has one under way at a time, in due order."""
+    """A subscription has one message of a group under way at a time, in due order."""
     to: Destination | None = None
     """Where it goes; None: to all subscriptions that match."""
     outcomes: OutcomeSubjects | None = None
@@ -176,7 +176,7 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def is_replay(self) -> bool:
-        """Whether it is delivered again because somebody asked."""
+        """Whether it is delivered again at a client's request."""
         return self.history is not None and self.history.is_replay
 
 
@@ -186,7 +186,7 @@ _many_decoder = msgspec.msgpack.Decoder(list[Payload])
 _ARRAY_OF = struct.Struct(">BI")
 """The begin of an array in MessagePack: a mark, and the number of its items."""
 _FIELDS_MIN = 5
-"""Of a payload these are always written."""
+"""The number of fields that every payload has."""
 _OPTIONS = Payload.__struct_fields__.index("options")
 _OPTIONS_MIN = 3
 """Likewise, of options."""
@@ -198,9 +198,9 @@ def encode_payload(payload: Payload) -> bytes:
 
 
 def _encode(payload: Payload) -> bytes:
-    # Nothing is written for what is not there at the end, so the bytes are the same as before there
-    # were such fields: their digest decides whether a publish with a known key repeats that message
-    # or contradicts it.
+    # Absent fields at the end are not written, so the bytes are the same as before there were such
+    # fields. Their digest decides whether a publish with a known key repeats that message or
+    # contradicts it.
     fields = msgspec.structs.astuple(payload)
     if payload.options is not None:
         options = _without_nothing(msgspec.structs.astuple(payload.options), _OPTIONS_MIN)
@@ -312,7 +312,8 @@ class ScheduleEntry(msgspec.Struct, frozen=True, gc=False):
 class DueDelivery(msgspec.Struct, eq=False):
     """A message that fell due, on its way to one subscription.
 
-    The object exists only while a webhook or a lease carries the message. What waits is a row."""
+    The object exists only while a webhook or a lease carries the message. A waiting message is a
+    row."""
 
     entry: ScheduleEntry
     origin: Origin
@@ -322,7 +323,7 @@ class DueDelivery(msgspec.Struct, eq=False):
     attempt: int
     payload: Payload
     row: Rows
-    """Its row of the wheel (WHEEL_DTYPE, shape 1). It waits again if nobody takes the message."""
+    """Its row of the wheel (WHEEL_DTYPE, shape 1). It waits again if no consumer takes it."""
     extra_attempts: int = 0
     """Attempts that a kill of the process may have hidden: the receiver is told of them, and they
     use up no `max_attempts`."""

@@ -17,7 +17,7 @@ ID_DIGITS = 2 * ID_BYTES
 
 
 class MessageId(NamedTuple):
-    """What an id says."""
+    """The fields of an id."""
 
     shard: int
     due_ms: int
@@ -25,8 +25,8 @@ class MessageId(NamedTuple):
 
 
 def read_id(text: str) -> MessageId:
-    """What an id says, whoever made it: the check digits are not looked at, since only the server
-    knows the secret. Raises NotFoundError for what is no id at all."""
+    """Read the fields of an id from any server. The check digits are not looked at, since only the
+    server knows the secret. Raises NotFoundError for a text that is no id at all."""
     try:
         data = bytes.fromhex(text) if len(text) == ID_DIGITS else b""
     except ValueError:

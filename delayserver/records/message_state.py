@@ -1,16 +1,16 @@
 """The state of a message and of its deliveries: the only place that decides it.
 
-    where its id says, changes ─┐
-    where each row is           ├─▶ one delivery for each subscription ─▶ the state of the message
-    who the message was for     │
-    what the dispatch log tells ┘
+    the place in its id, changes       ─┐
+    the place of each row               ├─▶ one delivery for each subscription ─▶ the state
+    the message's receivers             │                                         of the message
+    its rows in the dispatch log       ─┘
 
 Look-ups, lists, cancels, moves, replays, events and schedules ask here (`Messages.locate`). The
 audit judges whole hours of rows in columns, by the same meanings (`pipeline.states.settlement`).
 
-A message is `scheduled` as long as nobody has had it and it can be cancelled: its row waits, or a
-retry for the only subscription that it was for. It is `delivering` from when it is due until the
-last of its deliveries has ended. Then it is `dead` if one of them died, `cancelled` if it was
+A message is `scheduled` as long as no consumer has had it and it can be cancelled: its row waits,
+or a retry for the only subscription that it was for. It is `delivering` from when it is due until
+the last of its deliveries has ended. Then it is `dead` if one of them died, `cancelled` if it was
 cancelled or every delivery was given up, else `delivered`.
 
 Cost: a few µs. Threads: pure.
@@ -60,7 +60,7 @@ class DeliveryState(NamedTuple):
 
 @dataclass(slots=True)
 class MessageState:
-    """A message, and what became of it."""
+    """A message and its state."""
 
     state: State
     entry: ScheduleEntry
@@ -68,7 +68,7 @@ class MessageState:
     attempts: int = 0
     """Attempts that failed, where a retry waits."""
     subscription_id: int = 0
-    """Not 0: what waits is a retry for this subscription."""
+    """Not 0: the waiting row is a retry for this subscription."""
     deliveries: dict[int, DeliveryState] = field(default_factory=dict)
     """By subscription; not those of which nothing is known yet."""
 
@@ -86,9 +86,9 @@ OPEN = (State.SCHEDULED, State.DELIVERING)
 
 
 def own_row(first: ScheduleEntry, changes: Mapping[int, Change]) -> ScheduleEntry:
-    """The row by which a message is due that is `first` by its id: where it was moved to, if it
-    was. Of one whose retry was cancelled, the later of that and `first`: where the clock was set
-    back, a retry may be due before its message."""
+    """The row by which a message is due that is `first` by its id: the place it was moved to, if it
+    was. If its retry was cancelled, the later of that and `first`: where the clock was set back, a
+    retry may be due before its message."""
     whole = changes.get(0)
     if whole is None:
         return first
@@ -142,7 +142,7 @@ def state_of(
             deliveries.setdefault(subscription_id, ended)
     states = [one.state for one in deliveries.values()]
     retrying = [number for number, one in deliveries.items() if one.state is State.SCHEDULED]
-    # A replay was delivered before: nobody can cancel that.
+    # A replay was delivered before: it cannot be cancelled.
     is_replayed = whole is not None and whole.state == ChangeState.REPLAYED
     is_shared = len(deliveries) > 1 or is_replayed
     if at is not Place.GONE or State.DELIVERING in states or (retrying and is_shared):

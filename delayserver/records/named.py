@@ -1,4 +1,4 @@
-"""Definitions under names, each with a state that moves on: what schedules and sources begin with.
+"""Definitions under names, each with a state that moves on: the base of schedules and sources.
 
 Definition and state are two values, since a state changes with each step and a definition hardly
 ever.
@@ -12,11 +12,11 @@ import msgspec
 
 
 class NamedDefinition(msgspec.Struct, array_like=True, frozen=True):
-    """The first fields of what somebody has put."""
+    """The first fields of a definition that a client has put."""
 
     name: str
     subject_id: int
-    """What it publishes to."""
+    """The subject to which it publishes."""
 
 
 class NamedState(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class NamedState(msgspec.Struct, frozen=True):
     seq: int
     """The record that made it."""
     version: int
-    """The record of the last change that somebody asked for, or that an error made."""
+    """The record of the last change by a client, or by an error."""
     changed_ms: int
     """When that was."""
 
@@ -48,5 +48,5 @@ class Known(NamedTuple, Generic[D, S]):
 
     @property
     def version(self) -> str:
-        """Changes whenever somebody changes, pauses or resumes it; not with its steps."""
+        """Changes whenever a client changes, pauses or resumes it; not with its steps."""
         return str(self.state.version)

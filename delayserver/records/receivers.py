@@ -91,7 +91,7 @@ def heir_of(
         if not departure.subject and has_fallen_due(departure.marks, seq, due_ms):
             others = [one for one in candidates if one.id != left_by.id]
             return _pass_on([left_by, *others], subject, seq, due_ms, {left_by.id})
-    # It fell due for nobody: the oldest one that was there then has it.
+    # It fell due when no subscription wanted it: the oldest one that was there then has it.
     there = [one for one in candidates if had(one, subject, seq, due_ms)]
     if there and not there[0].deleted:
         return there[0]
@@ -147,8 +147,8 @@ def shares(
     due_ms: NDArray[np.int64],
     settled_by: Callable[[int], Mask] | None = None,
 ) -> list[tuple[Subscription, Mask]]:
-    """As `receivers`, of many rows of one subject (shape n): who gets which of them, the oldest
-    subscription first. A row that is in no share waits for one to come.
+    """As `receivers`, for many rows of one subject (shape n): each subscription with its share of
+    them, the oldest first. A row that is in no share waits for a subscription to come.
 
     `settled_by`: which rows a subscription has settled, by its id (shape n). Each row is settled by
     at least one of them then, and one that is in no share is done."""
@@ -247,7 +247,7 @@ def _events(candidates: Sequence[Subscription], subject: str) -> Iterator[_Event
 def needed_spans(
     spans: tuple[SubjectSpan, ...], kept_since_ms: int, filed_seq: int
 ) -> tuple[SubjectSpan, ...]:
-    """A history without what no message needs any more.
+    """A history without the spans that no message needs any more.
 
     `kept_since_ms`: no row that is filed and kept is due earlier; `filed_seq`: all rows up to this
     one are filed. A span is over for all rows that are kept if those that fell due before the next

@@ -4,20 +4,20 @@
     Every(90_000, base_ms).after(ms)                      base, base + 90 s, base + 180 s, …
 
 A planned time of a cron expression is a reading of the clock on the wall. It falls on the first
-moment at which that clock shows it or more: a time that a change of the clock leaves out, on the
-end of the gap, together with what is planned for then; one that there is twice, on the first of
-the two alone. So a schedule that is to go on through the repeated hour is one with `every`, or in
-UTC.
+moment at which that clock shows it or a later time. A time that a change of the clock leaves out
+falls on the end of the gap, together with the runs that are planned for then. A time that there is
+twice falls on the first of the two alone. So a schedule that must go on through the repeated hour
+is one with `every`, or in UTC.
 
-`cronsim` reads the expressions and finds the next reading, on a clock without a zone. What a zone
-makes of it is done here: cronsim's own way is that of Debian's cron, which treats expressions with
-a star in them in another way than those without.
+`cronsim` reads the expressions and finds the next reading, on a clock without a zone. The zone is
+applied here. cronsim's own way is that of Debian's cron, which treats expressions with a star in
+them in another way than those without.
 
-The reading is what a schedule keeps, and the moment follows from it (`Cron.moment_ms`): when the
-rules of a zone change, a schedule of nine o'clock still runs at nine.
+A schedule keeps the reading, and the moment follows from it (`Cron.moment_ms`): when the rules of a
+zone change, a schedule of nine o'clock still runs at nine.
 
-`check_expression` says what may be put, and `zones.check_zone`. They are stricter than what is read
-again: an expression that was accepted once goes on as it did.
+`check_expression` and `zones.check_zone` check the expressions and zones that clients put. They are
+stricter than the reading of stored ones: an expression that was accepted once goes on as it did.
 
 Cost: some 30 µs for a moment of a cron expression, 100 µs beside a change of the clock; 50 µs for
 an expression that was not read lately. Threads: pure; caches may be shared.
@@ -115,7 +115,7 @@ class Every:
 
 
 class Cron:
-    """What a cron expression and a zone say."""
+    """A cron expression and a zone."""
 
     def __init__(self, expression: str, timezone: str) -> None:
         """Raises InputError at `/cron` or `/timezone`."""
@@ -130,7 +130,8 @@ class Cron:
         local = moment.astimezone(self._zone)
         reading = local.replace(tzinfo=None, microsecond=0)
         if local.fold:
-            # The clock shows for the second time what it has shown. New is what comes behind that.
+            # The clock shows for the second time a time that it has shown. Only later readings are
+            # new.
             first = _utc(reading, self._zone, 0)
             last = _change(first, moment, self._zone) - _SECOND
             reading = last.astimezone(self._zone).replace(tzinfo=None)
@@ -143,7 +144,7 @@ class Cron:
         return None
 
     def moment_ms(self, planned: Planned) -> int:
-        """When the clock shows the reading for the first time, or what comes behind it."""
+        """When the clock shows the reading for the first time, or the first later one."""
         if planned.reading_ms == NO_READING:
             return planned.time_ms
         reading = _EPOCH + timedelta(milliseconds=planned.reading_ms)
@@ -159,7 +160,7 @@ class Cron:
         return found
 
     def _moment_of(self, reading: datetime) -> datetime:
-        """When the clock shows that for the first time, or what comes behind it."""
+        """When the clock shows that for the first time, or the first later time."""
         found = _utc(reading, self._zone, 0)
         if found.astimezone(self._zone).replace(tzinfo=None) == reading:
             return found
@@ -181,7 +182,7 @@ def _check_step(name: str, count: int, term: str) -> None:
     values, slash, step = term.partition("/")
     if not slash:
         return
-    # One value alone is what is left of `*/90`, of `50/20` and of `1-5/10`.
+    # A single value is left of `*/90`, of `50/20` and of `1-5/10`.
     number = _FIELDS.index((name, count))
     left = Field(number).parse(term)
     if values in ("L", "LW") or (int(step) > 1 and (len(left) < 2 or int(step) >= count)):
@@ -194,7 +195,7 @@ def _check_step(name: str, count: int, term: str) -> None:
 
 @lru_cache(maxsize=1024)
 def _parsed(expression: str) -> CronSim:
-    """What cronsim makes of an expression; to be copied. Raises InputError at `/cron`."""
+    """The expression as cronsim reads it; to be copied. Raises InputError at `/cron`."""
     text = _ALIASES.get(expression.strip().lower(), expression)
     start = datetime(2000, 1, 1)  # noqa: DTZ001 (a reading of a clock, without a zone)
     try:

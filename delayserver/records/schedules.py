@@ -1,13 +1,13 @@
-"""Schedules: what publishes again and again, and how far it is.
+"""Schedules: definitions that publish again and again, and how far each one is.
 
-    Schedule        what somebody has put: the message, when it runs, what becomes of late runs
+    Schedule        the client's definition: the message, when it runs, the treatment of late runs
     ScheduleState   where it stands: the next run, the last one, counts, whether it is paused
 
 Both are kept packed, and decoded when they are used. The state is in the payload of each run
 (`records.message.ScheduledRun`), so that a run and the step of its schedule are one record.
 
 A planned time of a cron expression is a reading of the clock on the wall. The state keeps that
-reading, and the moment beside it; `as_zones_are` makes the moment follow the rules of the zone when
+reading, and the moment beside it. `as_zones_are` makes the moment follow the rules of the zone when
 they change. So each reading is run once:
 
     planned 09:00 in Berlin, 07:00 in UTC; the rules change by an hour     runs at 08:00 in UTC
@@ -44,7 +44,7 @@ ENDED: Final = Planned(ENDED_MS)
 
 
 class CatchUp(IntEnum):
-    """What becomes of planned times that passed while nobody could run them."""
+    """The treatment of planned times that passed while no server could run them."""
 
     LAST = 0
     """The last of them is run, once."""
@@ -53,7 +53,7 @@ class CatchUp(IntEnum):
 
 
 class Overlap(IntEnum):
-    """What becomes of a run while the message of the one before is not settled."""
+    """The treatment of a run while the message of the one before is not settled."""
 
     ALLOW = 0
     SKIP = 1
@@ -71,7 +71,7 @@ class Schedule(NamedDefinition, array_like=True, frozen=True):
     """0: it runs as `cron` says."""
     timezone: str
     base_ms: int
-    """With `every_ms`: what its runs are in step with."""
+    """With `every_ms`: the moment with which its runs are in step."""
     jitter_ms: int = 0
     catch_up: int = CatchUp.LAST
     overlap: int = Overlap.ALLOW
@@ -129,9 +129,9 @@ class ScheduleState(NamedState, frozen=True, gc=False):
     next_ms: int
     """The next planned time; ENDED_MS: there is none."""
     last_planned_ms: int = 0
-    """Of the last run. All four are 0 until there is one."""
+    """The planned time of the last run. All four are 0 until there is one."""
     last_seq: int = 0
-    """Of its message, as in the id."""
+    """The seq of its message, as in the id."""
     last_due_ms: int = 0
     runs: int = 0
     skipped: int = 0
@@ -239,8 +239,8 @@ SCHEDULES: Final = Understanding(
 
 
 def read_state(value: bytes) -> tuple[ScheduleState, bytes | None, str]:
-    """The state in such bytes, what stands behind the fields that are known here, and why it is
-    not understood; see `Known`. Never raises."""
+    """The state in such bytes, the bytes behind the fields that are known here, and why it is not
+    understood; see `Known`. Never raises."""
     try:
         if len(value) > STATE_BYTES[1]:
             tail = value[STATE_BYTES[1] :]

@@ -2,18 +2,18 @@
 
     with a key      CRC-32C of subject, a zero byte and key, modulo the number of shards
     with a group    and without a key: CRC-32C of a zero byte and the group, likewise
-    without either  any: whoever gets it keeps it
+    without either  any: the shard that gets it keeps it
     by its id       the id says it
     a heartbeat     as a key, without a subject; a schedule likewise, by its name
-    a source        by its name, as a schedule; what it publishes is there, too, with whatever key
+    a source        by its name, as a schedule; its messages are there, too, with whatever key
     a run           where its schedule is: its key, `{name}@{planned time}`, belongs there
     an outcome      where the message is that it tells of: its key, `{id}:{subscription}:{outcome}`,
                     belongs there
 
 A key counts before a group: then the order of the group holds in each shard by itself.
 
-So all that is said of a key is said to one shard, which can tell a repetition. Clients may reckon
-it themselves, to ask the owner at once; a wrong guess costs a hop, and nothing else.
+So all requests about a key go to one shard, which can tell a repetition. Clients may compute the
+shard themselves, to ask the owner at once. A wrong guess costs a hop, and nothing else.
 
 Cost: 0.4 µs a key; 3 µs in a client without google-crc32c. Threads: pure functions.
 """
@@ -45,7 +45,7 @@ def shard_of(subject: str, key: str, count: int) -> int:
 
 
 def outcome_key(message_id: str, subscription: str, outcome: str) -> str:
-    """The key of the message that tells what came of another's delivery."""
+    """The key of the message that tells the outcome of another's delivery."""
     return f"{message_id}:{subscription}:{outcome}"
 
 

@@ -1,6 +1,6 @@
 """Sources: topics that messages are taken from, and how far each of them is.
 
-    Source       what somebody has put: where the topic is, and what its records become
+    Source       the client's definition: where the topic is, and how its records become messages
     SourceState  where it stands: the next offset of each partition, counts, whether it is paused
 
 Both are kept packed, and decoded when they are used. The state is written with each batch that is
@@ -20,12 +20,12 @@ from delayserver.records.understanding import Understanding, elements_behind, wi
 
 
 class OnError(IntEnum):
-    """What becomes of a source with a record that cannot be published."""
+    """The reaction of a source to a record that cannot be published."""
 
     SKIP = 0
     """It is counted, and left out."""
     STOP = 1
-    """Nothing is taken any more, until somebody resumes it."""
+    """Nothing is taken any more, until a client resumes it."""
 
 
 class SourceRecord(NamedTuple):
@@ -37,8 +37,8 @@ class SourceRecord(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     is_mark: bool = False
-    """Nothing to publish: what stands through `offset` was read, such as the marker of a
-    transaction, which no consumer gets."""
+    """Nothing to publish: all through `offset` was read, such as the marker of a transaction, which
+    no consumer gets."""
 
 
 class Source(NamedDefinition, array_like=True, frozen=True):
@@ -49,7 +49,7 @@ class Source(NamedDefinition, array_like=True, frozen=True):
     due_header: str
     """The header that says when a message is due."""
     group: str
-    """The group that progress is shown in; what counts is the state."""
+    """The group in which progress is shown; the state is authoritative."""
     on_error: int = OnError.SKIP
 
 
@@ -77,8 +77,8 @@ class SourceState(NamedState, array_like=True, frozen=True):
     last_skipped: UnpublishedRecord | None = None
     """The last that could not be published."""
     identity: str = ""
-    """Which topic the positions belong to: another one of the same name has another identity.
-    Empty: nobody knows."""
+    """The topic that the positions belong to: another one of the same name has another identity.
+    Empty: it is unknown."""
 
 
 KnownSource = Known[Source, SourceState]
@@ -118,8 +118,8 @@ _STATES: Final = Understanding(SourceState, {"seq": 0, "version": 0, "changed_ms
 
 
 def read_source_state(value: bytes) -> tuple[SourceState, bytes | None, str]:
-    """The state in such bytes, what stands behind the fields that are known here, and why it is
-    not understood; see `Known`. Never raises."""
+    """The state in such bytes, the bytes behind the fields that are known here, and why it is not
+    understood; see `Known`. Never raises."""
     state, problem = _STATES.read(value)
     if not problem:
         return state, b"", ""

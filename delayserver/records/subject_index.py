@@ -10,8 +10,8 @@ A subject has as many patterns as it has dots, and two more, and each of them is
 dictionary. A change touches the pattern that it is about, and nothing else. So neither a look-up
 nor a change depends on how many patterns or subjects there are.
 
-Cost: 0.7 µs for a look-up, and 0.1 µs for each dot; a look-up after a change of a pattern sorts
-what stands under it. Threads: belongs to whoever made it.
+Cost: 0.7 µs for a look-up, and 0.1 µs for each dot; a look-up after a change of a pattern sorts the
+things under it. Threads: belongs to the thread that made it.
 
 Rejected: to remember the answer for each subject until anything changes. 10,000 patterns and as
 many subjects then cost 10⁸ comparisons after each change, and the event loop stands for a minute.

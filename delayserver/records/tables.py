@@ -1,21 +1,21 @@
 """The sixteen tables of the catalog: keys, values, and whether an entry is one of its table.
 
-The catalog (`storage.catalog`) knows bytes alone. What the bytes of each table mean stands here,
-table by table, and nowhere else: replay writes them; recovery, check, repair and the pipeline read
-them; FORMAT.md describes them.
+The catalog (`storage.catalog`) knows bytes alone. The meaning of the bytes of each table stands
+here, table by table, and nowhere else: replay writes them; recovery, check, repair and the pipeline
+read them; FORMAT.md describes them.
 
     META            how far the logs are filed                        names
-    HOURS           what each hour's schedule file holds              hour
+    HOURS           the extent of each hour's schedule file           hour
     KEYS            which message a key stands for                    key hash
     CHANGES         where a message is, if not where its id says      message seq, subscription
     SUBJECTS        names                                             number
     SUBSCRIPTIONS   definitions                                       number
-    DEAD_LETTERS    what was given up, and why                        subscription, schedule row
+    DEAD_LETTERS    deliveries that were given up, and why            subscription, schedule row
     WATCHES         which messages an event completes                 watch key, message seq
-    HEARTBEATS      what is published when a renewal does not come    key
+    HEARTBEATS      the message to publish if a renewal does not come key
     IMPORTS         bulk loads that were adopted                      id
-    ARCHIVES        which hours somebody keeps a copy of              hour
-    SCHEDULES       what publishes again and again                    name
+    ARCHIVES        hours of which an external copy exists            hour
+    SCHEDULES       definitions that publish again and again          name
     SCHEDULE_STATES when each of them runs next, and ran last         name
     SOURCES         topics that messages are taken from               name
     SOURCE_STATES   how far each of them is                           name
@@ -24,7 +24,7 @@ them; FORMAT.md describes them.
 Ten of them follow from no hour file: `records.definitions`.
 
 A section has the key of its table, the value, `pack_…` and its inverse `parse_…` or `unpack_…`, and
-what `check_entry` holds an entry against.
+the rules by which `check_entry` judges an entry.
 
 Cost: less than a microsecond per entry. Threads: functions without state.
 """
@@ -184,7 +184,7 @@ def read_seized(catalog: Catalog) -> tuple[int, ...]:
 
 
 def read_settled_place(catalog: Catalog) -> int:
-    """How far the dispatch logs have what the log says that all replicas share."""
+    """How far the dispatch logs have the settled deliveries of the log that all replicas share."""
     return settled_place_of(catalog.get(Table.META, SETTLED_KEY))
 
 
@@ -215,7 +215,7 @@ _DAY_HOURS = struct.Struct(f">{DAY_HOURS}q")
 
 @dataclass(slots=True)
 class HourState:
-    """What the catalog knows about an hour, or about a day that is not split yet."""
+    """The catalog's record of an hour, or of a day that is not split yet."""
 
     length: int = 0
     """Bytes of the schedule file that are filed."""
@@ -225,10 +225,10 @@ class HourState:
     retired_ms: int = 0
     """When all its messages were settled; 0: not yet."""
     first_seq: int = 0
-    """Of its rows; 0: not known. An hour that was deleted and came back (a clock that was set back
-    does that) does not hold what is older."""
+    """The first seq of its rows; 0: not known. An hour that was deleted and came back (a clock that
+    was set back does that) does not hold older rows."""
     by_hour: tuple[int, ...] = ()
-    """Of a day: entries less removals of each of its hours."""
+    """In a day: entries less removals of each of its hours."""
 
     def is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
         """Whether it is past its retention: from now on it is being deleted."""
@@ -287,7 +287,7 @@ def read_hours(catalog: Catalog) -> dict[int, HourState]:
 
 
 def read_hour(catalog: Catalog, hour: int) -> HourState | None:
-    """What the table HOURS says of where the rows of an hour are filed: there, or in its day."""
+    """The entry of the table HOURS for the rows of an hour: its own, or that of its day."""
     for bucket in places_of(hour):
         value = catalog.get(Table.HOURS, hour_key(bucket))
         if value is not None:
@@ -307,7 +307,7 @@ NO_ENTRY = bytes(_KEY_VALUE.size)
 
 
 class KeyEntry(msgspec.Struct, frozen=True, gc=False):
-    """The message that a key stands for: what its id says, and a digest of its content."""
+    """The message that a key stands for: the fields of its id, and a digest of its content."""
 
     seq: int
     due_ms: int
@@ -371,8 +371,8 @@ class ChangeState(IntEnum):
 class Change(msgspec.Struct, frozen=True, gc=False):
     """Where a message is now (subscription 0), or its delivery to one subscription.
 
-    Of many that were cancelled each has one until the next checkpoint: the garbage collector must
-    not walk over them."""
+    If many messages are cancelled each has one until the next checkpoint: the garbage collector
+    must not walk over them."""
 
     state: int
     entry_seq: int
@@ -387,7 +387,7 @@ def change_key(message_seq: int, subscription_id: int) -> bytes:
 
 
 def change_prefix(message_seq: int) -> bytes:
-    """What the keys of all changes of a message begin with."""
+    """The prefix of the keys of all changes of a message."""
     return _CHANGE_PREFIX.pack(message_seq)
 
 
@@ -452,7 +452,7 @@ def read_subjects(catalog: Catalog) -> dict[int, str]:
 
 
 def lost_subject(number: int) -> str:
-    """In the place of a name that is lost: nobody can publish or subscribe to it by that."""
+    """A stand-in for a name that is lost: no client can publish or subscribe to it by that."""
     return f"(lost subject {number})"
 
 
@@ -551,8 +551,8 @@ def read_dead_letter_owners(catalog: Catalog, name: str) -> list[Subscription]:
 
 
 def count_dead_letters(catalog: Catalog, most: int) -> Iterator[tuple[Subscription, int]]:
-    """Whoever has dead letters, deleted or not, and how many, up to `most`; oldest first, the
-    direct ones last. One look-up for each of them, and the count."""
+    """The subscriptions that have dead letters, deleted or not, and how many, up to `most`; oldest
+    first, the direct ones last. One look-up for each of them, and the count."""
     start = b""
     while (found := next(catalog.scan(Table.DEAD_LETTERS, start), None)) is not None:
         subscription_id, _ = parse_dead_letter_key(found[0])
@@ -584,7 +584,7 @@ WATCH_VALUE = struct.Struct(">QB")
 
 
 class OnEvent(IntEnum):
-    """What an event does to a message that watches its key."""
+    """The effect of an event on a message that watches its key."""
 
     CANCEL = 0
     FIRE = 1
@@ -596,7 +596,7 @@ def watch_key(key: str, message_seq: int) -> bytes:
 
 
 def watch_prefix(key: str) -> bytes:
-    """What the keys of all messages begin with that watch `key`."""
+    """The prefix of the keys of all messages that watch `key`."""
     data = key.encode()
     return _WATCH_LENGTH.pack(len(data)) + data
 
@@ -616,7 +616,7 @@ def pack_watch(due_ms: int, on_event: int) -> bytes:
 
 
 def unpack_watch(value: bytes) -> tuple[int, OnEvent]:
-    """Due time at publish, and what an event does, from a value of the table WATCHES.
+    """Due time at publish, and the effect of an event, from a value of the table WATCHES.
 
     Raises struct.error, ValueError."""
     due_ms, on_event = WATCH_VALUE.unpack(value)
@@ -737,16 +737,16 @@ def _check_import(key: bytes, value: bytes) -> None:
 
 
 class Extent(NamedTuple):
-    """What an hour's files hold. They only grow: the same extent is the same content."""
+    """The extent of an hour's files. They only grow: the same extent is the same content."""
 
     schedule_bytes: int
     dispatch_bytes: int
     last_seq: int
-    """Of its entries. An hour that was deleted and came back has a later one."""
+    """The last seq of its entries. An hour that was deleted and came back has a later one."""
 
 
 class Archived(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table ARCHIVES (MessagePack): what an archive of an hour covers."""
+    """A value of the table ARCHIVES (MessagePack): the extent of an archive of an hour."""
 
     schedule_bytes: int
     dispatch_bytes: int
@@ -754,13 +754,13 @@ class Archived(msgspec.Struct, array_like=True, frozen=True):
     count: int
     """Entries: messages, and those that were moved or tried again."""
     checksum: str
-    """By whoever made it, for people who compare."""
+    """A checksum by the archive's maker, for people who compare."""
     location: str
     archived_ms: int
 
     @property
     def extent(self) -> Extent:
-        """What of the hour the archive covers."""
+        """The part of the hour that the archive covers."""
         return Extent(self.schedule_bytes, self.dispatch_bytes, self.last_seq)
 
 
@@ -849,7 +849,7 @@ def damage_key(path: str, offset: int) -> bytes:
 
 
 def damage_prefix(path: str) -> bytes:
-    """What the keys of all damage of a file begin with."""
+    """The prefix of the keys of all damage of a file."""
     return path.encode() + b"\0"
 
 
@@ -880,7 +880,7 @@ def _check_damage(key: bytes, value: bytes) -> None:
 # ── all of them ──────────────────────────────────────────────────────────────────────────────────
 
 UNREADABLE = (struct.error, ValueError, msgspec.DecodeError, DamageError)
-"""What `check_entry` raises, and whatever parses an entry."""
+"""The errors that `check_entry`, and any function that parses an entry, raises."""
 
 CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.META: _check_meta,
@@ -903,7 +903,7 @@ CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
 
 
 def check_entry(table: Table, key: bytes, value: bytes) -> None:
-    """Hold an entry of the catalog against what its table holds. Raises one of UNREADABLE;
+    """Check an entry of the catalog by the rules of its table. Raises one of UNREADABLE;
     NotUnderstoodError where it is intact as far as can be told."""
     CHECKS[table](key, value)
 

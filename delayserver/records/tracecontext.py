@@ -1,7 +1,7 @@
 """Trace context (W3C, Level 1): the headers `traceparent` and `tracestate` of a publish.
 
 They go along with the message as headers of its own, so that a webhook carries them and a pull
-shows them; what is malformed is ignored, as the standard asks. They are no part of a message's
+shows them. A malformed header is ignored, as the standard asks. They are no part of a message's
 content: the same message sent again, in another span, is the same message.
 
 Cost: 0.3 µs for a request without them. Threads: pure.

@@ -16,7 +16,7 @@ first.
 Rejected: exceptions. Each place that reads a definition would have to catch them, and the one that
 forgot would end the start, the event loop, or a whole page of a list.
 
-Cost: what the decoder and the check cost; a stand-in takes 20 µs. Threads: pure.
+Cost: that of the decoder and the check; a stand-in takes 20 µs. Threads: pure.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,8 +41,8 @@ class Understanding(Generic[T]):
         fallbacks: Mapping[str, object],
         check: Callable[[T], object] = lambda value: None,
     ) -> None:
-        """`fallbacks`: for a stand-in, what each field without a default is if it cannot be read.
-        `check` raises whatever it likes where a value cannot be used here."""
+        """`fallbacks`: the value in a stand-in of each field without a default that cannot be read.
+        `check` may raise any error where a value cannot be used here."""
         self._kind = kind
         self._fallbacks = fallbacks
         self._check = check

@@ -4,11 +4,11 @@
     have_changed()                the file of a zone is another one now, or a missing one has come
     forget()                      the next `zone_of` reads again
 
-A package of zone data replaces these files while servers run, and `zoneinfo` would keep what it has
-read for as long as the process lives. So nothing here comes from its cache.
+A package of zone data replaces these files while servers run, and `zoneinfo` would keep the rules
+that it has read for as long as the process lives. So nothing here comes from its cache.
 
 Cost: 100 µs to read a zone, a stat for each zone in use for `have_changed`. Threads: belongs to the
-event loop; whoever only plans may be anywhere.
+event loop; code that only plans may run anywhere.
 """
 
 import os
@@ -47,7 +47,7 @@ def zone_of(timezone: str) -> ZoneInfo:
     known = _zones.get(timezone)
     if known is not None:
         return known[0]
-    stamp = _stamp_of(timezone)  # before it is read: what is replaced in between has changed
+    stamp = _stamp_of(timezone)  # before it is read: a file replaced in between has changed
     try:
         zone = ZoneInfo.no_cache(timezone)
     except Exception as error:  # a folder, a table, a file that was cut off: each has its own
