@@ -1,4 +1,4 @@
-"""From the files to a running state: what a start reads, and what `check` and `repair` do.
+"""From the files to a running state: the reading of a start, and the work of `check` and `repair`.
 In reading order:
 
 store           the lock, the catalog and the logs of a directory
@@ -12,7 +12,7 @@ repair_catalog  … the catalog, built again from the logs
 repair_logs     … one file of a log
 scrub           reads filed rows again and again, to find damage early
 shards          check and repair of several shards, one after the other
-standby         files what the owner of a shard has logged
+standby         files the records that the owner of a shard has logged
 replica         a replica, and how it is opened at each of its stages
 office_leases   an owner that leaves in order hands its leases to the next
 snapshots       files that a checkpoint names, kept as they are

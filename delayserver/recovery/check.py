@@ -1,4 +1,4 @@
-"""The check of a data directory: what `storage.check` finds, and whether logs and catalog agree.
+"""The check of a data directory: that of `storage.check`, and whether logs and catalog agree.
 
     catalog                          must agree with
     hours: length                    the end of a frame of the schedule file
@@ -12,8 +12,8 @@
     imports behind the checkpoint    the staged files: they are needed still
     keys, changes, dead letters, …   themselves: each entry can be read
 
-It may run beside a server. Therefore what the catalog promises is read first, and the logs, which
-only grow, after it; what looks missing then is looked up again.
+It may run beside a server. Therefore it reads the catalog's promises first, and the logs, which
+only grow, after them. If something then looks missing it is looked up again.
 
 Cost: see `storage.check`; besides, one pass over the catalog. Threads: one, any.
 """
@@ -182,7 +182,7 @@ def _check_with_keys(files: Files, catalog: Catalog, progress: Progress) -> Repo
 
 @dataclass(slots=True)
 class _Hour:
-    """What the catalog says about an hour, and what its file says up to that length."""
+    """The catalog's record of an hour, and the content of its file up to that length."""
 
     hour: int
     state: HourState
@@ -195,7 +195,7 @@ class _Hour:
 
 
 class _Promised:
-    """What the catalog promises of the logs."""
+    """The catalog's promises about the logs."""
 
     def __init__(self, files: Files, catalog: Catalog) -> None:
         self._files = files
@@ -215,7 +215,7 @@ class _Promised:
         self._last_seq = self._segments[-1] - 1 if self._segments else 0
         self._unknown_subjects: dict[str, set[int]] = {}
         self._needed: list[tuple[int, ImportRecord]] = []
-        """Imports that no checkpoint covers: last seq, and what was staged."""
+        """Imports that no checkpoint covers: last seq, and the record of the staged rows."""
 
     def lengths(self) -> dict[str, int]:
         """How many bytes of each schedule file, and of the definitions log, are committed."""
@@ -245,7 +245,7 @@ class _Promised:
             self._unknown_subjects.setdefault(frame.path, set()).update(unknown.tolist())
 
     def compare(self, report: Report) -> None:
-        """Add what does not agree, after all files were visited."""
+        """Add all disagreements, after all files were visited."""
         self._compare_checkpoint(report)
         damaged = {(found.file, found.offset) for found in report.damage}
         for path, hour in self._hours.items():
@@ -301,8 +301,9 @@ class _Promised:
 
     def _compare_checkpoint(self, report: Report) -> None:
         if self._is_replica:
-            # Its log stands on the engine. What is here is what it wrote besides as an owner, up to
-            # wherever the next one came, and is thrown away when it owns the shard again.
+            # The shard's log stands on the engine. The log here was written besides by this node as
+            # an owner, up to wherever the next one came, and is thrown away when it owns the shard
+            # again.
             return
         seq = self.checkpoint_seq
         if self._segments and seq > self._last_seq:
@@ -312,7 +313,7 @@ class _Promised:
                 first_seq=self._last_seq + 1,
                 last_seq=seq,
             )
-        # A server may have gone on; then it deleted what its newer checkpoint covers.
+        # A server may have gone on; then it deleted the segments that its newer checkpoint covers.
         newest = read_checkpoint(self._catalog)
         if self._segments and self._segments[0] > newest + 1:
             report.add(

@@ -24,11 +24,11 @@ from storage.frame import Damage
 
 @dataclass(slots=True)
 class Defined:
-    """What a generation of the definitions log holds."""
+    """The entries in a generation of the definitions log."""
 
     state: State = field(default_factory=State)
     damage: list[Damage] = field(default_factory=list)
-    """What of it cannot be read; a torn tail apart."""
+    """The parts of it that cannot be read; a torn tail apart."""
     last_seq: int = 0
     """Every effect of the records up to this one was durable when the last frame was written."""
 
@@ -36,7 +36,7 @@ class Defined:
 def read_generation(
     files: Files, generation: int, *, stamp: int, end: int | None = None
 ) -> Defined:
-    """What a generation holds up to `end` (None: the end of its file). 0 is empty.
+    """The entries of a generation up to `end` (None: the end of its file). 0 is empty.
 
     Raises FileNotFoundError."""
     defined = Defined()
@@ -63,7 +63,7 @@ def read_generation(
 
 
 def differences(state: State, catalog: Catalog) -> Iterator[str]:
-    """In words, what the catalog and a state of the definitions log do not agree on."""
+    """Each disagreement between the catalog and a state of the definitions log, in words."""
     known: State = {(one.table, one.key): one.value or b"" for one in read_definitions(catalog)}
     for place in sorted(known.keys() | state.keys()):
         table, key = DEFINED_TABLES.get(place[0], place[0]), place[1].hex()

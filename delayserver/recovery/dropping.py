@@ -1,12 +1,12 @@
 """A node does without its replica: the files of the shard are deleted.
 
     DIR/FORMAT, …  ── rename FORMAT → DROPPED ──▶ there is no replica ── delete all the rest
-    DIR/DROPPED    ── a replica is to be made ──▶ delete what is left, then DROPPED
+    DIR/DROPPED    ── to make a replica again ──▶ delete all files left, then DROPPED
 
-DROPPED says that there is to be no replica, so that nobody looks for it, and that what is there is
-of none: without FORMAT the logs that a process left which was killed in between could not be told
-from those of a directory that was damaged. Tokens, the lock, and what repairs have replaced are not
-of the replica, and stay.
+DROPPED says that the node shall have no replica, so that no process looks for it, and that the
+files left there belong to none. A process may be killed in the middle and leave logs. Without
+FORMAT they could not be told from those of a damaged directory. Tokens, the lock, and the files
+that repairs have replaced are not part of the replica, and stay.
 
 Cost: an unlink for each file. Threads: one, the caller's; nothing of the directory is open.
 """
@@ -27,7 +27,7 @@ _KEPT: Final = frozenset({f"{CATALOG_DIRECTORY}/{FAULT_FILE}"})
 
 
 def is_dropped(files: Files) -> bool:
-    """Whether there is to be no replica in a directory."""
+    """Whether a directory shall have no replica."""
     return files.exists(DROPPED_FILE)
 
 
@@ -43,7 +43,7 @@ def drop(files: Files) -> None:
 
 
 def make_room(files: Files) -> None:
-    """A replica is to be made where one was dropped; nothing elsewhere. Raises StorageError."""
+    """Clear the place of a dropped replica for a new one, if it is one. Raises StorageError."""
     if is_dropped(files):
         _delete_all(files)
         files.unlink(DROPPED_FILE)

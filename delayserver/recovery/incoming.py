@@ -3,21 +3,21 @@
     peer ── manifest, files ──▶ DIR/incoming/new/… ── all verified ──▶ swap ──▶ DIR/…
                                                                         └─▶ DIR/incoming/… the old
 
-What comes is believed as little as what stands on the own disk: the catalog is verified to the last
-value before it is opened, every frame with its payloads, every block of a key run; and the catalog
-must name just these files, at these lengths. What is damaged at the peer is not copied but named,
-and another peer is asked.
+The bytes that come are believed as little as those on the own disk. The catalog is verified to the
+last value before it is opened, every frame with its payloads, every block of a key run; and the
+catalog must name just these files, at these lengths. A file that is damaged at the peer is not
+copied but named, and another peer is asked.
 
-It may be interrupted anywhere. Before the swap nothing has changed, and what has come is kept:
-files only grow, so the peer goes on behind what is there, if its first bytes are the same (their
+It may be interrupted anywhere. Before the swap nothing has changed, and the bytes that have come
+are kept. Files only grow, so the peer goes on behind them, if its first bytes are the same (their
 checksum tells). With the swap the new files count, whichever of them have their names by then
 (`storage.swap`). The message log of the own disk (R8) is left as it is: it says itself whether it
 continues the shard's.
 
-A replica that has something else than what the shard goes on with, since people have decided so
-where its log had lost its end, is set aside first, and stays.
+People may have decided how a shard goes on where its log had lost its end. A replica that differs
+from that is set aside first, and stays.
 
-Also how a replica is repaired in which something was found damaged (I8): see
+A replica in which damage was found (I8) is repaired in this way, too: see
 docs/decisions/0037-a-damaged-replica-is-made-anew.md.
 
 Cost: the network's and the disk's; each byte is written once and read once, 0.4 s a GB for the
@@ -64,7 +64,7 @@ DIRECTORY: Final = "incoming"
 ASIDE: Final = "aside"
 """Where a replica goes that has something else than the shard goes on with."""
 TRIES: Final = 3
-"""Of one peer, whose connection breaks, before another is asked."""
+"""Attempts with one peer, whose connection breaks, before another is asked."""
 PAUSE_S: Final = 1.0
 PIECE_BYTES: Final = 1 << 20
 PROGRESS_S: Final = 5.0
@@ -112,7 +112,7 @@ class Incoming:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`open_catalog` verifies the whole of the catalog in a directory below that of the files,
-        and opens it to be read. `is_ending`: it is to be given up, soon."""
+        and opens it for reading. `is_ending`: the copy should be given up, soon."""
         self._files = files
         self._identity = identity
         self._open_catalog = open_catalog
@@ -124,7 +124,7 @@ class Incoming:
         self._told_s = 0.0
 
     def fetch(self, peers: Sequence[CopySource]) -> SnapshotManifest:
-        """Let the directory be what one of the peers has; the first that can give it does.
+        """Make the directory a copy of one of the peers; the first that can give it does.
 
         Raises NoPeerError: nothing has changed; StorageError: of the own disk."""
         refusals: list[CopySourceError] = []
@@ -190,7 +190,7 @@ class Incoming:
                 raise CopySourceError(peer.name, f"{path!r} is no file of a replica")
 
     def _make_room(self, manifest: SnapshotManifest) -> None:
-        """Delete what has come before and is none of these files."""
+        """Delete files that have come before and are not in this manifest."""
         wanted = {file.path for file in manifest.files}
         for directory in COPIED:
             self._files.make_directory(_new(directory))
@@ -288,7 +288,7 @@ class Incoming:
     # ── the swap ───────────────────────────────────────────────────────────────────────────────
 
     def _swap(self, manifest: SnapshotManifest) -> None:
-        """Put all of it in the place of what is there."""
+        """Put all of it in the place of the old files."""
         self._remove_replaced()
         swap = Swap(self._files, DIRECTORY)
         wanted = {file.path for file in manifest.files}
@@ -305,7 +305,7 @@ class Incoming:
         finish_swap(self._files)
 
     def _remove_replaced(self) -> None:
-        """Delete, durably, what an earlier swap has replaced: else it would stay where it is."""
+        """Delete, durably, the files that an earlier swap has replaced: else they would stay."""
         for directory in ("", *COPIED):
             for name in self._files.list(_old(directory)):
                 if directory or name == FORMAT_FILE:
@@ -315,8 +315,8 @@ class Incoming:
 
 
 def finish_swap(files: Files) -> None:
-    """Carry out a swap that was decided, now or before a crash. That of a repair is left alone: who
-    opens the directory says so. Raises StorageError."""
+    """Carry out a swap that was decided, now or before a crash. The swap of a repair is left alone:
+    the process that opens the directory reports it. Raises StorageError."""
     if is_unfinished(files) and unfinished_backup(files).partition("/")[0] in (DIRECTORY, ASIDE):
         finish(files, _no_catalog)
 
@@ -344,7 +344,7 @@ def set_aside(files: Files, seq: int) -> str:
 
 
 def clear(files: Files) -> None:
-    """Delete what was replaced, and copies that came to nothing. Raises DiskError."""
+    """Delete replaced files, and copies that came to nothing. Raises DiskError."""
     for parent in (_old, _new):
         for directory in ("", *COPIED):
             for name in files.list(parent(directory)):
@@ -375,8 +375,8 @@ def _first_damage(frame: Frame) -> Damage | None:
 
 
 def _kind_of(path: str) -> LogKind | None:
-    """Of which log a file is; that of keys has none of its own, and counts as MESSAGE. None: it is
-    no file of a replica."""
+    """The kind of log that a file belongs to; a file of keys has no kind of its own, and counts as
+    MESSAGE. None: it is no file of a replica."""
     directory, _, name = path.partition("/")
     match directory:
         case "schedule" if parse_bucket_file(LogKind.SCHEDULE, name) is not None:
@@ -407,7 +407,7 @@ def prefix_checksum(file: File, length: int) -> int | None:
 
 
 def _old(path: str) -> str:
-    """Where what is replaced goes."""
+    """The place where a replaced file goes."""
     return f"{DIRECTORY}/{path}".rstrip("/")
 
 

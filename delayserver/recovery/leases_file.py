@@ -1,10 +1,10 @@
-"""The file of the leases: `LEASES` in the data directory, and what is read from it at a start.
+"""The file of the leases: `LEASES` in the data directory, and how a start reads it.
 
     start ── read ──▶ leases that go on ──▶ begin: the file says that a process runs
     planned stop ──▶ keep: the file says that it has ended in order, and with which leases
 
-After a kill the file still says that a process runs. So the next start knows it, and notes the
-moment: whatever had fallen due by then may have been handed out.
+After a kill the file still says that a process runs. So the next start knows of the kill, and notes
+the moment: all messages that had fallen due by then may have been handed out.
 
 Cost: two syncs at a start, and two at a stop. Threads: used before the threads start, and after
 they have ended.
@@ -37,7 +37,7 @@ class LeasesPlace(Protocol):
         ...
 
     def begin(self, kept: KeptLeases) -> None:
-        """A process serves from now on: what was read is not honoured again. Raises
+        """A process serves from now on: the leases that were read are not honoured again. Raises
         StorageError."""
         ...
 

@@ -1,10 +1,10 @@
 """Notes in the data directory that the process died of a memory fault (SIGSEGV, SIGBUS).
 
-LMDB maps its file and follows the numbers in it. What a start verifies it can be trusted with; a
-page that rots while the server runs, or that a start left out, may lead it anywhere, and then there
-is no exception to name it. Python's own handler writes a line to `catalog/fault` then, the process
-ends, and the next start verifies the whole catalog before it lets LMDB near it: the damage gets its
-name, and the server does not run into it again and again.
+LMDB maps its file and follows the numbers in it. It can be trusted with pages that a start
+verifies. A page that rots while the server runs, or that a start left out, may lead it anywhere,
+and then there is no exception to name the page. Python's own handler writes a line to
+`catalog/fault` then, the process ends, and the next start verifies the whole catalog before it lets
+LMDB near it. The damage gets its name, and the server does not run into it again and again.
 
 Cost: none until it happens. Threads: set up before any starts.
 """
@@ -45,7 +45,7 @@ class MemoryFaults:
             faulthandler.enable(self._file, all_threads=False)
 
     def remove_notes(self) -> None:
-        """Empty the file, once a start has verified the catalog because of what it says."""
+        """Empty the file, once a start has verified the catalog because of its notes."""
         self.watch()
         if self._file is not None:
             self._file.truncate(0)

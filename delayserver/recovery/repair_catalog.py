@@ -2,11 +2,11 @@
 
     hours           length and counts of each schedule file
     keys            the newest publish under each key
-    changes         what the newest record of a message (and subscription) did to it
-    watches         the keys that each message watches; what an event has completed is there again,
-                    and stays completed
+    changes         the effect of the newest record of a message (and subscription) on it
+    watches         the keys that each message watches; a watch that an event has completed is there
+                    again, and stays completed
     subjects, subscriptions, dead letters, heartbeats, imports, archives, schedules,
-    sources         the definitions log. Where that is damaged, too, what is missing is named; a
+    sources         the definitions log. Where that is damaged, too, the missing names are listed; a
                     number in use is not given again: a subject is `(lost subject N)` then, and a
                     subscription a deleted one
 
@@ -55,7 +55,7 @@ _Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What the schedule log knows of the tables."""
+    """The tables as far as the schedule log knows them."""
 
     subject_ids: set[int] = field(default_factory=set)
     subscription_ids: set[int] = field(default_factory=set)
@@ -66,10 +66,10 @@ class Rebuilt:
     """By message: where it was published, if it was delivered again."""
     _watches: Values = field(default_factory=dict)
     _runs: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
-    """Of each schedule the state behind the newest run."""
+    """The state of each schedule after the newest run."""
 
     def hour(self) -> Callable[[Rows, bytes], None]:
-        """What takes in one hour: called with the rows and the payloads of each frame, in order."""
+        """A function to take in one hour: called with rows and payloads of each frame, in order."""
         entries: dict[int, int] = {}
         return lambda rows, blob: self._read(rows, blob, entries)
 
@@ -106,7 +106,7 @@ class Rebuilt:
                 continue
             target_seq = message_seq
             if kind not in (RecordKind.CANCEL, RecordKind.DEAD) or target_seq not in entries:
-                continue  # Of a move and a retry, the new entry tells.
+                continue  # The new entry tells of a move or a retry.
             state = ChangeState.CANCELLED if kind is RecordKind.CANCEL else ChangeState.DEAD
             change = Change(state, target_seq, due_ms, attempt, subject_id)
             self._put_change((entries[target_seq], subscription_id), seq, change)
@@ -117,7 +117,7 @@ class Rebuilt:
             self._keys[key_hash] = (seq, due_ms, digest)
 
     def _put_moved_key(self, key_hash: bytes, sealed: bytes) -> None:
-        """The publish may have been deleted with its hour: its content stands in what was moved."""
+        """The publish may have been deleted with its hour: the moved row holds its content."""
         origin = decode_payload(sealed, "schedule", 0, 0).origin
         if origin is not None:
             digest = published_digest(sealed)
@@ -173,8 +173,8 @@ class Rebuilt:
         return self._watches
 
     def mend_schedules(self, defined: Tables) -> list[str]:
-        """Bring the schedules in `defined` as far as their runs are that were filed, so that none
-        is made again, and take out those of which a half is lost. Returns in words what is lost."""
+        """Bring the schedules in `defined` as far as their filed runs are, so that no run is made
+        again, and take out schedules of which a half is lost. Returns the losses in words."""
         schedules, states = defined[Table.SCHEDULES], defined[Table.SCHEDULE_STATES]
         for key in schedules:
             run, known = self._runs.get(key), states.get(key)
@@ -184,7 +184,7 @@ class Rebuilt:
 
 
 def mend_sources(defined: Tables) -> list[str]:
-    """Take out the sources in `defined` of which a half is lost. Returns in words what is lost."""
+    """Take out the sources in `defined` of which a half is lost. Returns the losses in words."""
     return _without_halves("source", defined[Table.SOURCES], defined[Table.SOURCE_STATES])
 
 
@@ -197,9 +197,9 @@ def _without_halves(word: str, definitions: Values, states: Values) -> list[str]
 
 
 def published_digest(sealed: bytes) -> int:
-    """What tells whether two messages have the same content, which a trace, an origin and what was
-    tried are no part of. (If the publisher himself wrote a trace into the headers, it was: not to
-    be told.)"""
+    """A digest that tells whether two messages have the same content. A trace, an origin and the
+    attempts are no part of it. (If the publisher has written a trace into the headers itself, it
+    was a part of the digest; that cannot be told any more.)"""
     payload = decode_payload(sealed, "schedule", 0, 0)
     headers = payload.headers and {
         name: value for name, value in payload.headers.items() if name not in TRACE_NAMES
@@ -219,7 +219,7 @@ def rebuild(
     checkpoint: int,
     live_through_hour: int,
 ) -> Tables:
-    """All tables, from what the schedule log knows and what the definitions log holds."""
+    """All tables, from the schedule log and the definitions log."""
     meta = {CHECKPOINT_KEY: pack_checkpoint(checkpoint)}
     if live_through_hour >= 0:
         meta[LIVE_KEY] = hour_key(live_through_hour)
@@ -238,8 +238,8 @@ def name_what_is_lost(
 ) -> tuple[Tables, list[str]]:
     """Subjects and subscriptions that the schedule log speaks of and `defined` does not hold.
 
-    `is_damaged`: others may be missing, too. Returns what takes their places, and in words what is
-    lost."""
+    `is_damaged`: others may be missing, too. Returns the stand-ins for them, and the losses in
+    words."""
     nameless = {
         number_key(number): f"(lost subject {number})".encode()
         for number in _missing(defined[Table.SUBJECTS], rebuilt.subject_ids, is_damaged)

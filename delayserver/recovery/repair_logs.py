@@ -1,8 +1,8 @@
-"""One file of the schedule log or the dispatch log, written again without what is damaged in it.
+"""One file of the schedule log or the dispatch log, written again without its damaged parts.
 
-Kept is every row that verifies, with its payload. Of a cancel, a move or a death whose tombstone
-stood in a damaged frame the catalog still knows: the tombstone is written again, with a seq that is
-missing in that place, so that what was cancelled stays cancelled (I5).
+Every row that verifies is kept, with its payload. The catalog still knows of a cancel, a move or a
+death whose tombstone stood in a damaged frame. The tombstone is written again, with a seq that is
+missing in that place, so that a cancelled message stays cancelled (I5).
 
 Cost: two passes over the file. Memory: one frame, and 40 bytes per row of the hour. Threads: none.
 """
@@ -45,16 +45,16 @@ _KINDS = {
 
 @dataclass(slots=True)
 class Mended:
-    """What became of a file."""
+    """The result of mending a file."""
 
     state: HourState = field(default_factory=HourState)
-    """Of a schedule file."""
+    """The state of a schedule file."""
     kept_rows: int = 0
     dropped_rows: int = 0
     restored_rows: int = 0
     """Tombstones that were written again."""
     is_changed: bool = False
-    """Whether the file that was read is not what it should be, byte for byte."""
+    """Whether the file that was read differs from the mended one in any byte."""
 
 
 class Mender:
@@ -80,7 +80,7 @@ class Mender:
         self._changes = changes
 
     def mend(self, target: File | None, visit: Visit = lambda rows, payload: None) -> Mended:
-        """Write the file again to `target` (None: see what would become of it).
+        """Write the file again to `target` (None: only find out how it would come out).
 
         `visit` is called with the rows of each frame that is written, and its payloads."""
         tombstones = self._missing_tombstones() if self._kind is LogKind.SCHEDULE else {}
@@ -119,7 +119,7 @@ class Mender:
         visit: Visit,
     ) -> None:
         if self._kind is LogKind.DISPATCH and not rows["flags"][0] & FLAG_AFTER_SYNC:
-            # What is written here is synced before it counts.
+            # The frame that is written here is synced before it counts.
             rows = rows.copy()
             rows["flags"][0] |= FLAG_AFTER_SYNC
         frame = encode(

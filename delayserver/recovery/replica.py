@@ -1,9 +1,10 @@
-"""One replica of a shard: its logs on the engine, and what it is opened with at each of its stages.
+"""One replica of a shard: its logs on the engine, and its setup at each of its stages.
 
     standby    FollowedLog, filed by `delayserver.recovery.standby`
     owner      ReplicatedLog, filed by a server
 
-Cost: none. Threads: one, the caller's; what is made here belongs to whom its module says.
+Cost: none. Threads: one, the caller's; the objects that are made here say themselves to which
+thread they belong.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ class ReplicaPlace:
     rank: int
     """How many replicas of the shard go before this one."""
     identity: Identity
-    """Of the shard, the same for all replicas."""
+    """The identity of the shard, the same for all replicas."""
     has_own_log: bool
     """Whether the owner's own disk has a group before it is answered."""
     address: str
@@ -54,11 +55,11 @@ class ReplicaPlace:
     open_log: Callable[[], EngineLog]
     """The shard's log, opened anew."""
     open_settled: Callable[[], EngineLog]
-    """The log of what is settled of the shard, likewise."""
+    """The log of the shard's settled deliveries, likewise."""
     open_transactions: Callable[[int], SettledTransactions] | None = None
     """Makes the transactions of the shard, which has that stamp; None: the engine has none."""
     adoptions: Adoptions = nothing_decided
-    """What people have decided where the shard's log has lost its end."""
+    """The decisions of people where the shard's log has lost its end."""
 
 
 class Replica:
@@ -73,7 +74,7 @@ class Replica:
             self._transactions = place.open_transactions(place.identity.stamp)
 
     def stand_by(self, files: Files, open_catalog: Callable[[], Catalog]) -> Standby:
-        """Who files into the directory, which is open. Raises StorageError."""
+        """A standby that files into the directory, which is open. Raises StorageError."""
         place, around = self._place, self._surroundings
 
         def followed_log(
@@ -130,7 +131,7 @@ class Replica:
         return OwnLog(files, make_own) if self._place.has_own_log else None
 
     def owned_by(self, holder: Holder) -> Surroundings:
-        """What a server is opened with whose node holds the office."""
+        """The surroundings of a server whose node holds the office."""
         place = self._place
 
         def replicated_log(

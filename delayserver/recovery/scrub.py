@@ -1,12 +1,12 @@
-"""Reads what is filed, again and again, to find out early that it is damaged (I8).
+"""Reads filed rows, again and again, to find damage early (I8).
 
-A disk damages what nobody reads for months. The owner reads an hour when it comes near, and then it
-is too late to have it from anybody else in time. A standby has nothing else to do: it reads all its
-schedule files, a slice at a time, so that what is damaged can be replaced while another replica is
+A disk damages bytes that are not read for months. The owner reads an hour when it comes near, and
+then it is too late to get it from another node in time. A standby has nothing else to do: it reads
+all its schedule files, a slice at a time, so that damage can be replaced while another replica is
 sound.
 
-Cost: 5 ms a second, and 4 MiB of the disk's bandwidth: 1 GB in 4 minutes. What the system has in
-memory is not read from the disk; a shard that is larger than memory, which is where it matters, is.
+Cost: 5 ms a second, and 4 MiB of the disk's bandwidth: 1 GB in 4 minutes. Bytes that the system has
+in memory are not read from the disk. A shard that is larger than memory, where it matters, is.
 Threads: the one that files.
 """
 
@@ -31,7 +31,7 @@ class Scrub:
         *,
         slice_bytes: int = SLICE_BYTES,
     ) -> None:
-        """`schedule`: opened for this alone. `hours`: what is filed (`Replay.hours`)."""
+        """`schedule`: opened for this alone. `hours`: the filed hours (`Replay.hours`)."""
         self._schedule = schedule
         self._hours = hours
         self._slice_bytes = slice_bytes
@@ -40,7 +40,7 @@ class Scrub:
         """How much of it was read."""
 
     def step(self) -> list[Damage]:
-        """Read the next slice; what of it is damaged. Raises DiskError."""
+        """Read the next slice. Returns the damage in it. Raises DiskError."""
         state = self._hours.get(self._bucket)
         if state is None or self._end >= state.length:
             self._schedule.release(self._bucket)

@@ -1,7 +1,7 @@
 """The check and the repair of a directory of several shards: one shard after the other.
 
 Each shard is a data directory of its own, so each is looked at by itself, and one that cannot be
-looked at keeps no other from it. A repair owns the directory of all besides, so that no server
+looked at keeps no other from it. A repair also owns the directory of all shards, so that no server
 starts meanwhile; one that was interrupted goes on in each shard where it was.
 
 Cost: that of each shard, in turn. Threads: one, any.
@@ -28,7 +28,7 @@ Found = TypeVar("Found", Report, RepairReport)
 
 @dataclass(slots=True)
 class ShardReports(Generic[Found]):
-    """What was found in each shard."""
+    """The findings in each shard."""
 
     root: str
     count: int

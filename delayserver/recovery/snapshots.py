@@ -1,20 +1,20 @@
-"""Snapshots: what a checkpoint names, kept as it is, so that a replica or a backup can copy it.
+"""Snapshots: the files of a checkpoint, kept as they are, for a replica or a backup to copy.
 
     filing thread, behind a checkpoint ── take ──▶ a moment of the catalog, a link to each file
     any other thread                   ── complete ──▶ the copy of the catalog, the manifest
                                        ── open, read … ──▶ release
 
     snapshots/<id>/schedule/…     hours and days, each up to its length at the checkpoint
-                  /dispatch/…     as they are now, or were when somebody measured them; what is
-                                  behind their last whole frame is cut off
+                  /dispatch/…     as they are now, or were when they were measured; bytes behind
+                                  their last whole frame are cut off
                   /definitions/…  one generation, up to its length
                   /keys/…         the runs that the catalog names
                   /catalog/…      LMDB, copied and compacted
 
-All these files grow at their ends, or are replaced by others: so a second name (a hard link) keeps
-what a checkpoint says, whatever is purged, split, merged or written anew meanwhile, and costs no
-copy. The filing thread takes all links at once, so they are of one moment. What is filed of the
-message log is in these files; the message log itself is everybody's.
+All these files grow at their ends, or are replaced by others. So a second name (a hard link) keeps
+the state of a checkpoint, whatever is purged, split, merged or written anew meanwhile, and costs no
+copy. The filing thread takes all links at once, so they are of one moment. The filed records of the
+message log are in these files; the message log itself is the same on all nodes.
 
 `messages/`, `imports/` and tokens are not a part of it.
 
@@ -62,7 +62,7 @@ class SnapshotFile(NamedTuple):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """What a snapshot holds."""
+    """The content of a snapshot."""
 
     id: str
     format_version: int
@@ -73,7 +73,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files."""
         return sum(file.length for file in self.files)
 
     def encode(self) -> bytes:
@@ -98,8 +98,8 @@ def measure_settled(files: Files) -> dict[str, int]:
 
 
 def taken(take: Callable[[], object]) -> tuple[object, StorageError | None]:
-    """What `take` returns, or why it does not: the filing thread goes on without it. Raises
-    SyncError: it cannot."""
+    """The result of `take`, or why there is none: the filing thread goes on without it. Raises
+    SyncError: then it cannot go on."""
     try:
         return take(), None
     except SyncError:
@@ -112,7 +112,7 @@ class Snapshots:
     """Those of one directory."""
 
     def __init__(self, files: Files, identity: Identity) -> None:
-        """Removes what an earlier process has left. Raises DiskError."""
+        """Removes the snapshots that an earlier process has left. Raises DiskError."""
         self._files = files
         self._identity = identity
         self._kept: dict[str, dict[str, int]] = {}
@@ -125,9 +125,9 @@ class Snapshots:
     # ── the filing thread ──────────────────────────────────────────────────────────────────────
 
     def take(self, store: Store, settled: Mapping[str, int] | None = None) -> HeldSnapshot:
-        """Keep what the last checkpoint names. It must have been made just now: nothing was filed
-        or purged since. `settled`: how much of each dispatch log belongs to it; None: all that
-        there is. Raises DiskError, CatalogError, DamageError: then nothing is kept."""
+        """Keep the files that the last checkpoint names. It must have been made just now: nothing
+        was filed or purged since. `settled`: how much of each dispatch log belongs to it; None: all
+        that there is. Raises DiskError, CatalogError, DamageError: then nothing is kept."""
         self._number += 1
         snapshot_id = f"{os.getpid()}-{self._number}"
         frozen = store.catalog.freeze()
@@ -163,8 +163,8 @@ class Snapshots:
             wanted.append((definitions_path(place.generation), place.length))
         runs = unpack_runs(store.catalog.get(Table.META, RUNS_KEY) or b"")
         wanted += [(run_path(run.number), None) for run in runs]
-        # The catalog says up to which place of the replicated log they have what is settled. That
-        # was written before, so it is in the files by now.
+        # The catalog says up to which place of the replicated log they have the settled deliveries.
+        # These were written before, so they are in the files by now.
         files = [self._link(snapshot_id, path, length) for path, length in wanted]
         for hour in store.settler.hours():
             file = self._link(snapshot_id, bucket_path(LogKind.DISPATCH, hour), None)
@@ -189,7 +189,7 @@ class Snapshots:
     # ── any other thread ───────────────────────────────────────────────────────────────────────
 
     def complete(self, held: HeldSnapshot) -> SnapshotManifest:
-        """Copy the catalog; what can be read from now on. The oldest of too many snapshots goes.
+        """Copy the catalog; returns the files to read. The oldest of too many snapshots goes.
 
         Raises CatalogError, DiskError: then nothing is kept."""
         snapshot_id = held.manifest.id
@@ -222,7 +222,7 @@ class Snapshots:
             return None
 
     def release(self, snapshot_id: str) -> None:
-        """It is not needed any more. Who reads a file of it reads on."""
+        """The snapshot is not needed any more. A copy that has a file of it open reads on."""
         with self._lock:
             is_known = self._kept.pop(snapshot_id, None) is not None
         if is_known:
@@ -237,7 +237,7 @@ class Snapshots:
             self.release(snapshot_id)
 
     def _remove(self, snapshot_id: str) -> None:
-        # The directories stay, and are empty: a handful for each time that somebody asked.
+        # The directories stay, and are empty: a handful for each snapshot that was asked for.
         for directory in COPIED:
             parent = f"{DIRECTORY}/{snapshot_id}/{directory}"
             for name in self._files.list(parent):

@@ -1,10 +1,10 @@
-"""A data directory that is open: its lock, catalog and logs, and who files and settles in them.
+"""A data directory that is open: its lock, catalog and logs, and the parts that file and settle.
 
     Store ──▶ recover ──▶ a shard that serves     (`delayserver.server.shard`)
       └─────▶ follow  ──▶ a standby that files    (`delayserver.recovery.standby`)
 
 Cost: that of opening the catalog. Threads: made before any thread starts; then each part belongs to
-whoever its module says.
+the thread that its module names.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def own_message_log(
 
 
 def own_settler(dispatch: HourLog, catalog: Catalog, identity: Identity) -> Settler:
-    """Who records in the directory itself what is settled, and nowhere else."""
+    """A settler that records settled deliveries in the directory itself, and nowhere else."""
     return Settler(dispatch)
 
 
@@ -79,7 +79,7 @@ class Surroundings:
     shard: int = 0
     """Its number among those of a server."""
     identity: Identity | None = None
-    """What the directory is to be, where others have a copy of it; None: its own."""
+    """The identity that the directory takes over, where others have a copy of it; None: its own."""
     of: frozenset[Kind] = SERVED
     """The kinds of directory that it may be."""
     schedule_hours_max: int = WRITTEN_HOURS_MIN
@@ -113,7 +113,7 @@ class Store:
         open_catalog: Callable[[], Catalog],
         surroundings: Surroundings,
     ) -> None:
-        """Lock the directory and open what is in it; nothing is changed but what opening has to.
+        """Lock the directory and open its parts. It changes nothing but what opening needs.
 
         Raises StorageError."""
         self.files = files
@@ -199,7 +199,7 @@ class Store:
             progress=self._surroundings.progress,
         )
         if self.identity.version < FORMAT_VERSION:
-            # Not before a checkpoint has what is new in this version.
+            # Not before a checkpoint has the new parts of this version.
             upgrade(self.files, self.identity)
             log.info("the data directory was carried over", format_version=FORMAT_VERSION)
         return recovered
