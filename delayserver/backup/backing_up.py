@@ -3,18 +3,18 @@
     snapshot ── each file ──▶ the backup before has the same: a link to that
                          └──▶ else a copy ── all of it checked ──▶ BACKUP says that it is one
 
-What the backup before has is not believed because of its name: the file of the snapshot is read,
-and its checksum and length decide. So a file that was made anew under its old name is copied, and
-what the disk of the backups has damaged is found by the check and ends this one.
+A file of the backup before is not believed because of its name: the file of the snapshot is read,
+and its checksum and length decide. So a file that was made anew under its old name is copied. A
+file that the disk of the backups has damaged is found by the check and ends this backup.
 
-The snapshot keeps its files whatever is purged meanwhile. It is read at no more than so many bytes
-a second, all reads together, so that messages leave in time.
+The snapshot keeps its files whatever is purged meanwhile. All reads together take no more than so
+many bytes a second, so that messages leave in time.
 
-Rejected: to believe what has the same name and length. It saves a read of what is settled and does
-not change, and would take a damaged file of the source along for as long as it is kept.
+Rejected: to believe a file that has the same name and length. It saves a read of settled hours that
+do not change, and would take a damaged file of the source along for as long as it is kept.
 
-Cost: each file is read once, and once more by the check; what is new is written once. 0.4 s of CPU
-a GB for the checksums. Memory: a piece. Threads: one, which may wait.
+Cost: each file is read once, and once more by the check; new files are written once. 0.4 s of CPU a
+GB for the checksums. Memory: a piece. Threads: one, which may wait.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from storage.rows import LogKind
 PIECE_BYTES: Final = 1 << 20
 
 Check = Callable[[str], str]
-"""Of the directory of a backup: what is wrong with it, empty if it is sound."""
+"""Checks the directory of a backup. Returns its fault, empty if it is sound."""
 
 
 class WantedBackup(NamedTuple):
-    """What somebody wants."""
+    """A request for a backup."""
 
     name: str
     began_ms: int
@@ -72,7 +72,7 @@ class ReadPace:
 
 
 class BackingUp:
-    """One backup of one shard. What it has done may be read by any thread."""
+    """One backup of one shard. Any thread may read its progress."""
 
     def __init__(
         self,

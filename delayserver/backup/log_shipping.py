@@ -1,19 +1,19 @@
-"""The message log is shipped: what is durable and new is copied behind the backups.
+"""The message log is shipped: new and durable records are copied behind the backups.
 
     a backup's checkpoint ── begin ──▶ a timeline, and the log is held back from there on
     now and then          ── step  ──▶ new frames: verified, appended to the copy, synced; REACH
     a start               ── resume ─▶ on where the copy ends, if it is a copy of this very log
     a backup has gone     ── prune ──▶ segments that no backup needs, timelines that none names
 
-What the server answered is durable in its own log, and only that is shipped: a group that was
-refused, or torn, never is. A power loss may still take from the server what the copy has
+All that the server answered is durable in its own log, and only that is shipped: a group that was
+refused, or torn, never is. A power loss may still take from the server records that the copy has
 (`durability=os`; damage at the very end of the log), and other records get the same seqs then. So
-`resume` compares the two, and cuts the copy back to what they have in common.
+`resume` compares the two, and cuts the copy back to the part that they have in common.
 
-What cannot go on ends: the log was given up because the directory of backups did not take it for
-long, or a server was restored into the middle of it. Then nothing is held back any more, `broken`
-says why, and the next backup begins a new timeline. An error of the disk ends nothing: the same
-bytes are written again in the next step. (They, and not only the sync: that is never retried.)
+A copy that cannot go on ends: the log was given up because the directory of backups did not take it
+for long, or a server was restored into the middle of it. Then nothing is held back any more,
+`broken` says why, and the next backup begins a new timeline. An error of the disk ends nothing: the
+same bytes are written again in the next step. (They, and not only the sync: that is never retried.)
 
 Cost: new bytes are read twice, out of the system's memory, and written once; 10 µs a frame. A sync
 of the segment, and a small file, for each step. Threads: `begin` belongs to the replay thread, all
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 
     timeline: int
     first_seq: int | None
-    """Of the segment that is being copied; None: there is none yet."""
+    """The first seq of the segment that is being copied; None: there is none yet."""
     offset: int
     """Up to here its copy is durable."""
     last_seq: int
@@ -86,9 +86,9 @@ class LogShipper:
         life: str,
     ) -> None:
         """`source`: the data directory; `files`: that of all backups; `take` waits until so many
-        bytes may be read, and raises BackupError if all is to end; `next_seq`: of the first record
-        that is made since this start; `life`: that the server is in. Everything is held back until
-        `resume`."""
+        bytes may be read, and raises BackupError if all must end; `next_seq`: that of the first
+        record that is made since this start; `life`: the life that the server is in. Everything is
+        held back until `resume`."""
         self._source = source
         self._log = message_log
         self._files = files
@@ -148,7 +148,8 @@ class LogShipper:
         try:
             place = self._resumed(timeline, from_seq)
             if reach is not None and place.last_seq < reach.last_seq:
-                # The server has lost what is cut off here; the next step says how far it reaches.
+                # The server has lost the records that are cut off here; the next step says how far
+                # it reaches.
                 self._files.unlink(f"{directory}/{REACH_FILE}")
                 self.reach_ms = 0
             self._place = place
@@ -223,7 +224,7 @@ class LogShipper:
         return _Place(timeline, first_seq, end, last_seq)
 
     def step(self, through_ms: int) -> None:
-        """Copy what has come. All that was accepted by `through_ms` is durable.
+        """Copy the records that have come. All that was accepted by `through_ms` is durable.
 
         Raises DiskError, BackupError: the next step goes on."""
         if self._place is None:
@@ -282,7 +283,7 @@ class LogShipper:
         return seqs[at]
 
     def _copy(self, place: _Place, directory: str, length: int | None) -> _Place:
-        """Append to the copy of a segment what it does not have. `length`: of the segment."""
+        """Append the missing part to the copy of a segment. `length`: that of the segment."""
         assert place.first_seq is not None
         path = segment_path(directory, place.first_seq)
         with contextlib.ExitStack() as stack:
@@ -362,7 +363,7 @@ class LogShipper:
         )
 
     def prune(self, manifests: Sequence[BackupManifest], *, is_making: bool) -> None:
-        """Delete what no backup needs. `manifests`: all of this shard; `is_making`: one more is
+        """Delete all that no backup needs. `manifests`: all of this shard; `is_making`: one more is
         being made. Raises DiskError: the rest goes the next time."""
         needed: dict[int, int] = {}
         for one in manifests:

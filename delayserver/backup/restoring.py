@@ -3,7 +3,7 @@
     BACKUP ── every file: length, checksum ──▶ RESTORING ──▶ copied ──▶ opened at its checkpoint,
         and next_seq is set far ahead ──▶ checked ──▶ RESTORING is removed: the directory counts
 
-Nothing is written before every byte of the backup has been read and is what its manifest says. The
+Nothing is written before every byte of the backup has been read and matches its manifest. The
 new directory must be empty. RESTORING comes first and goes last, and both are synced: a restore
 that is interrupted at any moment leaves a directory that no server and no command takes for whole.
 With several shards each directory has one, besides the one above them.
@@ -16,8 +16,8 @@ record that was accepted by then: it is copied into messages/, and filed as a st
 
 The server that made the backup has gone on, and has given out ids behind it, which are made of due
 time and seq. So the restored one skips as many seqs as no server reaches in the time between two
-backups: whoever asks for a message that came after the backup is told that there is none, and not
-about another one.
+backups. A client that asks for a message that came after the backup is told that there is none, and
+does not get another one.
 
 Cost: each byte is read twice and written once. Memory: a piece. Threads: one, the caller's, which
 owns both directories.
@@ -75,7 +75,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Restored(NamedTuple):
-    """What became of one shard."""
+    """The result of restoring one shard."""
 
     manifest: BackupManifest
     last_seq: int
@@ -83,9 +83,9 @@ class Restored(NamedTuple):
     last_ms: int | None
     """When that was accepted, if it came behind the backup; None: all is of the backup itself."""
     total_bytes: int
-    """That were copied."""
+    """The bytes that were copied."""
     problem: str
-    """What the check has found in the new directory; empty: it is sound."""
+    """The fault that the check has found in the new directory; empty: it is sound."""
 
 
 class PartToRestore(NamedTuple):
@@ -134,8 +134,8 @@ def find_backup(backups: Path, until_ms: int) -> list[PartToRestore]:
     for path in sorted(backups.iterdir()):
         if not is_backup_name(path.name) or not path.is_dir():
             continue
-        # One that is being made counts for nothing, and one that is damaged must not be passed
-        # over: what is older may have no log any more.
+        # A backup that is being made counts for nothing, and a damaged one must not be passed over:
+        # an older one may have no log any more.
         try:
             parts = find_parts(path)
         except BackupError:
@@ -196,10 +196,10 @@ def restore(
 ) -> list[Restored]:
     """Make the data directory `data_dir`, which is empty or not there, of a backup.
 
-    `until_ms`: with what was accepted behind it by then (LATEST_MS: as far as the log reaches);
-    `backup` may be the directory of all backups then. A directory that is found damaged in the end
-    counts all the same, for `delayserver repair`. Raises BackupError, DamageError, DiskError,
-    DirectoryKindError, FormatVersionError."""
+    `until_ms`: with all records that were accepted behind it by then (LATEST_MS: as far as the log
+    reaches); `backup` may be the directory of all backups then. A directory that is found damaged
+    in the end counts all the same, for `delayserver repair`. Raises BackupError, DamageError,
+    DiskError, DirectoryKindError, FormatVersionError."""
     backups = backup
     if until_ms is None:
         parts = find_parts(backup)
@@ -254,7 +254,7 @@ class Restoring:
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         """`log_files`: those of the directory of all backups; `open_directory`: opens the new
-        directory (""), or one below it, which is made; `check` says what is wrong with a directory,
+        directory (""), or one below it, which is made; `check` returns the fault of a directory,
         empty if it is sound; `life`: the name of the life that begins."""
         self._log_files = log_files
         self._open_directory = open_directory
@@ -267,8 +267,8 @@ class Restoring:
         self._total_bytes = 0
 
     def run(self, parts: Sequence[PartToRestore], cuts: Sequence[LogCut | None]) -> list[Restored]:
-        """Make it; `cuts`: what of the log belongs to each part. Raises StorageError: what there is
-        then is refused by every opener."""
+        """Make it; `cuts`: the part of the log that belongs to each shard. Raises StorageError:
+        every opener refuses the unfinished directory then."""
         self._total_bytes = sum(part.manifest.total_bytes for part in parts)
         self._total_bytes += sum(cut.total_bytes for cut in cuts if cut is not None)
         root = self._open_directory("")
@@ -324,7 +324,7 @@ class Restoring:
 def cut_all(
     files: Files, parts: list[PartToRestore], until_ms: int, progress: Progress
 ) -> list[LogCut]:
-    """What of the log behind each part belongs to it. Raises BackupError, DiskError."""
+    """The part of the log behind each shard that belongs to it. Raises BackupError, DiskError."""
     read_bytes = 0
 
     def told(count: int) -> None:
@@ -336,8 +336,8 @@ def cut_all(
 
 
 def copy_log(files: Files, cut: LogCut, target: Files) -> None:
-    """Copy what belongs to it of a log into the message log of a new directory; durable on
-    return. Filing verifies it again."""
+    """Copy a cut of a log into the message log of a new directory; durable on return. Filing
+    verifies it again."""
     target.make_directory(MESSAGES)
     for name, length in cut.segments:
         with (
@@ -390,8 +390,8 @@ def go_ahead(
     open_catalog: Callable[[], Catalog],
     progress: Progress,
 ) -> int:
-    """Open the directory, file what stands in its message log, and skip seqs that are taken;
-    returns the last one that is in it."""
+    """Open the directory, file the records in its message log, and skip seqs that are taken;
+    returns the last seq that is in it."""
 
     def now() -> int:
         return now_ms
@@ -408,7 +408,7 @@ def go_ahead(
         shard=manifest.shard,
         of=frozenset({Kind.UNFINISHED}),
     )
-    # Of the settings none matters here but the directory, whatever the environment says.
+    # No setting matters here but the directory, whatever the environment says.
     settings = Settings.model_construct(data_dir=Path(files.root), segment_bytes=SEGMENT_BYTES)
     with contextlib.closing(Store(settings, files, open_catalog, surroundings)) as store:
         damage: list[Damage] = []

@@ -1,6 +1,6 @@
-"""Backups: what stands in the directory of backups, and what each says of itself.
+"""Backups: the directory of backups, and the manifest of each.
 
-    BACKUP_DIR/KIND                      whose backups they are (`storage.kinds`)
+    BACKUP_DIR/KIND                      the life that they belong to (`storage.kinds`)
     BACKUP_DIR/NAME/                     of a server alone: a data directory at a checkpoint, and
                     BACKUP               its manifest, written last
                     PARTIAL              it is being made or deleted: nothing in it counts
@@ -10,15 +10,15 @@
     BACKUP_DIR/_log/                     the message log behind them (`shipped_log`); no backup can
                                          be called so
 
-A backup is whole: it needs no other. What it has in common with the one before is the same file
-under a second name (a hard link), where the file system knows such; so either may be deleted.
+A backup is whole: it needs no other. A file that it shares with the one before is there under a
+second name (a hard link), where the file system knows such; so either may be deleted.
 
 The directory of all backups belongs to one life of one server: the first that uses it writes KIND
 (`Shelf.claim`), and every other is refused. Without that a restored server, which has the stamp and
 the shards of the lost one, would delete its backups, and continue its log with other records.
 
-A process that is killed leaves PARTIAL behind, and the next backup, or the next start, deletes what
-is there. A backup of another life that somebody has moved there is left alone.
+A process that is killed leaves PARTIAL behind, and the next backup, or the next start, deletes the
+files there. A backup of another life that an operator has moved there is left alone.
 
 Cost: a list reads each manifest: 60 bytes for each file of a backup. Threads: any, one at a time.
 """
@@ -71,16 +71,16 @@ class BackupFile(NamedTuple):
     """Below the directory of the shard."""
     length: int
     crc32c: int
-    """Of all its bytes."""
+    """The checksum of all its bytes."""
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup of a shard holds."""
+    """The content of a backup of a shard."""
 
     version: int = MANIFEST_VERSION
     name: str
     server_version: str
-    """Of the software that made it."""
+    """The version of the software that made it."""
     format_version: int
     stamp: int
     shard: int
@@ -96,18 +96,18 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     is_verified: bool
     """Whether every byte was read again, and compared with all others."""
     copied_bytes: int
-    """Of the files that were not taken over from the backup before."""
+    """The bytes of the files that were not taken over from the backup before."""
     files: list[BackupFile]
     life: str = ""
     """The life that the server is in (`storage.kinds`). Empty: an older version has made it."""
     number: int = 0
     """From 1, in the order in which they were made, whatever the clock said. 0: likewise."""
     timeline: int = 0
-    """That of the message log behind it (`delayserver.backup.shipped_log`); 0: there is none."""
+    """The timeline of the log behind it (`delayserver.backup.shipped_log`); 0: there is none."""
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files."""
         return sum(file.length for file in self.files)
 
     @property
@@ -179,7 +179,7 @@ def encode_manifest(manifest: BackupManifest) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str) -> BackupManifest:
-    """What a file BACKUP says. Raises DamageError, BackupError."""
+    """Parse a file BACKUP. Raises DamageError, BackupError."""
     try:
         sealed = _decode_sealed(data)
         if google_crc32c.value(bytes(sealed.backup)) != sealed.crc32c:
@@ -193,7 +193,7 @@ def decode_manifest(data: bytes, path: str) -> BackupManifest:
 
 
 def read_manifest(files: Files, place: str) -> BackupManifest | None:
-    """That of the directory `place` (empty: the root); None: it is none of a backup that counts.
+    """The manifest in the directory `place` (empty: the root); None: it is no backup that counts.
 
     Raises DamageError, DiskError, BackupError."""
     path = below(place, MANIFEST_FILE)
@@ -280,7 +280,7 @@ class Shelf:
     def is_free(self, name: str) -> bool:
         """Whether a backup of that name can be begun."""
         other = below(name, FORMAT_FILE if self._shards > 1 else SHARDS_FILE)
-        # Whoever was killed at the very beginning has left a directory with nothing in it.
+        # A process that was killed at the very beginning has left an empty directory.
         is_empty = not set(self.files.list(self.place(name))) - {f"{PARTIAL_FILE}.new"}
         return is_empty and not self.files.exists(other)
 
@@ -309,7 +309,7 @@ class Shelf:
         self.files.sync_directory(place)
 
     def remove(self, name: str) -> None:
-        """Delete what there is of it; from the first moment on it does not count.
+        """Delete the backup; from the first moment on it does not count.
 
         Raises DiskError: the rest is deleted when the next one is begun."""
         place = self.place(name)
@@ -329,7 +329,7 @@ class Shelf:
             self._remove_above(name)
 
     def _remove_above(self, name: str) -> None:
-        """The last of the shards to go takes along what is of all of them."""
+        """The last of the shards to go takes along the files of all of them."""
         left = self.files.list(name)
         if set(left) <= {SHARDS_FILE, KIND_FILE}:
             with contextlib.suppress(FileNotFoundError):  # Another was last at the same moment.
@@ -338,7 +338,7 @@ class Shelf:
                 self.files.remove_directory(name)
 
     def clear(self) -> None:
-        """Delete what was begun, or was being deleted, by a process that has ended. Raises
+        """Delete a backup that a process had begun to make or to delete before it ended. Raises
         DiskError."""
         for name in list(self._partial()):
             log.info("what is left of a backup is deleted", name=name)

@@ -1,21 +1,21 @@
 """The shipped log: the message log behind the backups, copied to their directory while it grows.
 
-    BACKUP_DIR/_log/<stamp>-<shard>/KIND                               whose log it is
+    BACKUP_DIR/_log/<stamp>-<shard>/KIND                               the life that it belongs to
                                    /<timeline>/<first seq>.messages    segments, as in messages/
                                               /REACH                   how far they reach
 
 A timeline is one stretch of the log without a gap. It begins at the checkpoint of a backup, and the
 manifest of each backup that it goes on from names it. Where the copy cannot go on (a server was
-restored, segments are gone) the timeline has ended, and the next backup begins another one. So what
-a server that was restored appends never mixes with what the lost one had.
+restored, segments are gone) the timeline has ended, and the next backup begins another one. So the
+records of a restored server never mix with those of the lost one.
 
 REACH says until when nothing is missing: with no new record the log reaches on all the same.
 
     find_cut ── every frame from the checkpoint on: checksums, no gap ──▶ the first one that was
                                                                          accepted later: here
 
-A record counts as accepted when its group was written (`created_ms` of the frame). What comes
-behind the cut in the log is not restored, also if a clock that was set back dates it earlier.
+A record counts as accepted when its group was written (`created_ms` of the frame). Records behind
+the cut in the log are not restored, even if a clock that was set back dates them earlier.
 
 Cost: `find_cut` reads each byte once. Memory: a frame. Threads: functions without state.
 """
@@ -68,7 +68,7 @@ class LogSegment(NamedTuple):
 
 
 class LogCut(NamedTuple):
-    """What of a timeline is filed behind a backup."""
+    """The part of a timeline that is filed behind a backup."""
 
     place: str
     """The directory of the segments."""
@@ -80,7 +80,7 @@ class LogCut(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Of all segments."""
+        """The size of all segments."""
         return sum(one.length for one in self.segments)
 
 
@@ -123,7 +123,7 @@ def write_reach(files: Files, place: str, reach: LogReach) -> None:
 
 
 def read_reach(files: Files, place: str) -> LogReach | None:
-    """What REACH says; None: nothing that can be believed. Raises DiskError, UnreadableError."""
+    """Read REACH; None: there is none that can be believed. Raises DiskError, UnreadableError."""
     data = read_whole(files, f"{place}/{REACH_FILE}")
     if data is None:
         return None
@@ -137,8 +137,8 @@ def read_reach(files: Files, place: str) -> LogReach | None:
 
 
 def scan_segment(files: Files, place: str, first_seq: int, stamp: int) -> Iterator[Frame | Damage]:
-    """What stands in a segment; a frame that was cut within its payloads at the end is a torn
-    tail. Raises DiskError."""
+    """The frames and the damage in a segment. A frame that was cut within its payloads at the end
+    is a torn tail. Raises DiskError."""
     with contextlib.closing(files.open(segment_path(place, first_seq))) as file:
         items = scan(
             file,
@@ -158,7 +158,7 @@ def find_cut(
     until_ms: int,
     told: Callable[[int], None] = lambda count: None,
 ) -> LogCut:
-    """What of the log behind a backup was accepted by `until_ms`, every frame of it verified.
+    """The part of the log behind a backup that was accepted by `until_ms`, all its frames verified.
 
     `files`: those of the directory of all backups; `told` hears how many bytes more were read.
     Raises BackupError (there is no log, it does not reach so far, or there is something on the way
@@ -200,8 +200,8 @@ def find_cut(
 
 
 def refuse_other_life(files: Files, manifest: BackupManifest) -> None:
-    """Raises BackupError where the log is that of another life of the server than a backup: what
-    it says of the seqs behind the backup is of other records."""
+    """Raises BackupError where the log belongs to another life of the server than a backup: its
+    seqs behind the backup belong to other records."""
     place = log_place(manifest.stamp, manifest.shard)
     mark = read_mark(files, place)
     if mark is not None and manifest.life and mark.life != manifest.life:
@@ -221,15 +221,15 @@ class _Cutting:
         self.next_seq = manifest.checkpoint_seq + 1
         self.last_ms: int | None = None
         self.is_cut = False
-        """Nothing behind it is to be read."""
+        """No record behind it may be read."""
         self._reaches_ms = manifest.taken_ms
         self._is_later = False
         """There is a record that came after the time: nothing before it is missing."""
         self._ended = ""
 
     def takes(self, found: Frame | Damage, *, is_newest: bool) -> bool:
-        """Whether what was found in a segment belongs to it; else the log is cut here, or ends. In
-        the newest one a torn tail is what a crash leaves."""
+        """Whether a find in a segment belongs to it; else the log is cut here, or ends. In the
+        newest one a torn tail is left by a crash."""
         if isinstance(found, Damage):
             if not (found.torn and is_newest):
                 self.end(f"it is damaged at {found.path}, offset {found.offset}: {found.reason}")
