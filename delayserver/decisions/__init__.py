@@ -7,25 +7,25 @@ groups            a group on its way: open, committing, durable, filed
 overlay           changes since the last checkpoint that the catalog does not have yet
 new_messages      a message to publish, checked, and as it will be logged
 packing           rows of the message log, from columns that were decided together
-publishing        one publish, and many: which seq, which key
+publishing        one publish, and many: each message gets its seq, and its key is checked
 delayed_produce   a publish is answered when the high watermark has passed it
 messages          look up, cancel, move
 cancels           the same decisions in columns
 whereabouts       where a schedule row is that may be still to come
-outcomes          what sinks say of deliveries
-leasing           consumers pull, and say what became of it
+outcomes          the results that sinks report of deliveries
+leasing           consumers pull messages, and report the result
 retries           records of deliveries that go on later, or are given up
-redriving         what is settled or dead is delivered once more
+redriving         settled and dead messages are delivered once more
 outcome_messages  a message that tells of the outcome of another one
 subscribing       a subscription is added, changed or removed
 failing           since when a webhook has had nothing but failures
 events            one call completes everything that watches a key, exactly once
 watches           which messages an event completes
-heartbeats        a message that is published unless somebody keeps saying that all is well
+heartbeats        a message that is published unless a client keeps saying that all is well
 defining          definitions under names, each with a state that moves on
 scheduling        publishes again and again, each planned time once
 sourcing          publishes records of a topic, each offset once
-imports           adopts what a bulk load has staged, all or nothing
+imports           adopts the staged rows of a bulk load, all or nothing
 importer          looks at a staged import before anything is decided
 imported_keys     keys of an import, until the catalog has them
 """

@@ -3,13 +3,13 @@
     ids, keys ──▶ seqs, due times ──▶ plain? ──yes─▶ rows out of the wheel, one array of records
                                              ──no──▶ Messages.cancel, one by one, in slices
 
-Plain is a message that never changed, and whose row waits for all subscriptions: in an hour that is
-not loaded, not filed yet, or in the wheel. Those are nearly all. What was moved, is on its way or
-has ended, and a message that stands there twice, is decided by `Messages`, so that every answer is
-as definite as there (I5).
+A message is plain if it never changed, and its row waits for all subscriptions: in an hour that is
+not loaded, not filed yet, or in the wheel. Those are nearly all. A message that was moved, is on
+its way or has ended, or that stands in the request twice, is decided by `Messages`, so that every
+answer is as definite as there (I5).
 
-All that are plain are cancelled, or none. A server that is stopping, or whose disk does not keep
-up, may refuse others after them: each message is told what became of it.
+All plain messages are cancelled, or none. A server that is stopping, or whose disk does not keep
+up, may refuse others after them: the answer names the result of each message.
 
 Cost: 0.6 µs for each of 500, 1 µs more in a loaded hour and 2 µs more by key; 0.1 ms for a few
 (one by one 11 µs, 25 µs in a loaded hour).
@@ -206,8 +206,8 @@ class Cancels:
         seqs = all_seqs[order]
         is_first = np.append(True, seqs[1:] != seqs[:-1])
         seqs, first = seqs[is_first], order[is_first]
-        # What was moved or retried waits somewhere else than its id says: taken for plain, its
-        # cancel would be answered, and its newer row would fire (I5).
+        # A moved or retried message waits somewhere else than its id says. If it were taken for
+        # plain, its cancel would be answered, and its newer row would fire (I5).
         unchanged = self._sequencer.unchanged(seqs)
         seqs, first = seqs[unchanged], first[unchanged]
         if not len(seqs):
@@ -229,9 +229,9 @@ class Cancels:
         dues_ms: NDArray[np.int64],
         subjects: NDArray[np.uint32],
     ) -> NDArray[np.bool_]:
-        """Remove rows from the wheel, and put them back on a roll-back; which of `seqs`, which are
-        ascending, waited there or elsewhere. `subjects` that are 0 are filled in where a row says
-        what they are."""
+        """Remove rows from the wheel, and put them back on a roll-back. Returns which of `seqs`,
+        which are ascending, waited there or elsewhere. `subjects` that are 0 are filled in from
+        their rows."""
         group = self._sequencer.group
         waits = np.zeros(len(seqs), np.bool_)
         hours = dues_ms // HOUR_MS

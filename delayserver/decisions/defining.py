@@ -4,13 +4,13 @@
                                         └────▶ overlays ──▶ (a checkpoint) ──▶ two tables
     find, page ──▶ overlays, then those tables
 
-Schedules and sources are such. What a kind does besides, as time passes or as records come, it puts
-into the same records (`_record`, `_show`), so each change is undone in the same way if it cannot be
-written. Both parts stay packed until somebody asks for them.
+Schedules and sources are of this kind. Each kind writes its own steps, as time passes or as records
+come, into the same records (`_record`, `_show`), so each change is undone in the same way if it
+cannot be written. Both parts stay packed until a caller asks for them.
 
-One that is not understood here (`records.understanding`) is found with its `problem`, and stands
-still: pausing it changes its state alone, deleting needs neither part, and who puts it replaces it.
-`not_understood` has the names of those that were looked at.
+A definition that is not understood here (`records.understanding`) is found with its `problem`, and
+stands still. Pausing it changes its state alone, deleting needs neither part, and a put replaces
+it. `not_understood` has the names of those that were looked at.
 
 Cost: that of a record; 2 µs to find one; a page reads as many entries as it has. Threads: belongs
 to the event loop.
@@ -42,7 +42,7 @@ _GONE: Final = b""
 
 
 class WantedDefinition(Protocol):
-    """What somebody wants to be under a name."""
+    """A client's wish for the definition under a name."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class WantedDefinition(Protocol):
 
     @property
     def subject(self) -> str:
-        """What it is to publish to."""
+        """The subject to which it shall publish."""
         ...
 
 
@@ -59,17 +59,17 @@ W = TypeVar("W", bound=WantedDefinition)
 
 
 class DefinitionKind(NamedTuple, Generic[D, S]):
-    """What is defined, and how that is written."""
+    """A kind of definition, and how it is written."""
 
     word: str
-    """What one is called."""
+    """The word for one of them."""
     record: RecordKind
     definitions: Table
     states: Table
     pack_definition: Callable[[D], bytes]
     definition: Understanding[D]
     pack_state: Callable[[S, bytes], bytes]
-    """From the state and what stands behind it (`Known.tail`)."""
+    """From the state and the bytes behind it (`Known.tail`)."""
     read_state: Callable[[bytes], tuple[S, bytes | None, str]]
     """Its inverse, and why the state is not understood. Never raises."""
     pack_change: Callable[[str, bytes | None, bytes | None], bytes]
@@ -99,14 +99,14 @@ class Defining(ABC, Generic[W, D, S]):
         self.not_understood: dict[str, str] = {}
         """By name, why; of those that were looked at."""
         self.on_not_understood: Callable[[str, str, str], None] = lambda word, name, reason: None
-        """Told of each once: what one is called, its name, and why it is not understood."""
+        """Called once for each: the word for its kind, its name, why it is not understood."""
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""
         self._definitions.prune(through_seq)
         self._states.prune(through_seq)
 
-    # ── what a kind is ─────────────────────────────────────────────────────────────────────────
+    # ── the parts of a kind ────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class Defining(ABC, Generic[W, D, S]):
 
     @abstractmethod
     def _define(self, wanted: W, before: Known[D, S] | None, now_ms: int) -> Known[D, S]:
-        """What is to stand under a name, as of the next record. Raises InputError, OverloadedError,
+        """The definition under a name as of the next record. Raises InputError, OverloadedError,
         DiskReserveError, StoppingError."""
 
     @abstractmethod
@@ -122,19 +122,19 @@ class Defining(ABC, Generic[W, D, S]):
         """This is under a name now, since that was decided, or was before and is again."""
 
     def _check_new(self, known: Known[D, S], now_ms: int) -> None:
-        """Raises InputError where what somebody has put could never do anything."""
+        """Raises InputError where a client's definition could never do anything."""
 
     def _put_again(self, known: Known[D, S], now_ms: int) -> S | None:
-        """Returns the state with which what is put again goes on; None: as it stands."""
+        """Returns the state with which a repeated put goes on; None: as it stands."""
         return None
 
-    # ── what clients do ────────────────────────────────────────────────────────────────────────
+    # ── requests of clients ────────────────────────────────────────────────────────────────────
 
     def put(
         self, wanted: W, now_ms: int, *, expected: Versions = None, only_new: bool = False
     ) -> tuple[Known[D, S], bool, Group | None]:
-        """Make one, or change it. What it is then, whether it is new, and the group after which
-        that may be told.
+        """Make one, or change it. Returns its new content, whether it is new, and the group after
+        which that may be told.
 
         Raises PreconditionError, InputError, OverloadedError, DiskReserveError, StoppingError."""
         before = self.find(wanted.name)
@@ -155,7 +155,7 @@ class Defining(ABC, Generic[W, D, S]):
         return self._changed(known, is_new_definition=True), before is None, self._sequencer.group
 
     def find(self, name: str) -> Known[D, S] | None:
-        """What is under a name, if there is one."""
+        """The definition under a name, if there is one."""
         kind, key = self._kind, named_key(name)
         state = self._states.get(name)
         if state is None:
@@ -168,7 +168,7 @@ class Defining(ABC, Generic[W, D, S]):
         return self._understood(name, definition or b"", state)
 
     def _understood(self, name: str, definition: bytes, state: bytes) -> Known[D, S]:
-        """The one place where what is stored is read."""
+        """The one place where stored definitions are read."""
         is_defined, problem = self._kind.definition.read(definition, name=name)
         stands, tail, of_state = self._kind.read_state(state)
         problem = problem or of_state
@@ -215,7 +215,7 @@ class Defining(ABC, Generic[W, D, S]):
         return found[:most], found[most - 1].definition.name
 
     def delete(self, name: str, *, expected: Versions = None) -> Group:
-        """End it: once the group is durable it publishes nothing more. What it has published stays.
+        """End it: once the group is durable it publishes nothing more. Its messages stay.
 
         Raises NotFoundError, PreconditionError, OverloadedError, StoppingError."""
         self._groups.admit(0)
@@ -231,7 +231,7 @@ class Defining(ABC, Generic[W, D, S]):
     def _change(
         self, name: str, expected: Versions, wanted: Mapping[str, bool], **also: int
     ) -> tuple[Known[D, S], Group | None]:
-        """Have the state say what is `wanted`, and then `also` that. Raises as `delete`."""
+        """Make the state as `wanted`, and then also as `also`. Raises as `delete`."""
         self._groups.admit(0)
         known = self.get(name)
         self._check(known, name, expected)
@@ -269,7 +269,7 @@ class Defining(ABC, Generic[W, D, S]):
     # ── records and overlays ───────────────────────────────────────────────────────────────────
 
     def _changed(self, known: Known[D, S], *, is_new_definition: bool = False) -> Known[D, S]:
-        """Somebody has changed it."""
+        """The definition after a change by a client."""
         self._record(known, is_new_definition=is_new_definition)
         self._note(known.definition.name, known)
         self._stands(known.definition.name, known)
@@ -279,8 +279,8 @@ class Defining(ABC, Generic[W, D, S]):
     def _record(
         self, known: Known[D, S], *, is_new_definition: bool = False, has_room: bool = False
     ) -> None:
-        """Put the record of a change that publishes nothing into the open group; `has_room`: which
-        is to be the one that is open now."""
+        """Put the record of a change that publishes nothing into the open group. `has_room`: it
+        must go into the group that is open now."""
         assert known.tail is not None, known
         name, state = known.definition.name, self._kind.pack_state(known.state, known.tail)
         definition = self._kind.pack_definition(known.definition) if is_new_definition else None
@@ -300,7 +300,7 @@ class Defining(ABC, Generic[W, D, S]):
             undo.append(self._definitions.put(seq, name, definition))
 
     def _look_again(self, name: str) -> None:
-        """What was decided last could not be written: it is as it was."""
+        """The last decision could not be written: the definition is as it was."""
         known = self.find(name)
         self._note(name, known)
         self._stands(name, known)

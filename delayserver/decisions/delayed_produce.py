@@ -33,7 +33,7 @@ class _Event(Enum):
 
 
 class DelayedProduce(DelayedOperation):
-    """One publish that waits. `answer`: how far it came in time, or what failed."""
+    """One publish that waits. `answer`: how far it came in time, or the error."""
 
     __slots__ = ("_answer", "_group", "_groups", "_level", "_seq")
 

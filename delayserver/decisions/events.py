@@ -37,7 +37,7 @@ EVENT_MESSAGES_MAX = 500
 
 @dataclass(slots=True)
 class Completed:
-    """What an event did. It may be told once `group` is durable (None: it is)."""
+    """The result of an event. It may be told once `group` is durable (None: it is)."""
 
     cancelled: list[int]
     """Seqs of the messages."""
@@ -48,7 +48,7 @@ class Completed:
 
 
 class Events:
-    """Completes what watches a key."""
+    """Completes the messages that watch a key."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Events:
         event = seal(key.encode())
         done = Completed([], [], watchers[count:], None)
         for watcher in watchers[:count]:
-            # Meanwhile it may have fallen due, or somebody else cancelled it.
+            # Meanwhile it may have fallen due, or another client cancelled it.
             if self._state(watcher) is not State.SCHEDULED:
                 continue
             try:

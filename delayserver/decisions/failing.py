@@ -1,14 +1,14 @@
 """Failing: since when a webhook has had nothing but failures.
 
-Whoever asks how a subscription is gets to know it. A subscription may also say after how long of
-that the server shall pause it (`disable_after`). Since when it fails is in memory, and of those in
-the definition too once it has lasted a tenth of that time: so a restart does not begin the count
-anew, and a receiver that fails by turns costs no record. Days are counted by the clock, since they
-go on while no process runs.
+A client that asks for the state of a subscription sees since when it fails. A subscription may also
+say after how long of that the server shall pause it (`disable_after`). The time since when it fails
+is in memory. For those subscriptions it also goes into the definition once it has lasted a tenth of
+that time. So a restart does not begin the count anew, and a receiver that fails by turns costs no
+record. Days are counted by the clock, since they go on while no process runs.
 
-Where there are other shards, that definition is one for all of them, and whatever arrives in any
-of them takes back what it says. Each sees its own attempts alone, perhaps two in three days: so it
-pauses nothing before the others have heard since when it fails, and could object.
+Where there are other shards, that definition is one for all of them, and an arrival in any shard
+takes the note back. Each shard sees its own attempts alone, perhaps two in three days. So it pauses
+nothing before the others have heard since when it fails, and could object.
 
 Cost: a dictionary access for each answer of a receiver. Threads: belongs to the event loop.
 """
@@ -26,7 +26,7 @@ _RECORD_PART = 10
 
 
 class Consequence(Enum):
-    """What is to be done after an attempt."""
+    """The next step after an attempt."""
 
     NOTHING = auto()
     RECORD = auto()
@@ -40,7 +40,7 @@ class Failing:
     def __init__(self) -> None:
         self._since_ms: dict[int, int] = {}
         self._arrived_ms: dict[int, int] = {}
-        """Of those that ask for it: when an attempt arrived here last."""
+        """For subscriptions that ask for it: when an attempt arrived here last."""
         self.is_alone = True
         """There is no other shard with attempts of the same subscriptions."""
 

@@ -1,15 +1,15 @@
 """A group: records that are written and synced together, and answered together.
 
-It holds what each stage of its way needs: rows and payloads for the committer, the waiters to tell
-when it is durable, what happens on the event loop then (`effects`, `express`), and what undoes its
-decisions if it cannot be written (`undo`). After `tell_waiters` only rows and payloads are left,
-from which bodies are read until the group is filed.
+It holds all that each stage of its way needs: rows and payloads for the committer, the waiters to
+tell when it is durable, the calls to make on the event loop then (`effects`, `express`), and the
+calls that undo its decisions if it cannot be written (`undo`). After `tell_waiters` only rows and
+payloads are left, from which bodies are read until the group is filed.
 
 Rejected: one object per record. A group of 1,000 publishes is two lists of bytes, which become one
 write; objects would be walked by the garbage collector until the group is filed.
 
 Cost: none but the lists. Threads: belongs to the event loop until it is closed; from then until it
-is durable the committer reads rows and payloads, and nobody changes them.
+is durable the committer reads rows and payloads, and no thread changes them.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Group:
     error: Exception | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     effects: list[Callable[[], None]] = field(default_factory=list)
-    """What happens on the event loop once the group is durable."""
+    """Calls on the event loop once the group is durable."""
     express: list[tuple[int, int, int]] = field(default_factory=list)
     """Rows that the event loop itself puts into the wheel once they are durable, since filing them
     first might be too late: seq, due_ms, route. Replay files them and no more."""
@@ -92,7 +92,7 @@ class Group:
     def payload(self, seq: int) -> tuple[bytes, int]:
         """The sealed payload of one of its records, and the record's subject id.
 
-        Raises OverloadedError for a message of an import, which nobody has in memory."""
+        Raises OverloadedError for a message of an import, whose payload is not in memory."""
         index = seq - self.first_seq
         if self.import_count and index >= self.count - 1:
             raise OverloadedError("the message was imported a moment ago, and is being filed", 1000)

@@ -4,13 +4,13 @@
 
 No timer closes a group. On a disk that syncs quickly, the event loop closes a small group and
 commits it itself: a thread would cost more, there and back (Redis does the same before it answers).
-It has one turn more before, for what is on its way: who is answered asks again, and a group costs
-as much as ten messages in it. On any other disk the committer's thread syncs one group while the
-next one fills; that one is closed when the sync has come back. So one sync answers all that came
-meanwhile.
-What is accepted and not filed yet is bounded: at the bound, a publish is answered with an error.
-What has to be recorded without being asked for (a retry, a death) is not refused; where it is too
-much for one group, the group is closed and waits, and the records go on in the next one.
+Before that the group stays open for one turn more, for requests that are on their way: a client
+that gets an answer sends the next request, and a group costs as much as ten messages in it. On any
+other disk the committer's thread syncs one group while the next one fills; that one is closed when
+the sync has come back. So one sync answers all requests that came meanwhile.
+Records that are accepted and not filed yet are bounded: at the bound, a publish is answered with an
+error. A record that the server itself has to make (a retry, a death) is not refused. If a group has
+no room for it, the group is closed and waits, and the records go on in the next one.
 
 Cost: O(1) per group. Threads: belongs to the event loop.
 """
@@ -27,11 +27,11 @@ from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import OverloadedError, StoppingError
 
 SLOW_MS: Final = 10_000
-"""What has not been filed for so long, and is much, shows that the disk does not keep up."""
+"""Many records that have not been filed for so long show that the disk does not keep up."""
 
 
 class GroupPorts(Protocol):
-    """Who takes a group on. No call waits."""
+    """The parts that take a group on. No call waits."""
 
     def wake(self) -> None:
         """Call `Groups.flush` soon: at the end of this turn of the event loop."""
@@ -67,7 +67,7 @@ class Groups:
         self._express: set[int] = set()
         self._wake_asked = False
         self._is_last_turn = False
-        """What was gathered has had its turn more."""
+        """The gathered records have had their one turn more."""
         self.durable_seq = self.filed_seq = self.checkpoint_seq = sequencer.next_seq - 1
         self._gathered: list[Callable[[], object]] = []
         self._urgent: list[Callable[[], object]] = []
@@ -75,13 +75,13 @@ class Groups:
         self._import_seq = 0
         self.stopping = False
         self.holds_office: Callable[[], bool] = lambda: True
-        """Whether nobody else can own the shard by now: nothing is logged that could not be."""
+        """Whether no other node can own the shard by now: otherwise nothing is logged."""
         self.committed_total = 0
 
     # ── the door ───────────────────────────────────────────────────────────────────────────────
 
     def admit(self, total_bytes: int) -> None:
-        """Refuse what cannot be accepted now; every command that logs something asks first.
+        """Refuse a request that cannot be accepted now; every command that logs asks first.
 
         Raises OverloadedError, StoppingError."""
         if self.stopping:
@@ -101,10 +101,10 @@ class Groups:
             raise OverloadedError("too much is accepted and not filed yet", 1000)
 
     def make_room(self, total_bytes: int) -> None:
-        """See to it that so many bytes fit into the open group, or are alone in it.
+        """Make sure that so many bytes fit into the open group, or are alone in it.
 
-        Who logs without asking `admit` calls this before: no frame may be longer than is possible.
-        Records that have to happen together are one call."""
+        Code that logs without asking `admit` calls this before: no frame may be longer than is
+        possible. Records that have to happen together are one call."""
         group = self._sequencer.group
         if group.count and group.total_bytes + total_bytes > self._settings.group_max_bytes:
             self._full.append(self._sequencer.close_group(0))
@@ -123,15 +123,15 @@ class Groups:
     def decide_when_free(self, decide: Callable[[], object]) -> None:
         """Call `decide` as soon as the committer is free, just before the open group is closed.
 
-        All that comes while a group is being synced is decided together then. That costs less than
-        deciding it in the pieces in which it came."""
+        All requests that come while a group is being synced are decided together then. That costs
+        less than deciding them in the pieces in which they came."""
         self._gathered.append(decide)
         self.wake()
 
     def decide_this_turn(self, decide: Callable[[], object]) -> None:
         """Call `decide` at the end of this turn of the event loop, also while a group is synced.
 
-        What comes in one turn is decided together, and nothing waits longer than that."""
+        Requests that come in one turn are decided together, and none waits longer than that."""
         self._urgent.append(decide)
         self._ask()
 
@@ -155,7 +155,7 @@ class Groups:
             self.wake()
 
     def _decide_and_commit(self, now_ms: int, *, at_once: bool) -> None:
-        self._wake_asked = True  # what is decided here needs no other call
+        self._wake_asked = True  # a decision here needs no other call
         urgent, self._urgent = self._urgent, []
         for decide in urgent:
             decide()
@@ -188,7 +188,7 @@ class Groups:
         self._ports.commit(group, at_once=at_once)
 
     def resume(self) -> None:
-        """The committer is free: have written what has come meanwhile."""
+        """The committer is free: have it write the records that have come meanwhile."""
         if self._sequencer.group.count or self._full or self._gathered or self._imports:
             self.wake()
 
@@ -211,7 +211,7 @@ class Groups:
     def on_commit_failed(self, error: Exception) -> None:
         """The group could not be written (the disk is full): roll it back, and tell its waiters.
 
-        What was decided on top of it is rolled back, too."""
+        Decisions that were made on top of it are rolled back, too."""
         failed = self._committing
         assert failed is not None
         groups = [failed, *self._full, self._sequencer.group]
@@ -255,8 +255,8 @@ class Groups:
         return self._unfiled[0].created_ms if self._unfiled else None
 
     def files_slowly(self, now_ms: int) -> bool:
-        """Whether the disk does not keep up with filing: what it has not filed is half of what may
-        be, and has waited for SLOW_MS."""
+        """Whether the disk does not keep up with filing: half of the allowed bytes are not filed,
+        and have waited for SLOW_MS."""
         oldest_ms, max_bytes = self.oldest_unfiled_ms, self._settings.unfiled_max_bytes
         is_old = oldest_ms is not None and now_ms - oldest_ms >= SLOW_MS
         return is_old and self.unfiled_bytes >= max_bytes // 2
@@ -270,7 +270,7 @@ class Groups:
 
     @property
     def is_importing(self) -> bool:
-        """Whether an import is not filed yet: what is accepted now is filed after it."""
+        """Whether an import is not filed yet: records that are accepted now are filed after it."""
         return self._import_seq > self.filed_seq
 
     def not_durable(self) -> Group | None:

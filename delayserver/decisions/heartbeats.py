@@ -1,20 +1,21 @@
-"""Heartbeats: a message that is published unless somebody keeps saying that all is well.
+"""Heartbeats: a message that is published unless a client keeps saying that all is well.
 
     PUT ──▶ new, or another definition ──▶ a record, durable before it is answered
         └─▶ the same definition ──▶ renewed: a deadline in memory, and nothing else
     time is up ──▶ one group: the message is published, the heartbeat is ended
 
-A dead man's switch. What it says is durable, when it was renewed last is not: a renewal has to be
-cheap, since there is nothing but renewals while all is well. So a heartbeat may fire up to a
-restart and one timeout late, and never early: while the server was down nobody could renew it, so
-every heartbeat begins its whole timeout anew when the server starts. So does one whose timeout was
-over while the process stood still for longer than that; after a shorter stand-still the server
-reads what has come before it lets one fire. It fires exactly once, crash or not, since its message
-and its end are one group.
+A dead man's switch. Its definition is durable, the time of its last renewal is not: a renewal has
+to be cheap, since there is nothing but renewals while all is well. So a heartbeat may fire up to a
+restart and one timeout late, and never early: while the server was down no client could renew it,
+so every heartbeat begins its whole timeout anew when the server starts. A heartbeat whose timeout
+was over while the process stood still for longer than that also begins anew. After a shorter
+stand-still the server reads the requests that have come before it lets one fire. It fires exactly
+once, crash or not, since its message and its end are one group.
 
-A deadline is moved by writing a number. The timeout that was set before comes too early then, finds
-the number, and is set again: one timeout per heartbeat and period, whatever the rate of renewals.
-Definitions stay in the catalog; memory holds a digest of each, to know a renewal by.
+A renewal moves a deadline by writing a number. The timeout that was set before comes too early
+then, finds the number, and is set again: one timeout per heartbeat and period, whatever the rate of
+renewals. Definitions stay in the catalog; memory holds a digest of each, by which it knows a
+renewal.
 
 One that is not understood here (`records.understanding`) has no deadline: it stands still until it
 is put again or deleted, or a process understands it.
@@ -133,7 +134,7 @@ class Heartbeats:
         """The catalog holds everything up to `through_seq`."""
         self._fresh.prune(through_seq)
 
-    # ── what clients do ────────────────────────────────────────────────────────────────────────
+    # ── requests of clients ────────────────────────────────────────────────────────────────────
 
     def put(
         self, key: str, timeout_ms: int, subject: str, payload: Payload, now_ms: int
@@ -240,7 +241,7 @@ class Heartbeats:
     # ── records and timeouts ───────────────────────────────────────────────────────────────────
 
     def _end(self, key: str, *, message_seq: int) -> None:
-        """`message_seq`: the message that it publishes; 0: none, since somebody deleted it."""
+        """`message_seq`: the message that it publishes; 0: none, since a client deleted it."""
         ended = _encode(Heartbeat(key))
         seq = self._sequencer.append(
             RecordKind.HEARTBEAT, message_seq=message_seq, payload=seal(ended)

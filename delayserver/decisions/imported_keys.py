@@ -27,7 +27,7 @@ class Repeats:
     first: NDArray[np.int64]
     """For each of them the index of that row's key in ImportedKeys."""
     digests: NDArray[np.uint64]
-    """Of their content."""
+    """The digests of their content."""
 
 
 class ImportedKeys:

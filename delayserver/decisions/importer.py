@@ -1,10 +1,10 @@
-"""The importer: what is found out about a staged import before anything is decided.
+"""The importer: examines a staged import before anything is decided.
 
-It decides nothing and appends nothing: it checks every byte that was staged, makes it durable, and
-looks up which of its keys the catalog has. The event loop decides from that (`Imports`); what has
-changed in between, the overlays tell it.
+It decides nothing and appends nothing: it checks every staged byte, makes it durable, and looks up
+which of its keys the catalog has. The event loop decides from that (`Imports`). Changes in between
+are in the overlays.
 
-Cost: reads all that was staged once; the keys in slices, in the catalog's order.
+Cost: reads all staged bytes once; the keys in slices, in the catalog's order.
 Threads: the importer thread.
 """
 
@@ -25,7 +25,7 @@ LOOK_UP_KEYS = 5_000
 
 @dataclass(slots=True)
 class Verified:
-    """What the importer thread found out."""
+    """The findings of the importer thread."""
 
     manifest: Manifest
     keys: ImportedKeys
@@ -39,7 +39,7 @@ class Verified:
 
 @dataclass(slots=True)
 class VerifyRequest:
-    """Verify what was staged; answer with `on_verified`."""
+    """Verify the staged import; answer with `on_verified`."""
 
     import_id: str
     progress: Callable[[int, int], None]
@@ -47,7 +47,7 @@ class VerifyRequest:
 
 
 class Importer:
-    """What the importer thread does."""
+    """The work of the importer thread."""
 
     def __init__(self, files: Files, catalog: Catalog, stamp: int) -> None:
         self._files = files

@@ -1,8 +1,8 @@
-"""Imports: adopting what a bulk load has staged, all or nothing.
+"""Imports: adopting the staged rows of a bulk load, all or nothing.
 
     adopt ─▶ verify (importer.py, on its thread: checksums, sync, which keys the catalog has)
           ─▶ decide the keys that were found, some per turn of the event loop
-          ─▶ just before a group is closed: what changed since, then one IMPORT record ─▶ durable
+          ─▶ just before a group is closed: changes since, then one IMPORT record ─▶ durable
           ─▶ filed slice by slice, behind a checkpoint ─▶ adopted
 
 Until the record is durable nothing of the import counts; from then on everything does, whatever
@@ -80,7 +80,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Import:
-    """One import, as somebody who asks sees it."""
+    """One import, as a client that asks sees it."""
 
     id: str
     stage: Stage
@@ -94,7 +94,7 @@ class Import:
 
 
 class ImportPorts(Protocol):
-    """What imports need done elsewhere. No call waits."""
+    """The work that imports need done elsewhere. No call waits."""
 
     def verify(self, request: VerifyRequest) -> None:
         """Verify a staged import; answer with `Imports.on_verified`."""
@@ -105,13 +105,13 @@ class ImportPorts(Protocol):
         ...
 
     def space_bytes(self) -> int:
-        """What is free on the device of the data directory."""
+        """The free bytes on the device of the data directory."""
         ...
 
 
 @dataclass(slots=True)
 class _Adoption:
-    """An import that somebody waits for."""
+    """An import that a client waits for."""
 
     shown: Import
     done: list[Done]
@@ -120,7 +120,7 @@ class _Adoption:
     taken: dict[int, KeyEntry] = field(default_factory=dict)
     """Which message holds a key, by the key's index."""
     rolled_back_total: int = 0
-    """That of the sequencer when the keys were decided."""
+    """The sequencer's count when the keys were decided."""
 
 
 class Imports:
@@ -151,11 +151,11 @@ class Imports:
         self.decide_keys = DECIDE_KEYS
         self.adopted_total = 0
 
-    # ── what can be asked for ──────────────────────────────────────────────────────────────────
+    # ── questions about imports ────────────────────────────────────────────────────────────────
 
     @property
     def is_deciding(self) -> bool:
-        """Whether the overlays must keep what they have."""
+        """Whether the overlays must keep their changes."""
         current = self._current
         return current is not None and current.shown.stage in (Stage.VERIFYING, Stage.COMMITTING)
 
@@ -189,7 +189,7 @@ class Imports:
         )
 
     def state(self, import_id: str) -> ImportState:
-        """What was adopted. Raises NotFoundError."""
+        """The state of an adopted import. Raises NotFoundError."""
         value = self._catalog.get(Table.IMPORTS, import_key(import_id))
         if value is None:
             raise NotFoundError(
@@ -360,7 +360,7 @@ class Imports:
         group.when_durable(durable)
 
     def _decide_changed(self, adoption: _Adoption, verified: Verified) -> None:
-        """What was decided before may have changed since; the overlays have all of it."""
+        """Earlier decisions may have changed since; the overlays have all changes."""
         fresh = verified.keys.find(self._sequencer.fresh_keys)
         again = set(fresh[fresh >= 0].tolist())
         has_changed = self._sequencer.has_fresh_change
@@ -369,11 +369,11 @@ class Imports:
             self._decide_key(adoption, verified.keys, index)
 
     def _record(self, adoption: _Adoption, verified: Verified) -> ImportRecord:
-        """The record of what was decided. Raises ConflictError."""
+        """The record of the decisions. Raises ConflictError."""
         keys, repeats, taken = verified.keys, verified.repeats, adoption.taken
         indexes = np.array(sorted(taken), np.int64)
         entries = [taken[index] for index in indexes.tolist()]
-        # A row that repeats a key stands for what its first row stands for; the first row's seq
+        # A row that repeats a key stands for the same message as its first row. The first row's seq
         # is not known yet: it is counted from the import's own, which `seq` 0 says.
         seqs, due_ms = np.zeros(len(keys), np.uint64), keys.due_ms.copy()
         digests = keys.digests.copy()

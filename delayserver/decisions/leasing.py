@@ -1,4 +1,4 @@
-"""Leasing: consumers pull, and say what became of it.
+"""Leasing: consumers pull messages, and report the result.
 
     pull ──▶ lease ──▶ ack ─────────────▶ settled
                   └──▶ nack, expired ──▶ first in its queue again, a RETRY later, or DEAD
@@ -6,7 +6,8 @@
 A consumer that falls silent may have been ended by any message that it had: those are handed out
 again apart from each other (`Backlog.suspect`).
 
-Cost: columns for what consumers take and acknowledge. Threads: belongs to the event loop.
+Cost: columns for the messages that consumers take and acknowledge. Threads: belongs to the event
+loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from delayserver.timers.timeouts import Timeouts
 
 
 def _nobody(expired: list[str], error: Exception | None) -> None:
-    """Nobody waits for the answer."""
+    """No caller waits for the answer."""
 
 
 class Leasing:
@@ -49,7 +50,7 @@ class Leasing:
         timeouts: Timeouts,
         epoch: str,
     ) -> None:
-        """`epoch`: what the tokens of this process's leases begin with."""
+        """`epoch`: the prefix of the tokens of this process's leases."""
         self._registry = registry
         self._groups = groups
         self._dispatcher = dispatcher
@@ -57,7 +58,7 @@ class Leasing:
         self.leases = Leases(epoch, timeouts, self._on_expired)
 
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
-        """A consumer asks for messages; `cancel` what is returned if it is gone before."""
+        """A consumer asks for messages; `cancel` the returned fetch if it goes away before."""
         return self._dispatcher.pulls.request(self._dispatcher.queues.of(subscription), request)
 
     def hand_out(
@@ -65,7 +66,7 @@ class Leasing:
     ) -> None:
         """Lease deliveries to the consumer that asked for them, unless it is gone."""
         if request.is_gone:
-            # It went while bodies were read: nobody was sent them, so it was no attempt.
+            # It went while bodies were read: they were not sent, so it was no attempt.
             if len(deliveries):
                 self._dispatcher.settling.return_leased(deliveries, np.arange(len(deliveries)), 0)
             self._dispatcher.pump.again(subscription.id)
@@ -73,8 +74,8 @@ class Leasing:
         request.finish(Pulled(deliveries, self.leases.grant(deliveries, request.lease_ms)))
 
     def give_back(self, prefix: str) -> None:
-        """What was leased under tokens that begin like that was sent to nobody: what is held of it
-        is available again, and it was no attempt."""
+        """Messages that were leased under tokens with this prefix were not sent. Those that are
+        still held are available again, and it was no attempt."""
         some = self.leases.end_pull(prefix)
         if some is not None:
             self._dispatcher.settling.return_leased(some.deliveries, some.which, 0)
@@ -91,7 +92,7 @@ class Leasing:
         the subscription (None: any).
 
         `done` gets the same once the settler has the others: before this returns, unless a message
-        with the outcome has to be durable before; or what kept it from being so."""
+        with the outcome has to be durable before; or the error that kept it from being so."""
         ended, over = self.leases.end(tokens, subscription_id)
         telling: list[Some] = []
         began_ms: dict[int, int] = {}
@@ -115,7 +116,7 @@ class Leasing:
     def _deliver_leased(
         self, began_ms: Mapping[int, int], delivery: DueDelivery, now_ms: int
     ) -> None:
-        """`began_ms`: when each was leased, by seq; 0: nobody knows."""
+        """`began_ms`: when each was leased, by seq; 0: it is unknown."""
         leased_ms = began_ms[delivery.entry.seq]
         tried = Tried(leased_ms, max(0, now_ms - leased_ms)) if leased_ms else None
         self._retries.deliver(delivery, None, tried, now_ms)
@@ -131,7 +132,7 @@ class Leasing:
         """A consumer does not want messages now; `done` gets tokens as `ack` returns them.
 
         With a delay they are recorded again, and `done` is called when all of that is durable, or
-        with what kept it from being so. Raises OverloadedError: nothing was done."""
+        with the error that kept it from being so. Raises OverloadedError: nothing was done."""
         if delay_ms:
             self._groups.admit_retries()
         ended, over = self.leases.end(tokens, subscription_id)

@@ -1,7 +1,7 @@
 """Messages: look up, cancel, move. Each answer is definite, and durable before it is told.
 
 A message is found without an index: its id says when it was due and which record published it. Only
-what changed since (cancelled, moved, retried, dead) stands in the overlay or the catalog.
+changes since (cancelled, moved, retried, dead) stand in the overlay or the catalog.
 
 Cost: a few µs, plus a search in one slot when the hour is loaded. Threads: belongs to the event
 loop.
@@ -53,7 +53,7 @@ _ENDED = (ChangeState.CANCELLED, ChangeState.DEAD, ChangeState.DISCARDED)
 
 
 class Messages:
-    """What can be done with messages."""
+    """The operations on messages."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class Messages:
     def look_up(
         self, seq: int, due_ms: int, subject: str, settled: Mapping[int, ArrivedDelivery]
     ) -> MessageState:
-        """As `locate`, with all that its files tell, too: its subject (empty, if it says itself
-        where it goes), and what was delivered."""
+        """As `locate`, with all that its files tell, too: its subject (empty, if it names its own
+        address), and its deliveries."""
         return self._locate(seq, due_ms, self._sequencer.changes(seq), subject, settled)
 
     def held(self, seqs: Iterable[int]) -> Container[int]:
@@ -242,8 +242,8 @@ class Messages:
         changes = self._sequencer.changes(seq)
         located = self._locate(seq, due_ms, changes, held=held)
         if located.state is State.CANCELLED:
-            # The cancel that is there may not be durable: who is told "cancelled" before it is
-            # would see the message fire after a crash (I5).
+            # The cancel that is there may not be durable. A client that is told "cancelled" before
+            # it is would see the message fire after a crash (I5).
             return self.group_of_change(seq)
         self._must_be_scheduled(located)
         self._must_be(expected, seq)
@@ -275,7 +275,7 @@ class Messages:
         return self._groups.not_durable() if self._sequencer.has_fresh_change(message_seq) else None
 
     def check_under_key(self, subject: str, key: str, expected: Versions, only_new: bool) -> None:
-        """Whether what waits under a key is what the caller expects, or nothing (`only_new`).
+        """Check that the message under a key is as the caller expects, or absent (`only_new`).
 
         Raises PreconditionError, ConflictError with the state."""
         try:
@@ -320,7 +320,8 @@ class Messages:
             # A cancel that could not be written was refused: the message fires, at once if it fell
             # due meanwhile.
             group.undo.append(partial(self._wheel.insert, entry.hour, row))
-            # It counts until then, since an hour must not retire before what settles it is durable.
+            # It counts until then, since an hour must not retire before the settling record is
+            # durable.
             group.effects.append(partial(self._hours.add, entry.hour, -1))
         return row
 

@@ -1,4 +1,4 @@
-"""New messages: what somebody wants to publish, checked, and as it will be logged.
+"""New messages: a client's messages to publish, checked, and as they will be logged.
 
 One message is an object (`NewMessage`), many are columns (`PublishBatch`): lists of one length, so
 that each step of publishing goes over all messages once and makes no object for each. Both become
@@ -35,7 +35,7 @@ from storage.frame import CRC_BYTES, crcs_of, seal, sealed_crc
 
 
 class NewMessage(msgspec.Struct):
-    """A message that somebody wants to publish, checked and with an absolute due time."""
+    """A message that a client wants to publish, checked and with an absolute due time."""
 
     subject: str
     due_ms: int
@@ -49,7 +49,7 @@ class NewMessage(msgspec.Struct):
 
 
 class PublishBatch(msgspec.Struct):
-    """Messages that somebody wants to publish together, as columns of one length."""
+    """Messages that a client wants to publish together, as columns of one length."""
 
     subjects: list[str]
     dues_ms: list[int]
@@ -129,7 +129,7 @@ class SealedBatch:
 
     @classmethod
     def sealing(cls, batch: PublishBatch) -> Work["SealedBatch"]:
-        """The same, in slices, if it is long; nothing of it depends on what happens meanwhile."""
+        """The same, in slices, if it is long; it does not depend on events meanwhile."""
         count = len(batch)
         if count <= SEALED_ROWS:
             return cls(batch)
@@ -194,7 +194,7 @@ def _encoded(batch: PublishBatch, start: int, end: int) -> list[bytes]:
 
 
 def stored(message: NewMessage, sealed: bytes) -> bytes:
-    """What is logged of a message: its payload, with the trace context if there is one and room
+    """The logged bytes of a message: its payload, with the trace context if there is one and room
     for it."""
     if message.trace is None:
         return sealed

@@ -1,11 +1,11 @@
-"""Outcome messages: what came of a delivery, told by a message of its own.
+"""Outcome messages: the outcome of a delivery, told by a message of its own.
 
 A publisher may ask for it (`on_delivered`, `on_dead`). Each subscription has its outcome, so there
-is a message for each; what such a message comes to is not told by another, so there are no loops.
+is a message for each. The outcome of such a message is not told by another, so there are no loops.
 
-It is written before, or together with, what it tells of, and never twice: its key says of what it
-is (`{id}:{subscription}:{outcome}`), and is looked up without regard to the dedupe window. A crash
-in between has the delivery repeated, as it may be anyway, and the key is there by then.
+It is written before, or together with, the outcome, and never twice. Its key names the outcome
+(`{id}:{subscription}:{outcome}`), and is looked up without regard to the dedupe window. A crash in
+between has the delivery repeated, as it may be anyway, and the key is there by then.
 
 Cost: 20 µs for a message; nothing where none is asked for. Threads: belongs to the event loop.
 """
@@ -48,7 +48,7 @@ class OutcomeBody(msgspec.Struct):
 
 
 class OutcomeToTell(NamedTuple):
-    """A message that is to be published."""
+    """A message that must be published."""
 
     subject: str
     payload: Payload
@@ -71,7 +71,7 @@ class OutcomeMessages:
         self._publishing = publishing
 
     def of_delivered(self, delivery: DueDelivery, now_ms: int) -> OutcomeToTell | None:
-        """What tells that a delivery has arrived; None: nobody asked for it."""
+        """The message that a delivery has arrived; None: the publisher did not ask for it."""
         subject = delivery.payload.outcomes.delivered
         if subject is None:
             return None
@@ -80,7 +80,7 @@ class OutcomeMessages:
     def of_dead(
         self, delivery: DueDelivery, attempts: int, reason: str, now_ms: int
     ) -> OutcomeToTell | None:
-        """What tells that a delivery was given up after so many attempts; None: nobody asked."""
+        """The message that a delivery was given up after so many attempts; None: not asked for."""
         subject = delivery.payload.outcomes.dead
         if subject is None:
             return None
@@ -102,7 +102,7 @@ class OutcomeMessages:
         now_ms: int,
     ) -> OutcomeToTell:
         subscription = self._registry.by_id(delivery.subscription_id)
-        # Of one that was deleted while the delivery was on its way there is the number alone; no
+        # A subscription that was deleted while the delivery was on its way has only its number; no
         # name looks like that.
         name = f"#{delivery.subscription_id}" if subscription is None else subscription.name
         message_id, key = delivery.message_id, delivery.payload.key

@@ -1,4 +1,4 @@
-"""Outcomes: what sinks say of deliveries, and what becomes of those that nobody is asked to take.
+"""Outcomes: the results that sinks report, and the end of deliveries that no sink may take.
 
     sink ──▶ confirmed ─────────────────▶ settled
         ├──▶ gone ──────────────────────▶ subscription paused, first in its queue again
@@ -8,11 +8,11 @@
                                           (subscription paused, if it says: after so long of that)
     too old, expired ──▶ DEAD
 
-What arrived is settled in the dispatch log alone, by `Settling`: most deliveries end so, and no
-record is written. What failed becomes a record of the message log (`Retries`).
+A delivery that arrived is settled in the dispatch log alone, by `Settling`: most deliveries end so,
+and no record is written. A failed delivery becomes a record of the message log (`Retries`).
 
-A publisher may ask for a message that tells of it (`OutcomeMessages`): with a DEAD in its group;
-with a delivery that arrived before its row of the dispatch log.
+A publisher may ask for a message that tells the outcome (`OutcomeMessages`). It is in the group of
+the DEAD record. For a delivery that arrived it comes before the row of the dispatch log.
 
 Cost: about 10 µs for a webhook that arrived. Threads: belongs to the event loop.
 """
@@ -91,9 +91,11 @@ class Outcomes:
         dispatcher.outcomes = self
 
     def on_sent(self, answers: Sequence[Answer], now_ms: int) -> None:
-        """What came of deliveries that were sent; a result counts for all that it stands with.
+        """Take in the results of deliveries that were sent; a result counts for all deliveries that
+        it stands with.
 
-        Of those that come together, since the places that get free are filled in one step."""
+        Results that come together are one call, since the places that get free are filled in one
+        step."""
         subscriptions: dict[int, Subscription] = {}
         for deliveries, result in answers:
             subscription = self._on_answer(deliveries, result, now_ms)
@@ -112,7 +114,7 @@ class Outcomes:
         if subscription is not None:
             policy = for_message(subscription, deliveries[0].payload).retry_schedule
             if is_direct(subscription.id) and isinstance(result, Gone):
-                # There is nobody who could resume it.
+                # Such a subscription has no owner who could resume it.
                 result = Failed(result.reason)
                 policy = RetrySchedule.within_limits(deliveries[0].attempt, ())
         jitter = self._random()

@@ -1,4 +1,4 @@
-"""Overlays: what changed since the last checkpoint, and is therefore not in the catalog yet.
+"""Overlays: changes since the last checkpoint, which are therefore not in the catalog yet.
 
     look-up ──▶ newest generation ──▶ … ──▶ oldest ──▶ not here: the caller asks the catalog
 
@@ -89,7 +89,7 @@ class Overlay(Generic[K, V]):
         return any(not one.values.keys().isdisjoint(keys) for one in self._generations)
 
     def prune(self, through_seq: int) -> None:
-        """Forget what the catalog has now."""
+        """Forget the changes that the catalog has now."""
         generations = self._generations
         if self._newest.values:
             self._newest = _Generation()

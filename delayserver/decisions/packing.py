@@ -1,8 +1,8 @@
-"""Packing: rows of the message log, from the columns of what was decided together.
+"""Packing: rows of the message log, from the columns of records that were decided together.
 
-A single record is packed where it is appended (`Sequencer.append`). Of many, what they have in
-common is written once: a few rows are packed by one `map`, more of them column by column in an
-array. Both make the same bytes, which a test compares.
+A single record is packed where it is appended (`Sequencer.append`). Many records write their common
+parts once: a few rows are packed by one `map`, more of them column by column in an array. Both make
+the same bytes, which a test compares.
 
 Cost: 0.3 µs for a row of a few, 0.15 µs for one of hundreds. Threads: pure.
 """
@@ -33,14 +33,14 @@ class Publishes(NamedTuple):
     payloads: list[bytes]
     """Not sealed."""
     crcs: list[int]
-    """Of the payloads."""
+    """The checksums of the payloads."""
     key_hashes: Sequence[bytes] = ()
     """Empty: there are no keys."""
     digests: Sequence[int] | int = 0
-    """Of the content, where there is a key."""
+    """The digests of the content, where there is a key."""
     flags: Sequence[int] | int = 0
     subscription_ids: Sequence[int] = ()
-    """Who alone gets each message, 0: nobody alone; empty: that is so of all."""
+    """The only receiver of each message, 0: it has several; empty: that is so of all."""
 
 
 def pack_publishes(publishes: Publishes, first_seq: int, payload_bytes: int) -> bytes:

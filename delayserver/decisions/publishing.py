@@ -8,8 +8,8 @@ repeat: with the same content it gets the first answer again, with other content
 Neither writes a record.
 
 There are two ways, with the same effect: one message as an object (`publish_one`), many as columns
-(`publish_batch`; `publish_new` for what several connections sent, where all keys are new). Columns
-cost more for up to four messages and a fifth for a thousand: docs/decisions/0024-lanes.md.
+(`publish_batch`; `publish_new` for messages of several connections, where all keys are new).
+Columns cost more for up to four messages and a fifth for a thousand: docs/decisions/0024-lanes.md.
 
 Cost: 3 µs, with a key 6 µs; as one of many 1 µs and 2 µs. Threads: belongs to the event loop.
 """
@@ -60,7 +60,7 @@ from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind
 
 
 class Accepted(msgspec.Struct):
-    """What became of a message. It may be told once `group` is durable (None: it is)."""
+    """The result of a publish. It may be told once `group` is durable (None: it is)."""
 
     message_id: str
     due_ms: int
@@ -70,7 +70,7 @@ class Accepted(msgspec.Struct):
 
 
 class AcceptedBatch(msgspec.Struct):
-    """What became of a batch. It may be told once `group` is durable (None: it is)."""
+    """The results of a batch. They may be told once `group` is durable (None: it is)."""
 
     ids: bytes
     """The ids of all messages, ID_BYTES each."""
@@ -176,7 +176,8 @@ class Publishing:
         self.admit_subjects({*new.batch.subjects, *new.batch.outcome_subjects()})
 
     def admit(self, subject: str, total_bytes: int) -> int:
-        """Refuse what cannot be accepted now; returns the number of the subject, which may be new.
+        """Refuse a publish that cannot be accepted now; returns the subject's number, perhaps a new
+        one.
 
         Raises OverloadedError, DiskReserveError, StoppingError."""
         self.refuse_when_disk_is_low()
@@ -201,7 +202,7 @@ class Publishing:
         self, subject: str, payload: Payload, sealed: bytes, now_ms: int
     ) -> Group | None:
         """Accept a message with the outcome of another, due now, unless there is one under its key.
-        Nothing is refused; whoever calls has made room. Returns the group with which it is durable;
+        Nothing is refused; the caller has made room. Returns the group with which it is durable;
         None: it is."""
         subject_id = self._sequencer.subject_id(subject)
         key_hash = self._messages.key_hash(subject_id, payload.key)
@@ -213,8 +214,8 @@ class Publishing:
         ).group
 
     def _number(self, outcome_subjects: set[str]) -> None:
-        """Give the subjects of messages with an outcome their numbers: when there is an outcome,
-        nobody can be refused for being one too many."""
+        """Give the subjects of messages with an outcome their numbers now: when there is an
+        outcome, its subject cannot be refused for being one too many."""
         for name in sorted(outcome_subjects):
             self._sequencer.subject_id(name)
 
@@ -270,7 +271,7 @@ class Publishing:
     def _look_up_keys(
         self, batch: PublishBatch, new: SealedBatch, now_ms: int
     ) -> dict[int, KeyEntry | int]:
-        """What holds the keys of a batch, by the index of the message that asks for the key: the
+        """The owners of the keys of a batch, by the index of the message that asks for the key: the
         entry of a message that is there, or the index of an earlier one of the batch.
 
         Raises InputErrors if a key stands for other content. Nothing was decided by then."""
@@ -300,7 +301,7 @@ class Publishing:
         return taken
 
     def _accept_some(self, new: SealedBatch, taken: dict[int, KeyEntry | int]) -> AcceptedBatch:
-        """Accept the new messages of a batch, and answer for the others what is there already."""
+        """Accept the new messages of a batch, and answer the others with the existing entries."""
         count = len(new.batch)
         fresh = [index for index in range(count) if index not in taken]
         ids = [b""] * count
@@ -442,9 +443,9 @@ class Publishing:
     ) -> tuple[Accepted, bool]:
         """Publish a message under its key, in place of the one that waits under it, if one does.
 
-        Both happen or neither. Returns what was published, and whether something was replaced.
-        With `expected` one must wait, and be that version; with `only_new` none may wait or be on
-        its way. Raises PreconditionError, ConflictError with the state."""
+        Both happen or neither. Returns the published message, and whether one was replaced. With
+        `expected` one must wait, and be that version; with `only_new` none may wait or be on its
+        way. Raises PreconditionError, ConflictError with the state."""
         self.refuse_when_disk_is_low()
         key = message.payload.key
         assert key is not None
@@ -484,7 +485,7 @@ def _flags(batch: PublishBatch) -> list[int]:
 
 
 def _direct_ids(batch: PublishBatch) -> list[int]:
-    """Who gets each message (`Payload.direct_id`); empty where no message says where it goes."""
+    """The receiver of each message (`Payload.direct_id`); empty where none names its address."""
     chosen = [None if options is None else options.to for options in batch.options]
     return [0 if to is None else to.subscription_id for to in chosen] if any(chosen) else []
 

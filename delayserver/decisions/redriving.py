@@ -1,4 +1,4 @@
-"""Redriving: what is settled or dead is delivered once more, because somebody asks.
+"""Redriving: a settled or dead message is delivered once more, at a client's request.
 
     DELIVERED, DEAD ──▶ replay (REPLAY) ──▶ each subscription that had it, attempts from 1 on
     DEAD ──▶ redrive (REDRIVE) ──▶ the subscription that gave it up, or its heir
@@ -54,7 +54,7 @@ class Replayable:
 
 
 def _from_now(options: MessageOptions | None, now_ms: int) -> MessageOptions | None:
-    """What is delivered again because somebody asked lives as long as it did, from now on."""
+    """A replayed message gets its full time to live again, counted from now."""
     return None if options is None else msgspec.structs.replace(options, since_ms=now_ms)
 
 
@@ -81,9 +81,11 @@ class Redriving:
         self, found: Replayable, subscription_ids: Iterable[int], now_ms: int
     ) -> tuple[list[int], Group]:
         """Deliver a message that is settled again, to each of these subscriptions; counting its
-        attempts from 1 again. Returns those that get it: which have it as a dead letter, do not.
+        attempts from 1 again. Returns the subscriptions that will receive it. A subscription that
+        holds it as a dead letter is left out.
 
-        Raises ConflictError with the state, if it is not settled (any more) or nobody gets it."""
+        Raises ConflictError with the state, if it is not settled (any more) or no subscription gets
+        it."""
         seq, entry = found.message_seq, found.entry
         located = self._messages.locate(seq, found.published_due_ms)
         if located.state not in (State.DELIVERED, State.DEAD) or located.entry != entry:
@@ -204,8 +206,8 @@ class Redriving:
     def _letter_changes(
         self, owner_id: int, entry_seq: int, message_seq: int
     ) -> Mapping[int, Change]:
-        """What changed for the message of a dead letter, by subscription: nothing for the owner if
-        its hour was deleted long ago. Raises NotFoundError."""
+        """The changes of the message of a dead letter, by subscription: none for the owner if its
+        hour was deleted long ago. Raises NotFoundError."""
         changes = self._sequencer.changes(message_seq)
         change = changes.get(owner_id)
         if change is not None and (change.state, change.entry_seq) != (ChangeState.DEAD, entry_seq):

@@ -66,7 +66,7 @@ class _Recording:
     ended_ms: int
     """When they have."""
     done: Callable[[Exception | None], None]
-    """Called once, when all records are durable, or with what kept one from being so."""
+    """Called once, when all records are durable, or with the error that kept one from being so."""
     group: Group | None = None
     """The last one that has some of them."""
     not_durable: int = 1
@@ -74,7 +74,7 @@ class _Recording:
     error: Exception | None = None
 
     def failed(self, leased_ms: int) -> Failed | None:
-        """How attempts went that began when a consumer got them (0: nobody knows)."""
+        """The result of attempts that began when a consumer got them (0: it is unknown)."""
         if self.reason is None:
             return None
         began_ms = leased_ms or self.ended_ms
@@ -120,7 +120,7 @@ def _decided(nothing: None, error: Exception | None) -> None:
 
 
 class Retries:
-    """Records what deliveries take besides a row of the dispatch log."""
+    """Records the further course of deliveries, besides a row of the dispatch log."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class Retries:
         given_up: Callable[[DueDelivery, str], None],
         group_retry_max_ms: int,
     ) -> None:
-        """`given_up`: told of each delivery that has no attempt left, and why; `slices`: in which
-        what needs many records is recorded; `group_retry_max_ms`: a retry of a message with a
-        group waits no longer: how far ahead hours are loaded at a start."""
+        """`given_up`: told of each delivery that has no attempt left, and why; `slices`: records
+        many deliveries in slices; `group_retry_max_ms`: a retry of a message with a group waits no
+        longer, because a start loads hours only so far ahead."""
         self._sequencer = sequencer
         self._groups = groups
         self._hours = hours
@@ -187,11 +187,11 @@ class Retries:
         tried: Tried | None,
         now_ms: int,
     ) -> None:
-        """A delivery has arrived: it is settled, once it is durable that a message tells so, if one
-        is asked for. In the other order a crash in between would lose that message; in this one it
+        """A delivery has arrived. It is settled, once the message that tells so is durable, if one
+        is asked for. In the other order a crash in between would lose that message. In this one it
         repeats the delivery, and the key keeps a second message away.
 
-        What others have `recorded` (exactly once) is settled already."""
+        A delivery that another part has `recorded` (exactly once) is settled already."""
         message = self._outcome_messages.of_delivered(delivery, now_ms)
         if message is None or recorded is not None:
             self._dispatcher.settling.settle_delivered(delivery, now_ms, recorded, tried)
@@ -237,7 +237,8 @@ class Retries:
         sealed = encode_payload(payload)
         due_ms, expires_ms = now_ms + delay_ms, payload.expires_ms(origin.due_ms)
         if payload.options is not None and payload.options.group is not None:
-            # A restart loads no hour that is further away, and has to know what holds up a group.
+            # A restart loads no hour that is further away, and has to know which rows hold up a
+            # group.
             loaded_until_ms = self._hours.loaded_until_ms
             due_ms = min(due_ms, now_ms + self._group_retry_max_ms, loaded_until_ms - 1)
         if expires_ms is not None:
@@ -331,8 +332,8 @@ class Retries:
         sequencer.group.effects.append(concluded)
 
         def unless_written(error: Exception | None) -> None:
-            # The roll-back has undone the record, and nobody asks for this delivery again: without
-            # another try it would stay on its way until the next restart.
+            # The roll-back has undone the record, and no other part asks for this delivery again:
+            # without another try it would stay on its way until the next restart.
             if error is not None:
                 self._timeouts.add(lambda: again(self._dispatcher.queues.now_ms), RETRY_COMMIT_MS)
 

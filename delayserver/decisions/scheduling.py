@@ -1,25 +1,26 @@
-"""Schedules: what is published again and again, each planned time once.
+"""Schedules: messages that are published again and again, each planned time once.
 
     PUT ──▶ definition and state ──▶ a record SCHEDULE, durable before it is answered
     a planned time has come ──▶ a record RUN: the message, and the state behind it
                             └─▶ left out (missed, or another is under way): SCHEDULE, the state
 
-A run is one record, which is the message and the step of its schedule at once: after a crash either
+A run is one record, which is the message and the step of its schedule at once. After a crash either
 both have happened or neither, so no run is skipped and none is made twice. The next planned time is
 counted from the one that was run, never from the clock, which may be late, or set.
 
-What waits is a row of a `DueTable`, and nobody wakes for it but for the earliest of all. Definition
+A waiting schedule is a row of a `DueTable`, and only the earliest of all has a timer. Definition
 and state stay packed, in the catalog or in an overlay until a checkpoint has them there.
 
 A run that comes more than MISSED_MS late was missed: `catch_up` decides. So a quick restart, or
-another node that takes over, leaves nothing out, whatever it says. How many planned times are
-looked at in one turn of the event loop is bounded: a schedule of every second that was away for a
-month catches up, or leaves out, between all else.
+another node that takes over, leaves nothing out, whatever the setting. The number of planned times
+that are looked at in one turn of the event loop is bounded: a schedule of every second that was
+away for a month catches up, or leaves out, between all else.
 
 At the start, when the files of zones have changed and when the clock was set, each schedule is
-looked at once (`look_again`): whether it is understood here, when the clock on the wall shows its
-next planned time, and whether planned times lie before it that have not been run. Until then its
-row is due, those that come first before the others, and so looks are bounded as runs are.
+looked at once (`look_again`). The look finds whether it is understood here, when the clock on the
+wall shows its next planned time, and whether planned times lie before it that have not been run.
+Until then its row is due, the earliest rows before the others, and so looks are bounded as runs
+are.
 
 Cost: 80 µs per run, half of it for the next planned time; 110 bytes of memory per schedule; a start
 reads all states, 100,000 in 0.2 s, and a look takes 20 µs. Threads: belongs to the event loop.
@@ -84,7 +85,7 @@ from storage.rows import RecordKind
 MISSED_MS: Final = 10_000
 """A run that begins later than this behind its planned time was missed."""
 RETRY_MS: Final = 1000
-"""What could not be recorded (the disk is full) is tried again after this."""
+"""A record that could not be written (the disk is full) is tried again after this."""
 STEPS_MAX: Final = 100
 """Planned times that are looked at in one turn of the event loop: some 10 ms."""
 GIVEN_UP_MAX: Final = 1000
@@ -92,7 +93,7 @@ GIVEN_UP_MAX: Final = 1000
 
 
 class WantedSchedule(msgspec.Struct, frozen=True):
-    """A schedule that somebody wants, checked."""
+    """A schedule that a client wants, checked."""
 
     name: str
     subject: str
@@ -109,7 +110,7 @@ class WantedSchedule(msgspec.Struct, frozen=True):
     runs_max: int | None = None
 
     def made(self, subject_id: int, sealed: bytes, base_ms: int) -> Schedule:
-        """Its definition. `base_ms`: what it is in step with, where it has no start."""
+        """Its definition. `base_ms`: the moment to be in step with, if it has no start."""
         return Schedule(
             self.name,
             subject_id,
@@ -187,7 +188,7 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         self.start()
         self._table.hurry()
 
-    # ── what clients do ────────────────────────────────────────────────────────────────────────
+    # ── requests of clients ────────────────────────────────────────────────────────────────────
 
     def _define(
         self, wanted: WantedSchedule, before: KnownSchedule | None, now_ms: int
@@ -222,8 +223,8 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         return msgspec.structs.replace(state, seq=seq, version=seq, changed_ms=now_ms)
 
     def find(self, name: str) -> KnownSchedule | None:
-        """What is under a name, if there is one."""
-        # Somebody may change one before time has passed for the first time: it has a row by then.
+        """The schedule under a name, if there is one."""
+        # A client may change one before time has passed for the first time: it has a row by then.
         self.start()
         return super().find(name)
 
@@ -240,7 +241,7 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
     def resume(
         self, name: str, now_ms: int, *, expected: Versions = None
     ) -> tuple[KnownSchedule, Group | None]:
-        """Run it again; what passed meanwhile was missed. Raises as `delete`."""
+        """Run it again; times that passed meanwhile were missed. Raises as `delete`."""
         return self._change(name, expected, {"is_paused": False}, resumed_ms=now_ms)
 
     def trigger(self, name: str, now_ms: int) -> tuple[Accepted, str]:
@@ -265,7 +266,7 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
     def run_due(self, now_ms: int) -> bool:
-        """Run what is due, as much as fits into a turn of the event loop; True: there is more."""
+        """Run all due schedules that fit into a turn of the event loop; True: there are more."""
         self.start()
         if self._stopwatch() < self._held_until_ms or self._table.next_ms() > now_ms:
             return False
@@ -278,7 +279,7 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
             try:
                 self._admit()
             except (OverloadedError, DiskReserveError, StoppingError):
-                # What is stopping leaves them to the next process.
+                # A server that is stopping leaves them to the next process.
                 self._held_until_ms = self._stopwatch() + RETRY_MS
                 return False
             steps += self._step(row, now_ms, share)
@@ -296,8 +297,8 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         self._groups.admit(0)
 
     def _step(self, row: int, now_ms: int, steps_max: int) -> int:
-        """Run the schedule of a row, which is due, once, or leave out what is to be left out.
-        Returns how many planned times were looked at."""
+        """Run the schedule of a row, which is due, once, or leave out the times that must be left
+        out. Returns how many planned times were looked at."""
         name = self._table.name(row)
         known = self.find(name)
         assert known is not None, name
@@ -433,7 +434,7 @@ def _left_out(state: ScheduleState, planned_ms: int, following: Planned) -> Sche
     next_ms = planned_ms + 1 if following.time_ms == ENDED_MS else following.time_ms
     left_from_ms = state.left_from_ms
     if planned_ms < state.passed_from_ms <= next_ms:
-        left_from_ms = next_ms  # between them stands what was run before the clock was set back
+        left_from_ms = next_ms  # between them stand the runs before the clock was set back
     elif state.since_ms != planned_ms:
         left_from_ms = planned_ms
     return msgspec.structs.replace(state, left_from_ms=left_from_ms, since_ms=next_ms)
@@ -445,19 +446,19 @@ def _is_over(schedule: Schedule, state: ScheduleState) -> bool:
 
 
 def _changed(before: KnownSchedule, schedule: Schedule, now_ms: int) -> ScheduleState:
-    """Where a schedule stands that was changed.
+    """The state of a schedule after a change of its definition.
 
     It goes on as before where the new definition has that planned time, too. If only its zone, its
-    start or its end was changed, what waited to be caught up was missed: it goes on from there. If
-    it is to run at other times, it goes on from the clock, and what waited is counted as left
-    out."""
+    start or its end was changed, times that waited to be caught up were missed: it goes on from
+    there. If its times have changed, it goes on from the clock, and the waiting times are counted
+    as left out."""
     state = before.state
     if _is_over(schedule, state):
         return state.at(ENDED)
     anew = msgspec.structs.replace(state, left_from_ms=0, passed_from_ms=0, passed_until_ms=0)
     waits_ms = state.next_ms
     if waits_ms != ENDED_MS and schedule.runs_when(before.definition):
-        # As the clock on the wall of the new zone shows what waits.
+        # The time at which the clock on the wall of the new zone shows the waiting reading.
         same = schedule.following(schedule.recurrence.moment_ms(state.planned) - 1)
         if same.time_ms == waits_ms:
             return state.at(same)

@@ -4,14 +4,14 @@
                           └───▶ overlays: keys, changes, removed rows ──▶ catalog, at a checkpoint
 
 It gives every record its `seq`, the one total order of the shard, and keeps the open group that the
-committer will write next. What the record changes shows in an overlay at once, so that the next
-request is decided on top of it; a look-up goes overlay, then catalog. Nobody is answered before the
-group is durable.
+committer will write next. The change that a record makes shows in an overlay at once, so that the
+next request is decided on top of it; a look-up goes overlay, then catalog. No request is answered
+before the group is durable.
 
 Each change leaves in its group how to undo it. When the disk is full, the groups that were not
 written are rolled back in reverse order, as if they had never been asked for: else a publish that
-was refused would go on holding its key. A failed sync is never rolled back (I9), since nobody knows
-what of it a restart will find.
+was refused would go on holding its key. A failed sync is never rolled back (I9), since it is
+unknown which bytes of it a restart will find.
 
 Cost: about 2 µs per record, 0.2 µs where many publishes are appended together.
 Threads: belongs to the event loop. A closed group is handed over and not touched again.
@@ -131,7 +131,7 @@ class Sequencer:
         self.next_seq = last_seq + 1
         seqs = message_seqs.tolist()
         removed = dict(zip(seqs, range(first_seq, last_seq + 1), strict=True))
-        # Of each its due time alone: see `changes`.
+        # For each message only its due time: see `changes`.
         changes = dict(zip(seqs, dues_ms.tolist(), strict=True))
         group.undo.append(self._removed.put_many(last_seq, removed))
         group.undo.append(self._changes.put_many(last_seq, changes))
@@ -164,7 +164,8 @@ class Sequencer:
     def roll_back(self, groups: list[Group]) -> None:
         """Undo groups that could not be written, the newest last in `groups`.
 
-        In reverse order: what was put last hides what stood there before, and gives it back."""
+        In reverse order: the last value hides the one that stood there before, and gives it
+        back."""
         for group in reversed(groups):
             for undo in reversed(group.undo):
                 undo()
@@ -183,13 +184,13 @@ class Sequencer:
 
     @property
     def fresh_keys(self) -> Overlay[bytes, bytes]:
-        """Keys that changed since the last checkpoint, and what they stand for now, packed."""
+        """Keys that changed since the last checkpoint, and their messages now, packed."""
         return self._keys
 
     def refresh(self) -> None:
         """Look at the newest state of the catalog from now on.
 
-        To be called often: while somebody looks at the past, the catalog grows."""
+        Call it often: while a reader looks at the past, the catalog grows."""
         self._view.refresh()
 
     @property
@@ -314,7 +315,7 @@ class Sequencer:
     ) -> None:
         """Record `seq` of the open group changed where a message is.
 
-        `known`: what `changes` says of it, where the caller has it."""
+        `known`: the value that `changes` has for it, where the caller has it."""
         known = dict(self.changes(message_seq) if known is None else known)
         if change is None:
             known.pop(subscription_id, None)

@@ -1,19 +1,22 @@
-"""Subscribing: a subscription is added, changed or removed, and who gets what follows from it.
+"""Subscribing: a subscription is added, changed or removed, and its messages follow from that.
 
     put ──▶ decided ──▶ record in the open group ──▶ durable ──▶ Registry and Dispatcher know it
 
-A record holds a whole definition, so whoever changes one starts from the newest that was decided
-(`decided`). The registry is behind it by the time of a sync: what is made of a definition found
-there would undo the change that is being synced, or bring back what was deleted.
+A record holds a whole definition, so a change starts from the newest definition that was decided
+(`decided`). The registry is behind it by the time of a sync. A change that is made from a
+definition found there would undo the change that is being synced, or bring back a deleted
+subscription.
 
-A new subscription gets what falls due from now on, and so does one with another subject. Messages
-that have fallen due are for others, also if the clock was set back since: the record says so in
-marks (`Horizon`), and keeps the subjects of before (`SubjectSpan`), so that a restart sends the
-same messages to the same subscriptions as the process before it (`records.receivers`). Subjects of
-which no message is kept any more are left out when the definition is recorded the next time.
+A new subscription gets the messages that fall due from now on, and so does one with another
+subject. Messages that have fallen due are for others, also if the clock was set back since. The
+record says so in marks (`Horizon`), and keeps the subjects of before (`SubjectSpan`), so that a
+restart sends the same messages to the same subscriptions as the process before it
+(`records.receivers`). Subjects of which no message is kept any more are left out when the
+definition is recorded the next time.
 
 The server pauses a subscription by itself if its receiver is gone, or has failed for long
-(`Failing`). That ends as any pause does; and one for failures with any new definition.
+(`Failing`). Such a pause ends as any pause does; a pause for failures also ends with any new
+definition.
 
 Cost: one record for each call, O(1) for each tick. Threads: belongs to the event loop.
 """
@@ -74,10 +77,11 @@ class Subscribing:
         """Told of each that was added, changed or deleted, when that is in force."""
 
     def start(self, fired: Iterable[Mark]) -> None:
-        """Take over what has fired though it is not due yet, in the process before."""
+        """Take over the rows that have fired in the process before though they are not due yet."""
         now_ms = self._dispatcher.queues.now_ms
-        # If the clock was set back since a definition was recorded, or a deletion, what had fallen
-        # due then has: who comes now is to get what a deleted one has left.
+        # If the clock was set back since a definition was recorded, or a deletion, the rows that
+        # had fallen due then still have: a new subscription must get the rows that a deleted one
+        # has left.
         spans = self._registry.spans()
         ahead = (mark for span in spans for mark in span.marks if mark.before_ms > now_ms)
         self._horizon = Horizon([*fired, *ahead])
@@ -102,7 +106,7 @@ class Subscribing:
         self._groups.admit(0)
         known = self.decided.by_id(subscription.id)
         if known is None:
-            # What has fallen due is for others.
+            # Messages that have fallen due are for others.
             self._horizon.advance(self._sequencer.next_seq - 1, subscription.created_ms)
             failing_ms = subscription.failing_since_ms if is_told else 0
         else:
@@ -114,7 +118,7 @@ class Subscribing:
             elif known.failing_since_ms and not failing_ms:
                 self.failing.forget(known.id)
         if isinstance(subscription, StandIn):
-            # It keeps what is stored, but for what is of this shard.
+            # It keeps the stored definition, except the parts that belong to this shard.
             subject = "" if subscription.deleted else subscription.subject
             if known is not None and known.spans[-1].subject == subject:
                 return self._record(subscription.of_shard_of(known))
@@ -185,7 +189,7 @@ class Subscribing:
         """The receiver of a subscription is gone, or fails (`reason`): send it nothing more, at
         once, and record it.
 
-        None: nothing is to be recorded. Raises OverloadedError, StoppingError."""
+        None: there is nothing to record. Raises OverloadedError, StoppingError."""
         in_force = self._registry.by_id(subscription_id)
         if in_force is not None:
             # Not only when it is durable: a receiver that is gone gets nothing in between.
@@ -232,10 +236,10 @@ class Subscribing:
         return self._record(decided.with_changes(failing_since_ms=since_ms))
 
     def differing(self, wanted: Iterable[Subscription], *, are_all: bool) -> Iterator[Subscription]:
-        """What has to be put so that definitions are as another shard has them, what is deleted
-        first. `are_all`: what is not among `wanted` is deleted.
+        """The subscriptions to put so that definitions are as another shard has them, deleted ones
+        first. `are_all`: a subscription that is not among `wanted` is deleted.
 
-        What had fallen due is of each shard (`Horizon`), and no difference."""
+        Each shard has its own marks of fallen due messages (`Horizon`); they are no difference."""
         wanted = list(wanted)
         if are_all:
             ids = {one.id for one in wanted}

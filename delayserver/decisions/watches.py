@@ -1,16 +1,16 @@
 """Watch keys: which messages an event for a key completes.
 
 A message may watch up to eight keys. "Order 1001 was paid" is then one event, and it cancels the
-reminder, the auto-close and the coupon's expiry together, or fires what waited for it
+reminder, the auto-close and the coupon's expiry together, or fires the message that waited for it
 (`delayserver.decisions.events`). This is the index: key → messages, the young ones in an overlay
 until a checkpoint has them in the catalog, as with everything that is decided on the event loop.
 
     table WATCHES   length of the key u16 │ key │ message seq u64  →  published due time, on_event
 
-It names messages, and does not follow them: where one is now, and whether it still waits, is asked
-of `Messages.locate`. An entry disappears with the event that used it, with its message, and when an
-event finds that its message is settled: then nothing can complete it any more (`let_go`). So an
-event does not walk over all that was delivered in a day with a key such as `user:7`.
+It names messages, and does not follow them: `Messages.locate` tells where one is now, and whether
+it still waits. An entry disappears with the event that used it, with its message, and when an event
+finds that its message is settled: then nothing can complete it any more (`let_go`). So an event
+does not walk over all messages that were delivered in a day with a key such as `user:7`.
 
 Cost: O(1) per key of a message; a look-up scans as many entries of one key as it asks for.
 Threads: belongs to the event loop; the functions are pure.
@@ -33,7 +33,7 @@ WATCHES_MAX = 8
 
 
 class Watcher(NamedTuple):
-    """A message that watches a key: what its id says, and what is to be done."""
+    """A message that watches a key: the fields of its id, and the action of an event."""
 
     seq: int
     due_ms: int
@@ -115,7 +115,7 @@ class Watches:
 
     def let_go(self, key: str, settled: list[Watcher], before_seq: int) -> None:
         """These messages watch the key and are settled for good. Before `before_seq` no other
-        message watches it (0: nobody knows)."""
+        message watches it (0: it is unknown)."""
         if settled:
             self._forget([watch_key(key, watcher.seq) for watcher in settled])
         if before_seq:

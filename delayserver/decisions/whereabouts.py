@@ -2,9 +2,10 @@
 
     not loaded ──▶ in a group, unfiled ──▶ in the wheel ──▶ fired ──▶ (the dispatcher's) ──▶ settled
 
-A row is found from its seq and its due time alone, without an index. Who decides about a message
-asks here whether it still can (`Messages`); who inherits what a deleted subscription left asks
-whether another row of the message comes later (`Dispatcher`). The object knows of neither.
+A row is found from its seq and its due time alone, without an index. Code that decides about a
+message asks here whether it still can (`Messages`). Code that takes over the rows of a deleted
+subscription asks whether another row of the message comes later (`Dispatcher`). The object knows of
+neither.
 
 Cost: some look-ups in sets, and a search in one slot of the wheel when the hour is loaded;
 `is_known` reads the catalog. Threads: belongs to the event loop.
@@ -48,8 +49,8 @@ class Whereabouts:
         return self._wheel.get(entry.seq, entry.due_ms)
 
     def is_known(self, entry: ScheduleEntry, now_ms: int) -> bool:
-        """Whether the row is still kept in its hour. While that is being deleted, what is known of
-        its messages goes piece by piece, and must not be asked for."""
+        """Whether the row is still kept in its hour. While that hour is being deleted, its messages
+        are forgotten piece by piece, and must not be asked for."""
         if entry.seq > self._groups.checkpoint_seq:
             return True
         state = read_hour(self._catalog, entry.hour)
@@ -61,8 +62,8 @@ class Whereabouts:
 
 
 def is_for_one(row: Rows | None) -> bool:
-    """Whether a row waits for one subscription alone, as a restart leaves what others have; not
-    for a direct one, which nobody else is beside."""
+    """Whether a row waits for one subscription alone, as a restart leaves a row that others have
+    settled; not for a direct one, which has no others beside it."""
     if row is None:
         return False
     route = int(row["route"][0])
