@@ -20,7 +20,7 @@ _WAIT_FOR = (502, 503, 504)
 
 
 class CallRefusedError(PipelineError):
-    """The server understood, and said no."""
+    """The server understood a call, and refused it."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ class CallRefusedError(PipelineError):
 
 
 class ServerCalls:
-    """A server that can be asked."""
+    """A server that a job can call."""
 
     def __init__(
         self,

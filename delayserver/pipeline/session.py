@@ -45,9 +45,9 @@ JAVA_HOMES = Path("/usr/lib/jvm")
 LOCAL_MASTER = "local[*]"
 CONNECT_RETRIES = 5
 CONNECT_WAIT_MAX_MS = 5_000
-"""Between retries: about 10 s in all."""
+"""The waits between retries: about 10 s in all."""
 ENDING_S = 5.0
-"""Its connections end before a JVM does, by no more than that."""
+"""The connections of a JVM end before it does, but by no more than that."""
 
 _JAVA_VERSION = re.compile(r'version "(\d+)')
 _JAVA_ADVICE = (
@@ -59,13 +59,13 @@ _SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.shuffle.partitions": "8",
-    # The type that other tools read, too; Spark's own is INT96.
+    # Other tools read this type, too; Spark's own is INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 _REFUSED = "stopped SparkContext"
-"""Spark says so where no master takes the job."""
+"""The text of Spark's error if no master takes the job."""
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET = f"-Dlog4j2.configurationFile=file:{resources.files(__package__) / 'log4j2.properties'}"
 _LOCAL_SETTINGS = {
@@ -77,7 +77,7 @@ _LOCAL_SETTINGS = {
 
 
 class JavaMissingError(PipelineError):
-    """There is no Java that Spark can run on."""
+    """There is no Java that can run Spark."""
 
     def __init__(self) -> None:
         super().__init__(_JAVA_ADVICE)
@@ -103,7 +103,7 @@ class JvmEndedError(PipelineError):
 
 
 class ConnectMissingError(PipelineError):
-    """The packages that Spark Connect needs besides are not installed."""
+    """Packages that Spark Connect needs are not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -263,7 +263,7 @@ def _reason(error: Exception, lines: list[str]) -> str:
     """Why the start failed, with the last lines of the JVM."""
     text = str(error)
     if _REFUSED in text:
-        # It asks for a minute, and then ends by itself.
+        # Spark asks for a minute, and then ends by itself.
         return "no master answers there, or it refused the job"
     return "\n".join([text, *lines[-5:]])
 
@@ -274,10 +274,10 @@ def _connect(master: str, settings: Mapping[str, str]) -> SparkSession:
         from pyspark.sql.connect.client.retries import DefaultPolicy
     except ImportError as error:
         raise ConnectMissingError from error
-    # It is raised, too.
+    # The error is raised as well.
     warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
     spark = SparkSession.Builder().remote(master).getOrCreate()
-    # Nothing was asked yet.
+    # No request was sent yet.
     policy = DefaultPolicy(max_retries=CONNECT_RETRIES, max_backoff=CONNECT_WAIT_MAX_MS)
     spark.client.set_retry_policies([policy])
     for name, text in settings.items():
@@ -296,8 +296,8 @@ def _connect(master: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether it says that a Connect server does not answer, or does not know the session: it was
-    started anew."""
+    """Whether an error means that a Connect server does not answer, or does not know the session,
+    because it was started anew."""
     from grpc import StatusCode
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 

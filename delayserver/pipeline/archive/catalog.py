@@ -50,7 +50,7 @@ class ArchiveConflictError(PipelineError):
 
 
 class ArchiveIO(PyArrowFileIO):
-    """The files of a table, by the file system of its place, whose URL has keys and endpoints."""
+    """The files of a table, read by the file system of its place, which has keys and endpoints."""
 
     def __init__(self, place: ArchivePlace) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class DirectoryCatalog(NoopCatalog):
         return self._table(version, self._read(version)) if version else None
 
     def create(self, metadata: TableMetadata) -> Table:
-        """Begin a table. Raises ArchiveConflictError where there is one."""
+        """Begin a table. Raises ArchiveConflictError if there is one already."""
         return self._table(1, self._write(1, metadata))
 
     def commit_table(

@@ -30,7 +30,7 @@ SMALL_BYTES = FILE_BYTES // 4
 """A file below this is small."""
 COMPACT_BYTES = 1 << 30
 MANY = 16
-"""So many small files in one partition are compacted without being asked for."""
+"""A partition with so many small files is compacted without an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _steps(table: ArchiveTable, files_min: int) -> Iterator[list[str]]:
 def rewrite(job: Job, table: ArchiveTable, names: Sequence[str], run: str) -> Compacted:
     """Write the rows of some files into others, and put these in their place.
 
-    Raises PipelineError as `rewritten` does; the table is as before then."""
+    Raises the PipelineError of `rewritten`; the table is as before then."""
     files = rewritten(job, table, names, run)
     table.replace(names, files)
     return Compacted(len(names), len(files))

@@ -34,21 +34,21 @@ from storage.errors import DiskError
 
 LEFTOVER_S = 24 * 3600.0
 LOCK = "_archive.lock"
-"""Readers leave out names that begin like this."""
+"""Readers skip names that begin like this."""
 
 
 class ArchivePlace:
     """One directory, or the objects below one prefix of a store."""
 
     def __init__(self, url: str) -> None:
-        """Raises InputError where nothing is known of such a URL, DiskError where it cannot be
+        """Raises InputError for a URL of an unknown kind, DiskError for a place that cannot be
         used."""
         self._is_local = not is_url(url)
         # The table stores this URL. It has no options, because these are this job's own.
         self.url: str = local_path(url) if self._is_local else _location(url)
         # Tasks work in directories of their own, where a relative path is another one.
         self.given = self.url if self._is_local else url
-        """With the options that a URL may have."""
+        """The same with the options that a URL may have."""
         assert self._opened
 
     def __reduce__(self) -> tuple[type["ArchivePlace"], tuple[str]]:
@@ -85,11 +85,11 @@ class ArchivePlace:
         return f"{self._opened[1]}/{name}" if name else self._opened[1]
 
     def location(self, name: str) -> str:
-        """A name as others find it: an absolute path, or a URL."""
+        """A name for other programs: an absolute path, or a URL."""
         return f"{self.url}/{name}" if name else self.url
 
     def name_of(self, location: str) -> str:
-        """The name of a location. Raises PipelineError where it is not below this place."""
+        """The name of a location. Raises PipelineError if it is not below this place."""
         name = location.removeprefix("file://").removeprefix(f"{self.url}/")
         if name == location:
             raise PipelineError(f"{location} is not below {self.url}, where the archive is")
@@ -129,7 +129,7 @@ class ArchivePlace:
             self._sync(path)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put a file there, or another in its place: all of it or nothing."""
+        """Write a file, or replace one: all of it or nothing."""
         if not self._has_directories:
             with self.writing(name) as stream:
                 stream.write(data)
@@ -148,7 +148,7 @@ class ArchivePlace:
             self._sync(self.path(new_name))
 
     def create(self, name: str, data: bytes) -> None:
-        """Put a file there: all of it or nothing. Raises FileExistsError."""
+        """Write a new file: all of it or nothing. Raises FileExistsError."""
         if self.exists(name):
             raise FileExistsError(self.location(name))
         if not self._has_directories:
@@ -159,7 +159,7 @@ class ArchivePlace:
             stream.write(data)
         try:
             if self.is_local:
-                # A rename would take the place of another's.
+                # A rename would replace the file of another run.
                 os.link(self.path(unfinished), self.path(name))
                 self._sync(self.path(name))
             else:
@@ -210,7 +210,7 @@ class ArchivePlace:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """For one job at a time, where there is a lock. Raises PipelineError."""
+        """Lets one job in at a time, if there is a lock. Raises PipelineError."""
         if not self.is_local:
             yield
             return
@@ -238,8 +238,8 @@ class ArchivePlace:
         return f"{directory}/_{last}.{os.getpid()}" if directory else f"_{last}.{os.getpid()}"
 
     def _sync(self, path: str) -> None:
-        """A file, and the names of all directories down to it; elsewhere that is the store's
-        promise."""
+        """Sync a file, and the names of all directories down to it; a store promises that by
+        itself."""
         if self.is_local:
             _sync(path)
             below = Path(path).relative_to(self.url)

@@ -76,7 +76,7 @@ class PlainFiles:
         return HourLayout(f"{store}-{shard}", dict(first_seqs))
 
     def files_of(self, store: str, shard: int, hours: Collection[int]) -> list[str]:
-        """None that stay: each hour is written as a whole."""
+        """No files stay: each hour is written as a whole."""
         return []
 
     def add(self, files: Sequence[WrittenFile], hours: Iterable[Mapping[str, object]]) -> None:

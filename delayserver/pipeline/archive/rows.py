@@ -1,7 +1,7 @@
 """The rows of an archive, their order, and the sum by which two sets of them are compared.
 
-They are those of `delayhistory`, and besides the directory that they come from (`store`: its stamp,
-which no two servers share). A row is known by `store`, `shard`, `hour` and `seq`.
+They have the columns of `delayhistory`, and also the directory that they come from (`store`: its
+stamp, which no two servers share). `store`, `shard`, `hour` and `seq` identify a row.
 
 The checksum is the sum over all rows of a hash of all columns: it does not depend on their order,
 and sums of disjoint sets add up.
@@ -33,7 +33,7 @@ class Sum(msgspec.Struct, frozen=True):
 
     count: int = 0
     hashes: int = 0
-    """Modulo 2^64."""
+    """The sum of the hashes, modulo 2^64."""
 
     def __add__(self, other: "Sum") -> "Sum":
         return Sum(self.count + other.count, (self.hashes + other.hashes) % 2**64)

@@ -6,7 +6,7 @@ It is for sessions without Iceberg's own runtime: the driver plans by pyiceberg,
 files by pyarrow. A schema with fewer columns reads only these:
 `spark.read.schema("id string, due timestamp")`. A `where` is Spark's.
 
-    snapshot      which one, by its number; the newest, if nothing is said
+    snapshot      which one, by its number; the newest by default
     files         a JSON list of files below the place, whether a snapshot names them or not
     partitions    how many tasks at most; 2 per processor of this machine
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table
 
 BATCH_ROWS = 8 * 1024
-"""Bodies may be long."""
+"""A small batch, because bodies may be long."""
 _OPTIONS = ("snapshot", "files", "partitions")
 
 
@@ -72,7 +72,7 @@ class ArchiveTask(InputPartition):
 
 
 class ArchiveReader(DataSourceReader):
-    """Plans by the table, and reads files."""
+    """Plans the read by the table, and reads files."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._place = ArchivePlace(options.roots[0])

@@ -62,9 +62,9 @@ HOURS_PROPERTY = "delayserver.hours"
 BUCKETS = 8
 """Buckets of subjects in a new table."""
 TASK_S = 3600.0
-"""So long a task may go on whose run was killed."""
+"""A task whose run was killed may go on for so long."""
 SNAPSHOTS_S = 5 * 24 * 3600.0
-"""So long others may go on to read a snapshot that is not the newest."""
+"""A reader may go on for so long with a snapshot that is not the newest."""
 DAY_MS = 24 * 3600 * 1000
 
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestamptzType()
@@ -98,11 +98,11 @@ _DUE, _SUBJECT, _SEQ = (SCHEMA.find_field(name).field_id for name in ("due", "su
 _PROPERTIES = {
     "write.format.default": "parquet",
     "write.parquet.compression-codec": "zstd",
-    # Old versions of the metadata, for those who read them just now.
+    # Old versions of the metadata stay, because programs may be reading them just now.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
     "commit.retry.num-retries": "0",
-    # Else each run adds one manifest, and each plan reads all of them.
+    # Otherwise each run adds one manifest, and each plan reads all of them.
     "commit.manifest-merge.enabled": "true",
 }
 
@@ -138,7 +138,7 @@ class ArchiveTable:
     """The table at a place, as this job has left it."""
 
     def __init__(self, place: ArchivePlace, buckets: int = BUCKETS) -> None:
-        """`buckets`: of a table that is not there yet; it is made with the first commit."""
+        """`buckets`: for a new table, which is made with the first commit."""
         self.place = place
         self._catalog = DirectoryCatalog(place)
         self._found = self._catalog.find()
@@ -182,7 +182,7 @@ class ArchiveTable:
         return sorted(self.place.name_of(task.file.file_path) for task in tasks)
 
     def add(self, files: Sequence[WrittenFile], hours: Iterable[Mapping[str, object]]) -> None:
-        """Add files, all at once; `hours`: of whom they hold rows. Raises ArchiveConflictError."""
+        """Add files, all at once; `hours`: the hours of their rows. Raises ArchiveConflictError."""
         if self._found is None:
             self._found = self._catalog.create(self._metadata)
         added = [self._data_file(one) for one in files]
@@ -194,8 +194,8 @@ class ArchiveTable:
         self._metadata = self._found.metadata
 
     def small_files(self, bytes_max: int) -> list[dict[str, int]]:
-        """The files of each partition that are smaller than that, with their sizes; without those
-        that hold columns of other programs, which writing them anew would lose."""
+        """The files of each partition that are smaller than that, with their sizes. Files with
+        columns of other programs are left out, because rewriting them would lose these columns."""
         groups: dict[tuple[object, ...], dict[str, int]] = {}
         for task in self._planned():
             file = task.file
@@ -210,8 +210,8 @@ class ArchiveTable:
         return list(groups.values())
 
     def refuse_others(self, names: Collection[str]) -> None:
-        """Raises PipelineError where one of these files holds columns that this job does not know,
-        since writing it anew would lose them."""
+        """Raises PipelineError if one of these files holds columns that this job does not know,
+        since rewriting it would lose them."""
         for task in self._planned():
             name = self.place.name_of(task.file.file_path)
             if name in names and (others := self._others_in(task.file)):
@@ -232,8 +232,8 @@ class ArchiveTable:
         files: Sequence[WrittenFile],
         hours: Iterable[Mapping[str, object]] = (),
     ) -> None:
-        """Put files in the place of others, all at once: the newest snapshot has the ones or the
-        others. `hours`: of whom they hold rows that were written anew.
+        """Replace files by others, all at once: the newest snapshot has the old ones or the new
+        ones. `hours`: the hours of the rows that were written anew.
 
         Raises ArchiveConflictError."""
         assert self._found is not None
@@ -255,8 +255,8 @@ class ArchiveTable:
         return list(self._found.scan().plan_files()) if self._found else []
 
     def expire(self, age_s: float = SNAPSHOTS_S) -> int:
-        """Give up the snapshots that are older, but for the newest one, and the files that only
-        they name; how many files."""
+        """Give up all older snapshots except the newest one, and the files that only they name;
+        returns how many files."""
         if self._found is None:
             return 0
         older = datetime.fromtimestamp(time.time() - age_s, UTC)
@@ -320,7 +320,7 @@ class ArchiveTable:
         self.place.delete(note)
 
     def sweep(self) -> list[str]:
-        """Delete the files that no snapshot names; their names."""
+        """Delete the files that no snapshot names; returns their names."""
         # Existing files are listed first, so that files added later are not among them.
         found = [*self.place.leftovers(DATA), *self.place.leftovers(METADATA)]
         named = self._named()

@@ -37,14 +37,14 @@ _REPORT = "name string, group long, count long"
 
 
 class Layout(Protocol):
-    """How rows are spread over files. It goes to tasks."""
+    """How rows are spread over files. It is sent to the tasks."""
 
     def group(self) -> Column:
         """The number of the group that a row is in."""
         ...
 
     def name(self, group: int, task: str, number: int) -> str:
-        """The name of a file, as number so and so of its task."""
+        """The name of a file, by its number in the task."""
         ...
 
     @property
@@ -131,7 +131,7 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordB
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """So many batches at a time as make a row group."""
+    """The batches of one row group at a time."""
     some: list[pa.RecordBatch] = []
     total_bytes = 0
     for batch in batches:

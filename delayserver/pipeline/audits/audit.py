@@ -61,7 +61,7 @@ class Audit:
 
     data_dir: str
     shards: int
-    """How many were read."""
+    """How many shards were read."""
     taken_ms: int
     took_s: float
     messages: dict[str, int]
@@ -86,7 +86,7 @@ class Audit:
     """How many bodies were verified; None: none was read."""
     since_ms: int | None = None
     hours_left_out: int = 0
-    """They were over by `since_ms`."""
+    """Hours that were left out, because they were over by `since_ms`."""
 
     @property
     def is_clean(self) -> bool:
@@ -106,8 +106,8 @@ def audit_here(
     verdicts: Verdicts | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Audit:
-    """Audit a data directory, or several, in this process. Raises as `make_plan`, and VerdictsError
-    where verdicts cannot be kept."""
+    """Audit a data directory, or several, in this process. Raises the errors of `make_plan`, and
+    VerdictsError if verdicts cannot be kept."""
     started = time.monotonic()
     progress("looking", 0, 0)
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -179,11 +179,11 @@ def _confirmed(
 
 @dataclass(slots=True)
 class _Merging:
-    """The facts of all shards, on their way to an audit."""
+    """Adds up the facts of all shards to an audit."""
 
     plan: AuditPlan
     facts: dict[int, HourFacts]
-    """By shard."""
+    """The facts of each shard, by its number."""
     names: dict[int, ShardNames]
     examples: list[dict[str, Any]] = field(default_factory=list)
 

@@ -18,13 +18,13 @@ from storage.rows import FLAG_REMOVAL, NO_KEY, PUBLISHES, LogKind
 
 
 def verify_bodies(basis: ShardBasis, task: HourTask, damage: list[Damage]) -> int:
-    """How many payloads of an hour are as they should be; the others go to `damage`."""
+    """How many payloads of an hour are sound; the others go to `damage`."""
     directory = basis.directory
     path = bucket_path(LogKind.SCHEDULE, task.hour)
     piece = LogPiece(LogKind.SCHEDULE, path, 0, task.state.length, task.state.length)
     intact = 0
     for found in read(directory.files, piece, stamp=directory.stamp, payload=True):
-        if isinstance(found, Frame):  # else the columns' reader has named it
+        if isinstance(found, Frame):  # damage was named by the reader of columns already
             intact += _verify_frame(found, damage)
     return intact
 

@@ -35,7 +35,7 @@ def example_of(
 
 
 def problem_name(problem: BrokenGuarantee) -> str:
-    """How an audit calls it."""
+    """The name of a problem in an audit."""
     assert problem.name is not None
     return problem.name.lower()
 

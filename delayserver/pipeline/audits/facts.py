@@ -39,7 +39,7 @@ COUNT_DTYPE = np.dtype(
         ("max_ms", "<i8"),
     ]
 )
-"""How often something occurs.
+"""How often each combination occurs.
 
 subscription_id  DIRECT_FIRST_ID: any direct one
 bucket           of the lateness of a delivery; -1: not delivered
@@ -119,7 +119,7 @@ class HourFacts:
         self.history = concatenate([self.history, other.history], SETTLED_DTYPE)
         self._add_examples(other.examples)
         self._add_waiting(other.waiting)
-        # Several parts of an hour come upon the same place.
+        # Several parts of an hour find the same damaged place.
         self.damage = list(dict.fromkeys([*self.damage, *other.damage]))
         self.bodies += other.bodies
 
@@ -136,7 +136,7 @@ class HourFacts:
         )
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """The facts as bytes."""
         return msgspec.msgpack.encode(
             [
                 *(
@@ -163,7 +163,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def unpack_facts(data: bytes) -> HourFacts:
-    """The facts again. Raises msgspec.DecodeError, ValueError."""
+    """The facts from bytes. Raises msgspec.DecodeError, ValueError."""
     counts, plain, problems, history, examples, waiting, damage, bodies = _decoder.decode(data)
     return HourFacts(
         counts=np.frombuffer(counts, COUNT_DTYPE),

@@ -58,8 +58,8 @@ def outcomes_of(history: Rows) -> Counter[str]:
 
 
 def follow(history: Rows, directory: Directory) -> tuple[Rows, Rows]:
-    """Rows of a shard that go on as another one which is nowhere, and rows that go on as one of
-    another message or subject."""
+    """Rows of a shard that name a successor which does not exist, and rows whose successor belongs
+    to another message or subject."""
     entries = select(history, history["is_first"])
     entries = select(entries, np.argsort(entries["seq"], kind="stable"))
     going_on = select(history, history["successor_seq"] != 0)
@@ -108,5 +108,6 @@ def _is_lost(
                 hour = change.due_ms // HOUR_MS
                 return hour in hours or day_of(hour) in hours
             places.append(change.entry_seq)
-    # Behind the row it is somewhere else by now; before it, it never went on.
+    # A place behind the successor shows that the message went on since. If all places are before
+    # it, the successor never existed.
     return bool(places) and max(places) < successor_seq

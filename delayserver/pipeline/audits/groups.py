@@ -1,7 +1,7 @@
 """From counts to lines: everything, each hour, each subject and each subscription.
 
-A line has how many deliveries there are of each state, and percentiles of their lateness, which are
-read from counts in buckets.
+A line has the number of deliveries in each state, and percentiles of their lateness, which are read
+from counts in buckets.
 
 Cost: a sort of the counts for each of the four, and some µs for each line. Threads: pure functions.
 """
@@ -25,14 +25,14 @@ DIMENSIONS = ("all", "hour", "subject", "subscription")
 _KEYS = {"hour": "hour", "subject": "subject_id", "subscription": "subscription_id"}
 
 GroupLine = dict[str, Any]
-"""dimension, key, name, entries, a number for each state, max_ms, p50_ms, …; times are None where
+"""dimension, key, name, entries, a number for each state, max_ms, p50_ms, …; times are None if
 nothing was delivered."""
 
 
 def share_numbers(
     of_shards: Mapping[int, Rows], subjects: SharedNumbers, subscriptions: SharedNumbers
 ) -> Rows:
-    """The counts of all shards, with the numbers that all share."""
+    """The counts of all shards, with the numbers that all of them share."""
     parts = []
     for shard, counts in of_shards.items():
         shared = counts.copy()

@@ -43,7 +43,7 @@ def _judge(basis: ShardBasis, definitions: KnownSubscriptions, task: HourTask) -
         seqs=task.seqs,
     )
     if damage and task.state.length and was_deleted(directory, task.hour):
-        # A day may have become hours, or nothing is left.
+        # A day may have become hours, or its files may be gone.
         parts = hours_instead(directory, task.hour, task.unfiled) if is_day(task.hour) else ()
         return merged(
             _judge(

@@ -48,8 +48,8 @@ def audit(
     with_bodies: bool = False,
     verdicts: Verdicts | None = None,
 ) -> Audit:
-    """Audit a data directory, or several, also beside the server. Raises as `audit_here`, and
-    OtherNodeError where an executor does not see a directory."""
+    """Audit a data directory, or several, also beside the server. Raises the errors of
+    `audit_here`, and OtherNodeError if an executor does not see a directory."""
     started = time.monotonic()
     job.progress("looking", 0, 0)
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -84,7 +84,7 @@ def _judged(job: Job, plan: AuditPlan) -> Iterator[tuple[int, HourFacts]]:
 def _judge_groups(
     bases: dict[int, ShardBasis], pickled: list[bytes], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In a worker: the facts of all tasks of some groups."""
+    """Runs in a worker: the facts of all tasks of some groups."""
     spare_imports()
     for basis in bases.values():
         basis.directory.check_here()
@@ -99,7 +99,7 @@ def _judge_groups(
 
 
 def write_parquet(spark: "SparkSession", found: Audit, target: str) -> None:
-    """The tables of an audit below a directory, in place of those of an earlier one."""
+    """Write the tables of an audit below a directory; they replace those of an earlier one."""
     tables = {
         "hours": found.of("hour"),
         "subjects": found.of("subject"),
@@ -117,7 +117,7 @@ def write_parquet(spark: "SparkSession", found: Audit, target: str) -> None:
 
 
 def _table_schema(name: str) -> pa.Schema:
-    """The columns of a table, also where it has no rows."""
+    """The columns of a table, even if it has no rows."""
     from delayserver.pipeline.audits.groups import PERCENTILES
     from delayserver.pipeline.states.settlement import EntryState
 

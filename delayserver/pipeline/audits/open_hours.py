@@ -27,13 +27,13 @@ class OpenHour:
     """Messages of an hour that wait for one subscription, or those of a subject without any."""
 
     hour: str
-    """As files call it: `2026-11-20T15`."""
+    """The hour as in the names of files: `2026-11-20T15`."""
     shard: int
     subject: str | None
     subscription: str | None
-    """None: no subscription matches."""
+    """The subscription; None: no subscription matches."""
     count: int
-    """How many wait."""
+    """How many messages wait."""
     seq: int
     """The schedule row of the first."""
     message_id: str | None
@@ -61,7 +61,7 @@ def open_hours(basis: ShardBasis, facts: HourFacts, names: ShardNames) -> list[O
         here &= counts["subscription_id"] == min(number, DIRECT_FIRST_ID)
         count = int(counts["count"][here].sum())
         if not count:
-            continue  # It is not due in the hour of its file, and is named for that.
+            continue  # It is not due in the hour of its file, and is reported for that.
         found.append(
             OpenHour(
                 hour_name(hour),

@@ -80,29 +80,29 @@ class HourTask:
     retired_through_seq: int
     unfiled: Rows
     size: int
-    """About how much work it is: rows of both logs."""
+    """About how much work the task is: rows of both logs."""
     seqs: Range = ALL
     with_bodies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """All that is to be judged."""
+    """Everything that is to be judged."""
 
     roots: tuple[str, ...]
     bases: dict[int, ShardBasis]
-    """By shard."""
+    """The bases, by shard."""
     tasks: list[HourTask]
     now_ms: int
     damage: list[Damage]
     """Damage that belongs to no hour."""
     hours_left_out: int = 0
-    """Before the time that was asked for."""
+    """Hours before the time that was asked for."""
     since_ms: int | None = None
     with_bodies: bool = False
     verdicts: Verdicts | None = None
     kept: dict[int, list[HourFacts]] = field(default_factory=dict)
-    """By shard: of hours that are not judged again."""
+    """By shard: the facts of hours that are not judged again."""
 
 
 def make_plan(
@@ -147,10 +147,10 @@ def look(directory: Directory, now_ms: int) -> ShardBasis:
 
 
 def find_strays(basis: ShardBasis) -> Iterator[Damage]:
-    """Files of the schedule log that the catalog does not know, and in which something waits.
+    """Files of the schedule log that the catalog does not know, and that hold messages which wait.
 
-    A server that was ended while it purged an hour that is over may leave both files behind, in
-    which all is settled, or the schedule log alone, which tells nothing."""
+    A server that was ended while it purged a past hour may leave both files behind, in which all is
+    settled, or the schedule log alone, which tells nothing."""
     snapshot, files = basis.snapshot, basis.directory.files
     names = (parse_bucket_file(LogKind.SCHEDULE, name) for name in files.list("schedule"))
     for bucket in names:
@@ -184,13 +184,13 @@ def find_strays(basis: ShardBasis) -> Iterator[Damage]:
 
 
 def _is_filed(snapshot: StatesSnapshot, bucket: int) -> bool:
-    """Whether the catalog knows a file; of an hour that has none the message log may tell."""
+    """Whether the catalog knows a file; the message log may know an hour without one."""
     return bucket in snapshot.hours and bool(snapshot.hours[bucket].length)
 
 
 def _places(bucket: int) -> tuple[int, ...]:
-    """Where all that is in a bucket may be known to be, too: a day is split into its hours, and
-    until the catalog says so the files of both are there."""
+    """The buckets in which the rows of a bucket may be known. A day is split into its hours, and
+    the files of both exist until the catalog has the hours."""
     return (bucket, *hours_of(bucket)) if is_day(bucket) else (bucket, day_of(bucket))
 
 
@@ -214,7 +214,7 @@ def _hours(basis: ShardBasis, *, with_bodies: bool) -> Iterator[HourTask]:
 
 
 def _parts(directory: Directory, task: HourTask) -> Iterator[HourTask]:
-    """The task, or, of a large hour, its parts."""
+    """The task, or the parts of a large hour."""
     if task.state.entries <= PART_ENTRIES or task.with_bodies:
         yield task
         return
@@ -233,7 +233,7 @@ def _parts(directory: Directory, task: HourTask) -> Iterator[HourTask]:
 
 
 def _cuts(files: Files, task: HourTask, stamp: int) -> list[int]:
-    """After which seqs an hour is cut."""
+    """The seqs after which an hour is cut."""
     counts, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     try:
         file = files.open(bucket_path(LogKind.SCHEDULE, task.hour))

@@ -9,12 +9,12 @@ from delayserver.records.ids import IdCodec
 from storage.rows import PUBLISHES
 
 _NUMBER_MAX = 1 << 48
-"""An id has no room for more."""
+"""The limit of the numbers in an id."""
 
 
 def message_id(codec: IdCodec, row: np.void) -> str | None:
-    """The id of the message of a row (SETTLED_DTYPE). None: a publish did not make it, so that only
-    its payload tells, or no id could be made of it."""
+    """The id of the message of a row (SETTLED_DTYPE). None: it was not made by a publish, so only
+    its payload tells the id, or no id can be made of it."""
     due_ms, message_seq = int(row["due_ms"]), int(row["message_seq"])
     if int(row["kind"]) not in PUBLISHES:
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES_SHOWN = 10
 SHOWN_MAX = 25
-"""Subjects and subscriptions in a table; the most, or the slowest."""
+"""Subjects and subscriptions in a table, by their deliveries or their lateness."""
 USUAL = ("delivered", "cancelled", "dead", "pending")
 STATES = ("delivered", "retried", "dead", "cancelled", "moved", "dropped", "pending", "missing")
 TIMES_SHOWN = ("p50_ms", "p99_ms", "max_ms")
@@ -108,7 +108,7 @@ def not_looked_at(found: Audit) -> Iterator[str]:
 
 
 def outcomes(found: Audit) -> list[str]:
-    """The terms of the sum: the usual ones, and others where there are any."""
+    """The terms of the sum: the usual ones, and others that are not zero."""
     return [name for name in OUTCOMES if name in USUAL or found.messages[name]]
 
 
@@ -160,7 +160,7 @@ def _of_shard(found: Audit, shard: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Narrow:
-    """A table, or where the screen is too narrow for it, lines for each of its rows."""
+    """A table, or, on a narrow screen, lines for each of its rows."""
 
     table: Table
     lines: Group

@@ -48,7 +48,7 @@ _SUFFIXES = {False: ".verdict", True: ".bodies.verdict"}
 
 
 class VerdictsError(PipelineError):
-    """Verdicts cannot be kept where they are to be."""
+    """Verdicts cannot be kept in their directory."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(
@@ -163,7 +163,7 @@ def _changed_ns(root: str, path: str) -> int:
 
 
 def _are_named(facts: HourFacts, basis: "ShardBasis") -> bool:
-    """Whether all subjects and subscriptions of an hour are known."""
+    """Whether the names of all subjects and subscriptions of an hour are known."""
     snapshot = basis.snapshot
     subjects = set(facts.counts["subject_id"].tolist())
     subscriptions = set(facts.counts["subscription_id"].tolist()) - {0, DIRECT_FIRST_ID}

@@ -71,7 +71,7 @@ from storage.shards import shard_directory
 
 PIECE_BYTES: Final = 64 * 1024 * 1024
 KNOWN_BYTES: Final = 64 * 1024
-"""By so many of its first and its last bytes a file is known again."""
+"""A file is recognised by so many of its first and its last bytes."""
 ATTEMPTS: Final = 5
 
 Told = Callable[[str, int, int], None]
@@ -87,7 +87,7 @@ class ShardExport:
     total_bytes: int
     """The size of its files and of the catalog."""
     copied_bytes: int
-    """Since the last export."""
+    """Bytes that were copied since the last export."""
     damage: list[str] = field(default_factory=list)
     """The damage in the files that were copied now."""
 
@@ -130,7 +130,7 @@ def export(
         one = _ShardExporter(directory, open_place(url), now_ms, progress).run()
         exported.shards.append(one)
     if several and read_shards(above) is None:
-        # Only now is there an export of all.
+        # The export of all shards counts from here on.
         above.write(SHARDS, json.dumps({"shards": len(directories)}).encode() + b"\n")
     exported.took_s = time.monotonic() - began
     return exported
@@ -200,14 +200,14 @@ class _ShardExporter:
         )
 
     def _copy(self) -> ExportManifest:
-        """Raises _GoneError where the server deletes a file meanwhile."""
+        """Raises _GoneError if the server deletes a file meanwhile."""
         stamp = self._directory.stamp
         self._damage = []
         messages = [
             _Wanted(piece.path, logs.whole_end(self._files, piece, stamp=stamp), piece)
             for piece in logs.message_pieces(self._files)
         ]
-        # A segment that is gone was filed, which the catalog will say.
+        # A segment that is gone was filed, and the catalog will show it.
         copied = [one for one in self._copied(messages) if one is not None]
         catalog_data, hours, checkpoint_seq = self._catalog()
         wanted = [_Wanted(FORMAT_FILE, size_of(self._files, FORMAT_FILE))]
@@ -250,7 +250,7 @@ class _ShardExporter:
                 return file.pread(file.size(), 0), hours, checkpoint_seq
 
     def _copied(self, wanted: Sequence["_Wanted"]) -> Iterator[ExportedPath | None]:
-        """Each file, copied as far as it is wanted; None: it is gone, and may be."""
+        """Each file, copied as far as it is wanted; None: the file was deleted, as it may be."""
         total = sum(one.end for one in wanted)
         done = 0
         for one in wanted:
@@ -330,7 +330,7 @@ def _is_same(file: File, known: ExportedPath) -> bool:
 
 
 def _ends(file: File, length: int) -> tuple[int, int]:
-    """Checksums of the first and the last bytes of so many."""
+    """Checksums of the first and the last bytes of a file of that length."""
     some = min(length, KNOWN_BYTES)
     head, tail = file.pread(some, 0), file.pread(some, length - some)
     return google_crc32c.value(head), google_crc32c.value(tail)

@@ -69,7 +69,7 @@ def read_manifest(place: ObjectPlace, name: str) -> ExportManifest:
 
 
 def read_shards(place: ObjectPlace) -> int | None:
-    """How many shards an export has; None: it is that of a server alone, or none."""
+    """How many shards an export has; None: it is that of a server alone, or no export."""
     try:
         return int(json.loads(place.read(SHARDS))["shards"])
     except FileNotFoundError:
@@ -88,9 +88,9 @@ def is_export(root: str) -> bool:
 
 
 def shard_places(url: str) -> list[str]:
-    """The URL of each shard of an export, in their order; of a server alone its own.
+    """The URL of each shard of an export, in their order; for a server alone its own URL.
 
-    Raises DamageError where there is a shard more than the export says."""
+    Raises DamageError if there are more shards than the export says."""
     place = open_place(url)
     count = read_shards(place)
     if count is None:
@@ -233,5 +233,5 @@ class ExportedFile:
 
 
 def _is_file(file: ExportedFile) -> File:
-    """It has the contract; a checker of types says so here."""
+    """Lets a type checker check that the class has the contract."""
     return file

@@ -29,7 +29,7 @@ SHARDS = "shards.json"
 
 
 class ExportedPiece(msgspec.Struct, array_like=True, frozen=True):
-    """Bytes `[start, end)` of a file, which are an object."""
+    """Bytes `[start, end)` of a file, stored as one object."""
 
     name: str
     start: int
@@ -97,13 +97,13 @@ T = TypeVar("T", ExportManifest, Pointer)
 
 
 def encode_sealed(content: ExportManifest | Pointer) -> bytes:
-    """One of them, with its checksum."""
+    """Encode one of these with its checksum."""
     body = msgspec.json.encode(content)
     return msgspec.json.encode(_Sealed(google_crc32c.value(body), msgspec.Raw(body))) + b"\n"
 
 
 def decode_sealed(data: bytes, kind: type[T], path: str) -> T:
-    """Raises DamageError, PipelineError for one of a newer version."""
+    """Decode it. Raises DamageError, and PipelineError for one of a newer version."""
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
         body = bytes(sealed.content)

@@ -6,7 +6,8 @@
     gs://…, abfs://…, hdfs://host:port/ Google, Azure, HDFS (which needs libhdfs and libjvm)
 
 They are reached through pyarrow, with no JVM, so a task of Spark reads them on any node. An object
-appears as a whole: where a store does not say so by itself, it is renamed.
+appears as a whole. If a store does not promise that by itself, the object is renamed when it is
+whole.
 
 Cost: a request per call. Threads: any.
 """
@@ -30,7 +31,7 @@ class ObjectPlace(Protocol):
     """Objects below one URL. Every call raises DiskError for an error of the store."""
 
     url: str
-    """As it is shown, without keys."""
+    """The URL for display, without keys."""
 
     def read(self, name: str) -> bytes:
         """A whole object. Raises FileNotFoundError."""
@@ -41,7 +42,7 @@ class ObjectPlace(Protocol):
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Put an object there, or another in its place: all of it or nothing; it stays."""
+        """Write an object, or replace one: all of it or nothing; it is durable."""
         ...
 
     def delete(self, name: str) -> None:
@@ -84,7 +85,7 @@ def absolute_root(path: str) -> str:
 
 
 def open_place(url: str) -> ObjectPlace:
-    """Raises InputError where nothing is known of such a URL, DiskError where it cannot be used."""
+    """Raises InputError for a URL of an unknown kind, DiskError for a place that cannot be used."""
     return _RemotePlace(url) if is_url(url) else _LocalPlace(local_path(url))
 
 

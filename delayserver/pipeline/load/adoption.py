@@ -20,7 +20,7 @@ SUBJECTS_PER_CALL = 10_000
 DUPLICATES_PER_CALL = 10_000
 ADOPT_TIMEOUT_S = 600.0
 FOLLOW_S = 0.05
-"""How often it is asked how far the filing is."""
+"""The time between two questions about the progress of filing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Adoption(ServerCalls):
     """A server, or one shard of it, and one import."""
 
     def __init__(self, url: str, import_id: str, *, shard: int | None = None, **rest: Any) -> None:
-        """`shard`: which one, where there are several. `rest` as ServerCalls has it."""
+        """`shard`: its number, if there are several. `rest`: as ServerCalls has it."""
         super().__init__(url, **rest)
         self.import_id = import_id
         self._query = "" if shard is None else f"?shard={shard}"
@@ -88,12 +88,13 @@ class Adoption(ServerCalls):
         return _adopted(answer)
 
     def adopt(self) -> Adopted:
-        """Have it adopted; on return that is durable. Raises CallRefusedError, PipelineError."""
+        """Have it adopted; on return the adoption is durable. Raises CallRefusedError,
+        PipelineError."""
         document, path = {"manifest": self._manifest}, f"/v1/imports{self._query}"
         return _adopted(self.call("POST", path, document, timeout_s=ADOPT_TIMEOUT_S))
 
     def follow(self, progress: Callable[[int, int], None]) -> Adopted:
-        """Wait until everything is filed; `progress` is told rows done, of how many."""
+        """Wait until everything is filed; `progress` gets the rows done, and all rows."""
         while True:
             found = self.find()
             if found is None:

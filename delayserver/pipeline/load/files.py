@@ -35,7 +35,7 @@ from delayserver.errors import PipelineError
 from delayserver.pipeline.exports.place import is_url, local_path, shown_url
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""The name of a folder in the place of null."""
+"""The name of a folder that stands for null."""
 _PATTERN = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MAGIC_BYTES = 6
@@ -46,16 +46,16 @@ class TableFile:
     """One file of a table."""
 
     path: str
-    """As its file system has it."""
+    """The path in its file system."""
     size_bytes: int
     folders: tuple[tuple[str, str | None], ...] = ()
-    """Columns and values that the names of its folders say."""
+    """Columns and values from the names of its folders."""
     url: str | None = None
     """The URL of its file system; None: the file system of this machine."""
 
     @property
     def name(self) -> str:
-        """As errors name it."""
+        """The name in errors."""
         return self.path if self.url is None else f"{shown_url(self.url)}: {self.path}"
 
 
@@ -67,7 +67,7 @@ def has_pattern(source: str) -> bool:
 def find_files(source: str) -> list[TableFile]:
     """The files of a table, in order of their names; none if it is an empty folder.
 
-    Raises PipelineError where nothing is there."""
+    Raises PipelineError if nothing is there."""
     with _as_pipeline_errors(source):
         return _find_remote(source) if is_url(source) else _find_local(local_path(source))
 
@@ -193,7 +193,7 @@ def decompressed(file: TableFile) -> Iterator[BinaryIO]:
 
 
 def is_compressed(file: TableFile) -> bool:
-    """Whether the first bytes say so. Raises PipelineError."""
+    """Whether the first bytes belong to a compressed file. Raises PipelineError."""
     with opened(file) as stream:
         return _decompressed(stream) is not stream
 

@@ -44,15 +44,15 @@ class ImportedParts:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a part stands in its import."""
+    """The place of a part in its import."""
 
     start: int
     imported: ImportedParts
 
 
 def check_columns(names: Sequence[str]) -> None:
-    """Raises PipelineError where columns of the table cannot stand in the file of ids: it has one
-    of that name, or one of them is named twice."""
+    """Raises PipelineError if columns of the table cannot stand in the file of ids, because it has
+    one of that name, or because one of them is named twice."""
     own = {name for name, _ in _COLUMNS}
     known: set[str] = set()
     for name in names:

@@ -61,10 +61,10 @@ class LoadNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoteFile:
-    """The note of one name, locked. A context: the file stays if it says something."""
+    """The note of one name, locked. As a context: the file stays if it holds a note."""
 
     def __init__(self, directory: Path, import_id: str) -> None:
-        """Raises PipelineError where another load has the name."""
+        """Raises PipelineError if another load has the name."""
         self._path = directory / f"{import_id}{SUFFIX}"
         self._descriptor = self._locked(import_id)
 
@@ -73,7 +73,7 @@ class NoteFile:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # It may be the file of a load that has just ended, and has taken it away.
+                # It may be the file of a load that has just ended and deleted it.
                 if self._path.exists() and self._path.samefile(f"/proc/self/fd/{descriptor}"):
                     return descriptor
             except BlockingIOError:
@@ -96,8 +96,8 @@ class NoteFile:
         os.close(self._descriptor)
 
     def read(self) -> LoadNote | None:
-        """The note; None: nothing was staged as a whole, or the note does not match its checksum,
-        as one that a crash cut off."""
+        """The note; None: nothing was staged as a whole, or the note does not match its checksum
+        because a crash cut it off."""
         text = unseal(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
         return None if text is None else msgspec.json.decode(text, type=LoadNote)
 
@@ -128,7 +128,7 @@ def abandoned(directory: Path) -> Iterator[tuple[str, NoteFile]]:
         try:
             file = NoteFile(directory, import_id)
         except PipelineError:
-            continue  # It runs.
+            continue  # The load runs.
         if file.read() is None:
             yield import_id, file
         else:

@@ -72,13 +72,13 @@ class FilePiece:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Says how rows are made."""
+    """How rows are made of a table."""
 
     kind: str
     style: TextFormat
     columns: MessageColumns
     is_binary: bool
-    """The bodies are no JSON."""
+    """Whether the bodies are no JSON."""
     passed: tuple[tuple[str, str, pa.DataType], ...] = ()
     """Columns for the file of ids: the name in the table, the name in the rows, the type."""
 
@@ -125,7 +125,7 @@ def _parquet_rows(plan: RowPlan, piece: FilePiece) -> Iterator[pa.RecordBatch]:
             group = parquet.metadata.row_group(number)
             row_bytes = group.total_byte_size // max(1, group.num_rows)
             rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row_bytes)))
-            # Without a column the number of rows is still told.
+            # Without a column the batch still has its number of rows.
             for batch in parquet.iter_batches(rows, row_groups=[number], columns=inside):
                 columns = {
                     field.name: column.cast(instants[field.name])

@@ -1,11 +1,11 @@
-"""The table of a bulk load: files that we read (`reading`), or whatever else Spark reads.
+"""The table of a bulk load: files that we read (`reading`), or a table that Spark reads.
 
     parquet, csv, json          FileTable: our own reader, each file by its own schema
     jdbc, orc, avro, iceberg …  FrameTable: Spark reads it, with the types that Spark has
 
-Both give the rows that staging takes, and refuse by its name a column of a type that JSON does not
-have. The first needs no Spark to be looked at (`look`): a column that is not there is told before
-Spark starts, which takes a while.
+Both give the rows that staging takes. Both refuse a column whose type JSON does not have, and name
+it. The first can be checked without Spark (`look`), so a missing column is reported before Spark
+starts, which takes a while.
 
 Cost: a listing; a footer, a header or some lines of each file. Threads: the caller's.
 """
@@ -66,7 +66,7 @@ PIECE_BYTES: Final = 64 * 1024 * 1024
 _NAMES_SHOWN: Final = 50
 Item = TypeVar("Item")
 _PASSED = "__passed_{}"
-"""Columns for the file of ids, by their number: their own names may be those of ours."""
+"""Columns for the file of ids, by number, because their names may be the same as ours."""
 
 
 class LoadTable(Protocol):
@@ -94,11 +94,11 @@ class LoadTable(Protocol):
         ...
 
     def has_numbers(self, columns: MessageColumns) -> bool:
-        """Whether numbers may tell due times, which could be of another unit than was said."""
+        """Whether due times may be numbers, whose unit may be another than the given one."""
         ...
 
     def subjects(self, job: Job, columns: MessageColumns, most: int) -> list[str | None]:
-        """The values of the column of subjects, each once; no more than `most`."""
+        """The values of the column of subjects, each once; at most `most`."""
         ...
 
 
@@ -122,8 +122,8 @@ def look(
     columns: MessageColumns,
     others: Sequence[str],
 ) -> None:
-    """Look at a table without Spark, as far as that is possible. Raises PipelineError where it is
-    not there, cannot be read, or lacks a column."""
+    """Look at a table without Spark, as far as that is possible. Raises PipelineError if it does
+    not exist, cannot be read, or lacks a column."""
     kind = format_of(source, file_format)
     if source is None or kind not in OWN or is_url(source) or has_pattern(source):
         return
@@ -145,7 +145,7 @@ def read_table(
 
 
 def open_files(source: str, kind: str, options: Mapping[str, str]) -> "FileTable":
-    """The table of some files. Raises PipelineError where there are none."""
+    """The table of some files. Raises PipelineError if there are none."""
     style = TextFormat()
     if kind == "parquet":
         for name in options:
@@ -290,9 +290,9 @@ class FileTable:
     def _check_json(
         self, columns: MessageColumns, others: Sequence[str], rows_max: int | None
     ) -> None:
-        """Each column must be in some row. It is mostly in the first; the whole table is read only
-        where a column is rare, or misspelt. After `rows_max` rows the columns are looked for that
-        each row must have."""
+        """Each column must be in some row. Mostly the first row has it. The whole table is read
+        only if a column is rare, or misspelt. After `rows_max` rows only the columns that each row
+        must have are looked for."""
         count = 0
         columns.check_values()
         missing = columns.names(others)
@@ -327,7 +327,7 @@ class FileTable:
         return _content_of(spark_type(types[columns.body]))
 
     def passed(self, names: Sequence[str]) -> list[T.StructField]:
-        """See `LoadTable`: of a type that all files have, or else text."""
+        """See `LoadTable`: with a type that all files have, or as text."""
         fields = []
         for number, name in enumerate(names):
             kinds = {seen.types[name] if seen.types else pa.string() for seen in self.files}
@@ -394,7 +394,7 @@ class FileTable:
 
 
 def _distinct_subjects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each subject of a task once."""
+    """Each subject of a task, once."""
     known: set[str | None] = set()
     for batch in batches:
         dictionary = batch.column(SUBJECT).dictionary_encode().dictionary
@@ -405,7 +405,7 @@ def _distinct_subjects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 
 def _gathered(items: Sequence[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Items in their order, so many together as are PIECE_BYTES."""
+    """Items in their order, in groups of PIECE_BYTES."""
     some: list[Item] = []
     total_bytes = 0
     for item in items:
@@ -427,7 +427,7 @@ def _content_of(kind: T.DataType) -> Content:
 
 
 def _passed_type(kind: pa.DataType) -> T.DataType:
-    """The type that a column has in the file of ids: its own where Spark has it, or text."""
+    """The type of a column in the file of ids: its own if Spark has it, or text."""
     found = spark_type(kind)
     is_plain = isinstance(
         found,
@@ -530,7 +530,7 @@ class FrameTable:
         return self.frame.select(*chosen)
 
     def _body(self, columns: MessageColumns) -> Column | None:
-        """A column, or all that are nothing else; None: there is none."""
+        """A column, or all columns without another use; None: there is none."""
         if columns.body is not None:
             return F.col(quoted(columns.body))
         rest = columns.rest(self.frame.columns)

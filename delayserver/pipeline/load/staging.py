@@ -50,11 +50,11 @@ from storage.rows import NO_KEY
 from storage.staging import PartWriter, part_name
 
 SUBJECT, DUE, KEY, BODY, HEADERS = "__subject", "__due", "__key", "__body", "__headers"
-"""Columns of the table as this module wants it, their values as they stand in the table; others are
+"""The columns that this module wants of a table, with values as they stand there; other columns are
 passed on to the ids."""
 GIVEN_DUE, PROBLEM = "__given_due", "__problem"
 """Two more columns of a table that was read from files (`reading`): the due time as it stands
-there, while DUE is whole milliseconds; and why a row can be no message, where there is a reason."""
+there, while DUE is whole milliseconds; and the reason why a row cannot be a message, if any."""
 ROW, REJECT, PART, STAGED, PAST, ANCIENT, MARK = 0, 1, 2, 3, 4, 5, 6
 """The kind of a row of the outcome: a message, a rejected row, a file; or a number of the partition
 (column `row`): its messages, those that are past, those from before 1973, and the sum of its marks
@@ -78,7 +78,7 @@ class StagingTarget:
     stamp: int
     id_secret: bytes
     subjects: dict[str, int]
-    """The same names for all shards."""
+    """The shard's numbers of subjects; all shards have the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class StagingPlan:
 
     import_id: str
     targets: tuple[StagingTarget, ...]
-    """One for each shard, in their order; of a server alone the only one."""
+    """One target for each shard, in their order; a server alone has one."""
     now_ms: int
     delay_max_ms: int
     body_max_bytes: int
@@ -135,7 +135,7 @@ class Stager:
         self._schema = pa.ipc.read_schema(pa.py_buffer(plan.schema))
         context = TaskContext.get()
         number = context.partitionId() if context else 0
-        # A task that is tried again, or twice at once, writes files of its own.
+        # A task that runs again, or twice at once, writes files of its own.
         self._shards = [
             _Shard(
                 target,
@@ -173,7 +173,7 @@ class Stager:
         )
 
     def _stage_batch(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        # The first that is wrong with a row is its reason, so the order of these matters.
+        # The first problem of a row is its reason, so the order of these checks matters.
         problems = Problems()
         if PROBLEM in batch.schema.names:
             told = batch.column(PROBLEM)
@@ -205,7 +205,7 @@ class Stager:
     def _by_shard(
         self, batch: pa.RecordBatch, order: np.ndarray, keys: list[str | None]
     ) -> Iterator[tuple[_Shard, np.ndarray]]:
-        """The rows of each shard that has any, in that order."""
+        """The rows of each shard that has any, in the order of the shards."""
         count = len(self._shards)
         if count == 1:
             yield self._shards[0], order
@@ -228,7 +228,7 @@ class Stager:
     # ── the rules, column by column ────────────────────────────────────────────────────────────
 
     def _subject_ids(self, batch: pa.RecordBatch, problems: Problems) -> np.ndarray:
-        """The numbers that the first shard has for them."""
+        """The numbers of the subjects in the first shard."""
         plan, known = self._plan, self._plan.targets[0].subjects
         if plan.subject is not None:
             return np.full(batch.num_rows, known[plan.subject], np.uint32)
@@ -240,7 +240,7 @@ class Stager:
         return numbers
 
     def _due_ms(self, batch: pa.RecordBatch, problems: Problems) -> np.ndarray:
-        """As the table has them, those that are past, too."""
+        """The due times of the table, past ones too."""
         plan, column = self._plan, batch.column(DUE)
         if GIVEN_DUE in batch.schema.names:
             # The reader has made milliseconds of them, and has reported the values it could not
@@ -410,7 +410,7 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             total_bytes += batch.nbytes
         if total_bytes >= CHUNK_BYTES:
             chunk = pa.concat_batches(waiting)
-            waiting, total_bytes = [], 0  # before it is staged: it has copied them
+            waiting, total_bytes = [], 0  # before staging, because the batch has copied them
             yield chunk
     if waiting:
         yield pa.concat_batches(waiting)
@@ -433,7 +433,7 @@ def _by_due(chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _hashes_of(subjects: dict[str, int]) -> np.ndarray:
-    """A hash of each subject's name, by its number: the numbers are one server's."""
+    """A hash of each subject's name, by its number, because numbers belong to one server."""
     hashes = np.zeros(max(subjects.values(), default=0) + 1, np.uint64)
     for name, number in subjects.items():
         hashes[number] = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")

@@ -32,7 +32,7 @@ import msgspec
 from delayserver.errors import PipelineError
 
 CELL_MAX_CHARACTERS: Final = 64 * 1024 * 1024
-"""A quoted cell that is longer was never closed."""
+"""A quoted cell that is longer counts as never closed."""
 _LOOK_BYTES: Final = 4096
 _BUFFER_BYTES: Final = 1024 * 1024
 _BOMS: Final = (
@@ -54,7 +54,7 @@ class Malformed:
 
     @property
     def reason(self) -> str:
-        """As the reject file says it."""
+        """The text for the reject file."""
         return "malformed line" + (f": {self.lines} lines" if self.lines > 1 else "")
 
 
@@ -78,7 +78,7 @@ class TextFormat:
 
 
 def options_of(kind: str, given: Mapping[str, str]) -> TextFormat:
-    """The options of Spark's readers that say how text is written. Raises PipelineError for others:
+    """The format of text, from options of Spark's readers. Raises PipelineError for other options:
     some of them would change values, or leave rows out."""
     found = TextFormat()
     for name, value in given.items():
@@ -88,7 +88,7 @@ def options_of(kind: str, given: Mapping[str, str]) -> TextFormat:
         elif lower == "multiline":
             found = _with(found, is_one_document=_is_true(name, value) and not is_csv)
         elif lower == "mode" and value.upper() == "PERMISSIVE":
-            continue  # It is how rows are read.
+            continue  # Rows are always read in this mode.
         elif is_csv and lower in ("sep", "delimiter"):
             found = _with(found, separator="\t" if value == "\\t" else value)
         elif is_csv and lower == "quote":
@@ -182,7 +182,7 @@ class TextLines(Iterator[str]):
 
 
 def lines_of(stream: BinaryIO, given: str | None) -> TextLines:
-    """The lines of a file. Raises PipelineError where its encoding is not known."""
+    """The lines of a file. Raises PipelineError if its encoding is not known."""
     begin = stream.read(_LOOK_BYTES)
     encoding = encoding_of(begin, given)
     sample = begin.decode(encoding, "ignore")
@@ -215,7 +215,7 @@ Cells = list[str | None]
 def csv_header(lines: TextLines, style: TextFormat) -> list[str]:
     """The names of the columns, from the first row; a column without one is `_c` and its number.
 
-    Raises PipelineError where there is none."""
+    Raises PipelineError if the file has no row."""
     first = next(csv_rows(lines, style), None)
     if first is None:
         raise PipelineError("it is empty, and a CSV file begins with the names of its columns")
@@ -265,7 +265,7 @@ class _Cutter:
         self._escaped = re.compile(f"{escape}([{quote}{escape}])|{quote * 2}")
 
     def __call__(self, line: str, lines: TextLines) -> Cells | Malformed:
-        """The cells of a row that begins with this line; more of `lines` are taken if it has to."""
+        """The cells of a row that begins with this line; it may take more of `lines`."""
         style, read, cells, at = self._style, [line], Cells(), 0
         while True:
             if line.startswith(style.quote, at):
@@ -337,7 +337,7 @@ def rows_of_lines(
     lines: Iterator[bytes], style: TextFormat, *, is_begin: bool = True
 ) -> Iterator[Fields | Malformed]:
     """The objects of these lines of JSON in UTF-8. `is_begin`: the file begins with them. Raises
-    PipelineError as `json_rows`."""
+    the PipelineError of `json_rows`."""
     for number, line in enumerate(lines):
         text = line.strip(_BLANKS)
         if is_begin and not number:

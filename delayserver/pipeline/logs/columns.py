@@ -33,7 +33,7 @@ CORRUPT = "_corrupt"
 TIME = pa.timestamp("us", tz="UTC")
 BATCH_ROWS = 128 * 1024
 BATCH_ROWS_MIN = 16 * 1024
-"""Fewer wait for those behind them, since each batch costs Spark about 0.2 ms."""
+"""Fewer rows than this wait for more, since each batch costs Spark about 0.2 ms."""
 
 CORRUPT_TYPE = pa.struct(
     [
@@ -49,11 +49,11 @@ CORRUPT_TYPE = pa.struct(
 
 CORRUPT_DDL = f"""{CORRUPT} struct<file: string, offset: long, end: long, reason: string,
     first_seq: long, last_seq: long>"""
-"""Its type, for a schema in Spark's own words."""
+"""The type of that column, in Spark's own words."""
 
 
 def name_table(names: Mapping[int, str]) -> pa.Array:
-    """Names by their numbers; null where there is none."""
+    """Names by their numbers; null if there is none."""
     return texts([names.get(number) for number in range(max(names, default=0) + 1)])
 
 
@@ -119,8 +119,8 @@ class LogColumns:
 
 
 class BatchBuilder:
-    """Collects rows until there are enough for a batch: frames may be small. Those of a frame that
-    is large enough by itself are not copied."""
+    """Collects rows until there are enough for a batch, because frames may be small. The rows of a
+    frame that is large enough by itself are not copied."""
 
     def __init__(self, columns: LogColumns, schema: pa.Schema, names: Names) -> None:
         self._columns = columns
@@ -130,14 +130,14 @@ class BatchBuilder:
         self._count = 0
 
     def add(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Take rows; the batches that are full."""
+        """Take rows; returns the batches that are full."""
         self._parts.append(rows)
         self._count += len(rows)
         if self._count >= BATCH_ROWS_MIN:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """All that waits."""
+        """The last batch, of all rows that wait."""
         if not self._count:
             return
         first, *others = self._parts
@@ -163,14 +163,14 @@ def batch_of_damage(
 
 
 def named(numbers: np.ndarray, names: pa.Array) -> pa.Array:
-    """Names in place of numbers; null where there is none."""
+    """Names in place of numbers; null if there is none."""
     return names.take(fixed(np.where(numbers < len(names), numbers, 0)))
 
 
 def named_subscriptions(numbers: np.ndarray, names: pa.Array) -> pa.Array:
     """Names of subscriptions; all numbers of direct messages (`to`) have one name."""
     is_to = numbers >= DIRECT_FIRST_ID
-    # A text of Python's would be looked at by pandas, which a worker does not import.
+    # pandas, which a worker does not import, would look at a Python string.
     return pc.if_else(fixed(is_to), texts([DIRECT_NAME])[0], named(numbers, names))
 
 
@@ -241,7 +241,7 @@ PAYLOAD_TYPES = {
 _UNSHOWN = ("payload_offset", "payload_crc", "key_hash")
 """Not in the default schema: of use only to a reader that asks for them."""
 _LOOKED_UP = ("subject", "subject_id")
-"""Not in that of the dispatch log: they cost a pass over the schedule log."""
+"""Not in the default schema of the dispatch log: they cost a pass over the schedule log."""
 
 
 def log_types(kind: LogKind) -> dict[str, pa.DataType]:
@@ -290,7 +290,7 @@ def batch_of_frame(
 
 
 def payloads_of(frame: Frame, rows: Rows) -> list[Payload | None]:
-    """The payloads of messages; other records have none that is a message."""
+    """The payloads of messages; other records have no payload of that form."""
     blob = frame.payload
     assert blob is not None
     payloads: list[Payload | None] = []

@@ -24,7 +24,7 @@ from storage.frame import Damage, Frame, Rows
 from storage.rows import DISPATCH_DTYPE, FLAG_REMOVAL, HOUR_MS, LogKind
 
 DISPATCHED_DTYPE = np.dtype([*DISPATCH_DTYPE.descr, ("subject_id", "<u4")])
-"""A row of the dispatch log, and the subject of its message; 0 where that is not known."""
+"""A row of the dispatch log, and the subject of its message; 0 if that is not known."""
 ROWS_TOGETHER = 128 * 1024
 
 
@@ -34,7 +34,7 @@ class Subjects:
     def __init__(
         self, files: Files, stamp: int, filed: Mapping[int, int], *, tells_damage: bool
     ) -> None:
-        """`filed`: by hour, how long its file in the schedule log is."""
+        """`filed`: for each hour, the length of its file in the schedule log."""
         self._files = files
         self._stamp = stamp
         self._filed = filed
@@ -117,7 +117,7 @@ class Subjects:
 
 
 def _looked_up(seqs: np.ndarray, known_seqs: np.ndarray, subject_ids: np.ndarray) -> np.ndarray:
-    """The subjects of seqs; 0 where there is none."""
+    """The subjects of seqs; 0 if there is none."""
     if not len(known_seqs):
         return np.zeros(len(seqs), np.uint32)
     at = np.minimum(np.searchsorted(known_seqs, seqs), len(known_seqs) - 1)

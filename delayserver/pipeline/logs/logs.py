@@ -39,7 +39,7 @@ from storage.message_log import MessageLog, parse_segment_name
 from storage.rows import LogKind
 
 PARTITION_BYTES_MIN = 4 * 1024 * 1024
-"""Less than this is not worth a task of its own."""
+"""A smaller piece is not worth a task of its own."""
 COLUMNS_BYTES_MIN = 256 * 1024 * 1024
 """Likewise, without payloads: the columns of so many bytes are worth the cost of a task."""
 TAIL_BYTES = 64 * 1024
@@ -56,7 +56,7 @@ class Range:
     last: int = (1 << 63) - 1
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Whether any number is in both."""
+        """Whether the two ranges have a number in common."""
         return first <= self.last and last >= self.first
 
     def holds(self, numbers: np.ndarray) -> np.ndarray:
@@ -125,9 +125,9 @@ def dispatch_pieces(files: Files, hours: Range = ALL) -> list[LogPiece]:
 
 
 def whole_end(files: Files, piece: LogPiece, *, stamp: int) -> int:
-    """Where the last whole frame of a piece ends; its start if it has none.
+    """The end of the last whole frame of a piece; its start if it has none.
 
-    In the dispatch log it is looked for from behind, so that a long file costs no more than a short
+    In the dispatch log the search begins at the end, so that a long file costs no more than a short
     one. (Segments of the message log may hold stale frames behind the last one.)"""
     try:
         file = files.open(piece.path)
@@ -166,7 +166,7 @@ def _last_end(file: File, piece: LogPiece, stamp: int) -> int:
 
 
 def rows_end(files: Files, piece: LogPiece, *, stamp: int, rows_max: int) -> tuple[int, int]:
-    """Where so many rows of a piece end (a frame, if there may be any), and how many they are."""
+    """Where so many rows of a piece end, at a frame if there is one, and how many they are."""
     end, count = piece.start, 0
     if rows_max <= 0 or end == piece.end:
         return end, 0
@@ -268,7 +268,7 @@ def plan(
 
 
 def read(files: Files, piece: LogPiece, *, stamp: int, payload: bool) -> Iterator[Frame | Damage]:
-    """Frames of a piece, and damage; no torn tail, and nothing of a file that is gone."""
+    """Frames of a piece, and damage. A torn tail is left out, and so is a file that is gone."""
     try:
         file = files.open(piece.path)
     except FileNotFoundError:
@@ -290,7 +290,7 @@ def read_file(
 
 
 def _read(file: File, piece: LogPiece, stamp: int, payload: bool) -> Iterator[Frame | Damage]:
-    # A group that was cut within its payloads was never answered: only they tell.
+    # A group that was cut within its payloads was never answered; only the payloads show that.
     may_be_torn = piece.kind is LogKind.MESSAGE and not piece.promised_end
     items = scan_live(
         file,

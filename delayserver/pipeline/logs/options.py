@@ -22,8 +22,7 @@ _PATHS = "paths"
 
 
 def paths_of(roots: Iterable[str]) -> dict[str, str]:
-    """The options by which a source is told where to read; a stream has no other way to be told of
-    several."""
+    """The options that give a source its paths; a stream has no other way to get several."""
     return {_PATHS: json.dumps([absolute_root(root) for root in roots])}
 
 
@@ -41,7 +40,7 @@ class Options:
 
     @property
     def damage_as_rows(self) -> bool:
-        """Whether a damaged place is a row that names it, and not the end of the read."""
+        """Whether a damaged place becomes a row that names it, instead of ending the read."""
         return self.choice("damage", "error", "rows") == "rows"
 
     @property
@@ -50,7 +49,7 @@ class Options:
         return max(1, self.number("partitions", TASKS_PER_CORE * (cpu_count() or 1)))
 
     def choice(self, name: str, *values: str) -> str:
-        """One of these values, the first if nothing was said. Raises InputError."""
+        """One of these values, the first by default. Raises InputError."""
         value = self.given.get(name.lower(), values[0]).lower()
         if value not in values:
             raise self.error(name, " or ".join(values))
@@ -91,7 +90,7 @@ class Options:
             )
 
     def check_damage(self, wanted: Collection[str]) -> None:
-        """Raises InputError where damage is to be rows, and no column can name it."""
+        """Raises InputError if damage becomes rows, and no column can name it."""
         if self.damage_as_rows and CORRUPT not in wanted:
             raise InputError(f"with damage=rows the schema must have the column {CORRUPT}")
 

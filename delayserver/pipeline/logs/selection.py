@@ -78,7 +78,7 @@ class Selection:
     due_ms: Range = ALL
     seqs: Range = ALL
     subjects: tuple[str, ...] = ()
-    """Empty: all of them; so are the others."""
+    """Empty: all subjects; likewise the fields below."""
     subscriptions: tuple[str, ...] = ()
     shards: tuple[int, ...] = ()
     states: tuple[int, ...] = ()
@@ -90,7 +90,7 @@ class Selection:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The names that rows are picked by, and that must be known for it."""
+        """The names that select rows, and that must be known for it."""
         named = {"subject": self.subjects, "subscription": self.subscriptions}
         return frozenset(column for column, names in named.items() if names)
 
@@ -107,7 +107,7 @@ class Selection:
 
 
 def parse_selection(options: Options, states: Mapping[str, int] | None = None) -> Selection:
-    """The selection that a source was given. `states`: the numbers of those that it has, by name.
+    """The selection in the options of a source. `states`: the numbers of its states, by name.
 
     Raises InputError, which names the option."""
     return Selection(

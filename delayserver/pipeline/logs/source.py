@@ -151,7 +151,7 @@ class LogTask(InputPartition):
     wanted: RowSelection
     names: Names
     filed: dict[int, int] | None
-    """By hour, how long its schedule log is; None: subjects need not be looked up."""
+    """For each hour, the length of its schedule log; None: subjects need not be looked up."""
 
 
 class _Reading:
@@ -263,7 +263,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
     def __init__(self, options: _LogOptions, schema: pa.Schema) -> None:
         super().__init__(options, schema)
         self._last: dict[str, int] | None = None
-        """Where to end, if it is to."""
+        """The end of the stream, if it has one."""
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._ends({})
@@ -285,7 +285,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
     def _limited(
         self, start: dict[str, int], ends: dict[str, int], rows_max: int
     ) -> dict[str, int]:
-        """So many rows, file by file, and as many of each shard: none waits for another."""
+        """So many rows, file by file, the same number from each shard: none waits for another."""
         directories = self._directories()
         for directory in directories:
             rest = -(-rows_max // len(directories))
@@ -335,7 +335,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
 
 def _of(directory: Directory, offsets: dict[str, int]) -> dict[str, int]:
-    """Those of the files of a directory, by their paths in it."""
+    """The ends for the files of one directory, by their paths in it."""
     prefix = directory.prefix
     return {
         name.removeprefix(prefix): offset

@@ -39,7 +39,7 @@ class ColumnReader:
     """Takes subject, due time, key, body and headers out of Arrow batches."""
 
     def __init__(self, columns: MessageColumns, schema: T.StructType, *, needs_key: bool) -> None:
-        """`needs_key`: a row without one is no message."""
+        """`needs_key`: a row without a key is no message."""
         self._columns = columns
         self._needs_key = needs_key
         self._at = {name: index for index, name in enumerate(schema.names)}
@@ -50,11 +50,11 @@ class ColumnReader:
         self._is_text = isinstance(body, T.StringType)
 
     def rows(self, batch: pa.RecordBatch) -> tuple[Iterable[tuple[Any, ...]], Problems]:
-        """Subject, due time in ms, key, body, headers and the due time as the table has it, of each
-        row, None where there is nothing; and why some cannot be messages."""
+        """Subject, due time in ms, key, body, headers and the due time of the table, for each row,
+        None if there is none; and the reasons why some rows cannot be messages."""
         columns, problems = self._columns, Problems()
         due_ms: list[int | None] = self._due_ms(batch, problems).tolist()
-        for index in problems:  # There is none, or none that can be read.
+        for index in problems:  # These rows have no due time that can be read.
             due_ms[index] = None
         subjects: list[str | None] = [columns.subject] * batch.num_rows
         if columns.subject_column is not None:
@@ -75,8 +75,8 @@ class ColumnReader:
         return zip(subjects, due_ms, keys, bodies, headers, given, strict=True), problems
 
     def stream(self, batch: pa.RecordBatch) -> bytes | None:
-        """The rows of a batch as the server takes them in Arrow, and the same messages as `rows`;
-        None where a row has to be looked at by itself."""
+        """The rows of a batch as the server takes them in Arrow, which give the same messages as
+        `rows`; None if the rows must be looked at one by one."""
         columns, count, problems = self._columns, batch.num_rows, Problems()
         if columns.subject_column is None:
             indexes = fixed(np.zeros(count, np.int8))

@@ -41,13 +41,13 @@ class MessageColumns:
     subject_column: str | None = None
     key: str | None = None
     body: str | None = None
-    """None: all columns that are nothing else, as one JSON object."""
+    """None: all columns without another use, as one JSON object."""
     headers: str | None = None
     due_unit: str | None = None
     """The unit of a due time in whole numbers, one of TIME_UNITS; None: none was given, ms."""
 
     def check_names(self, names: Collection[str], others: Iterable[str] = ()) -> None:
-        """Raises PipelineError where the table lacks a column, one of `others` included."""
+        """Raises PipelineError if the table lacks a column, one of `others` included."""
         for name in self._named(others):
             if name not in names:
                 raise PipelineError(f"the table has no column {name!r}; it has {', '.join(names)}")
@@ -61,7 +61,7 @@ class MessageColumns:
         return [name for name in named if name is not None]
 
     def check_values(self) -> None:
-        """Raises PipelineError where the subject of all rows, or the unit, is none."""
+        """Raises PipelineError if the subject of all rows, or the unit, is not valid."""
         if self.subject is not None and not is_subject(self.subject):
             raise PipelineError(f"{self.subject!r} cannot be a subject")
         if self.due_unit is not None and self.due_unit not in TIME_UNITS:
@@ -101,7 +101,7 @@ class MessageColumns:
                 )
 
     def rest(self, names: Iterable[str]) -> list[str]:
-        """The columns that are the body where no other is."""
+        """The columns that make up the body if no column is named for it."""
         taken = {self.due, self.subject_column, self.key, self.headers}
         return [name for name in names if name not in taken]
 

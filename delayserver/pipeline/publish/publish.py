@@ -23,7 +23,7 @@ Its options:
     dueColumn           when it is due; a past time is due now (see `mapping` for the columns)
     dueUnit             the unit of whole numbers in it: s, ms (default), us or ns
     keyColumn           the key
-    bodyColumn          default: all columns that are nothing else, as one JSON object
+    bodyColumn          default: all columns without another use, as one JSON object
     headersColumn
     delivery            exactly-once (default), at-least-once
     rejects             a directory for rows that are refused, as JSON lines with the reason;
@@ -166,7 +166,7 @@ def _plan(options: Options) -> SendingPlan:
 
 
 def _path(options: Options, name: str) -> str | None:
-    """Tasks work in directories of their own, where a relative path is another one."""
+    """The absolute path, because tasks work in directories of their own."""
     path = options.text(name)
     return path and os.path.abspath(path)
 
@@ -183,8 +183,8 @@ class _Writer:
         return Sender(self._plan, self._schema).send(iterator)
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int | None) -> None:
-        """All tasks have ended: their rejected rows are shown under the name of the micro-batch, in
-        place of those of an attempt before, and the counts are told."""
+        """Called when all tasks have ended. Their rejected rows are shown under the name of the
+        micro-batch, in place of those of an earlier attempt, and the counts are reported."""
         sent = [message for message in messages if isinstance(message, SendingReport)]
         names = []
         if self._plan.rejects is not None:
@@ -207,8 +207,8 @@ class _Writer:
         self._sweep([message for message in messages if isinstance(message, SendingReport)])
 
     def _sweep(self, sent: Sequence[SendingReport]) -> None:
-        """No task runs any more: whatever file is not shown is one that failed or was killed, in
-        this run or, of a query, in one before."""
+        """Called when no task runs any more. A file that is not shown belongs to a task that failed
+        or was killed, in this run or in an earlier one of the query."""
         if self._plan.rejects is not None:
             run = begin_of(_query_of(sent) or self._plan.run)
             for path in Path(self._plan.rejects).glob(f".{run}-*.jsonl"):
@@ -216,7 +216,7 @@ class _Writer:
 
 
 def _query_of(sent: Sequence[SendingReport]) -> str:
-    """The id of the streaming query; empty where it is none, or no task has told."""
+    """The id of the streaming query; empty if there is none, or if no task has reported it."""
     return next((one.query for one in sent if one.query), "")
 
 
@@ -241,7 +241,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def _show_rejects(directory: Path, sent: Sequence[SendingReport], batch: int | None) -> list[str]:
-    """Give the files of rejected rows their names; these."""
+    """Give these files of rejected rows their names."""
     if batch is None:
         # A table is written once; the names that the tasks chose do not repeat.
         stem = ""

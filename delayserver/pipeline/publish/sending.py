@@ -50,12 +50,12 @@ from delayserver.pipeline.publish.columns import ColumnReader
 from delayserver.pipeline.publish.mapping import MessageColumns
 
 BATCH_ROWS = 5_000
-"""Looking up keys is cheaper the more there are; the event loop of a server has them in its hands
-for about 30 ms."""
+"""The more rows a request has, the cheaper is the look-up of each key. The event loop of a server
+holds such a request for about 30 ms."""
 NAMED_MAX = 5
 """Rows that an error names."""
 _QUERY_ID = "sql.streaming.queryId"
-"""Spark tells it to the tasks of a micro-batch."""
+"""The local property by which Spark gives it to the tasks of a micro-batch."""
 
 ARROW = "application/vnd.apache.arrow.stream"
 
@@ -76,7 +76,7 @@ class SendingPlan:
     run: str
     """A name for this run of writing, if it is no streaming query."""
     rejects: str | None
-    """A directory for rows that are refused; None: they are an error."""
+    """A directory for rows that are refused; None: a refused row is an error."""
     report: str | None
     batch_rows: int
     timeout_s: float
@@ -97,7 +97,7 @@ class SendingReport(WriterCommitMessage):
     """The id of the streaming query, the same after each of its restarts."""
     published: int = 0
     duplicates: int = 0
-    """Known to the server before, mostly since an attempt failed after it was sent."""
+    """Rows that the server knew before, mostly because an attempt failed after it had sent them."""
     rejected: int = 0
     rejects_file: str | None = None
 
@@ -133,9 +133,9 @@ class Sender:
         self._plan = plan
         self._columns = ColumnReader(plan.columns, schema, needs_key=plan.needs_key)
         self._takes_arrow = takes_arrow
-        """Until the server says that it does not."""
+        """True until the server says that it does not take Arrow."""
         self._unsendable: list[tuple[tuple[Any, ...], str]] = []
-        """Rows of a batch of which no message can be made, and why."""
+        """Rows of a batch that cannot become messages, and why."""
         context = TaskContext.get()
         query = (context.getLocalProperty(_QUERY_ID) if context else None) or ""
         self._sent = SendingReport(query)
@@ -146,8 +146,8 @@ class Sender:
     def send(self, batches: ArrowBatches) -> SendingReport:
         """Send all rows; on return each is published, a duplicate, or rejected.
 
-        Raises PipelineError when a row is refused and there is no directory for such, and when the
-        server refuses them all or stays away."""
+        Raises PipelineError if a row is refused and there is no directory for rejects, and if the
+        server refuses all rows or stays away."""
         try:
             asyncio.run(self._send(batches))
             if self._rejects is not None:
@@ -202,7 +202,7 @@ class Sender:
             await transport.close()
 
     def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of a batch in parts of which each is about as much as a request may be."""
+        """The rows of a batch in parts, each about as large as a request may be."""
         for start in range(0, batch.num_rows, self._plan.batch_rows):
             waiting = [batch.slice(start, self._plan.batch_rows)]
             while waiting:
@@ -230,7 +230,7 @@ class Sender:
             return True
         if answer.status >= 500 or answer.status == HTTPStatus.TOO_MANY_REQUESTS:
             raise PipelineError(f"the server at {self._plan.url}: {answer.error()}")
-        return False  # Row by row, each gets the answer that is its own.
+        return False  # The rows are then sent one by one, and each gets its own answer.
 
     def _requests(self, batch: pa.RecordBatch) -> Iterator[list[_Row]]:
         """The rows of a batch in as many requests as they need."""
@@ -327,7 +327,7 @@ class _RejectFile:
         self._file: IO[str] | None = None
 
     def add(self, values: tuple[Any, ...], reason: str) -> None:
-        """Write a row, all of it: in a stream it may be nowhere else."""
+        """Write a row, all of it: in a stream it may exist nowhere else."""
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("w", encoding="utf-8")
@@ -343,7 +343,7 @@ class _RejectFile:
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def close(self) -> str | None:
-        """Have it on the disk; its name, if there is one."""
+        """Close the file durably; returns its name, if there is one."""
         if self._file is None:
             return None
         self._file.flush()
@@ -352,7 +352,7 @@ class _RejectFile:
         return self._path.name
 
     def discard(self) -> None:
-        """The task failed, and is done again."""
+        """Delete the file: the task failed, and runs again."""
         if self._file is not None:
             self._file.close()
             self._path.unlink(missing_ok=True)

@@ -41,9 +41,9 @@ from delayserver.times import (
 )
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns")
-"""In which whole numbers may tell a due time."""
+"""The units of due times in whole numbers."""
 SECONDS: Final = f"due time: {SECONDS_REASON}, or say that the unit is s"
-"""The problem of a row whose number is seconds, where it would be read as milliseconds."""
+"""The problem of a row whose number is seconds, and would be read as milliseconds."""
 _MOST = np.iinfo(np.int64).max
 _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
 _WHOLE = re.compile(r"-?[0-9]{1,40}")
@@ -54,7 +54,7 @@ _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class Problems(dict[int, str]):
-    """Why rows of a batch cannot be messages, by their index: the first reason of each."""
+    """Why rows of a batch cannot be messages, by their index; for each row the first reason."""
 
     def add(self, bad: NDArray[np.bool_], reason: str) -> None:
         """These rows are bad; `bad`: shape (n), of all rows of the batch."""
@@ -138,8 +138,8 @@ def _parsed(column: pa.Array, unit: str, problems: Problems) -> NDArray[np.int64
 
 
 def given_times(column: pa.Array) -> list[str | int | None]:
-    """Due times as the table has them, for those who look at a rejected row: whole numbers in their
-    own unit, text as it stands, and all else as text."""
+    """Due times as the table has them, for people that look at a rejected row: whole numbers in
+    their own unit, text as it stands, and all other types as text."""
     column = unwrapped(column)
     if pa.types.is_integer(column.type):
         numbers: list[str | int | None] = column.to_pylist()
@@ -151,7 +151,7 @@ def given_times(column: pa.Array) -> list[str | int | None]:
 
 
 def text_array(column: pa.Array, what: str, problems: Problems) -> pa.Array:
-    """A column as text, null where there is nothing; `what` is its name in problems."""
+    """A column as text, null if there is nothing; `what` is its name in problems."""
     column = unwrapped(column)
     kind = column.type
     if is_text(kind) or _is_binary(kind):
@@ -188,7 +188,8 @@ def _text_of(kind: pa.DataType) -> pa.DataType:
 
 
 def body_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
-    """The body of each row: binary as it stands, text as the JSON that it is, all else as JSON."""
+    """The body of each row: binary as it stands, text as the JSON that it is, other types as
+    JSON."""
     column = unwrapped(column)
     if _is_binary(column.type):
         return _or_none(pieces(column), column)
@@ -211,7 +212,7 @@ def json_text_pieces(column: pa.Array, what: str, problems: Problems) -> list[by
 
 
 def json_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
-    """Each value as JSON; None where there is nothing."""
+    """Each value as JSON; None if there is nothing."""
     values = _values(column, problems)
     return _or_none(_encoded(values, problems), column)
 
@@ -383,7 +384,7 @@ def _maps(
     keys, items = (
         part.slice(offsets[0], offsets[-1] - offsets[0]) for part in (column.keys, column.items)
     )
-    if counts.sum() < len(keys):  # Something stands where the map is null.
+    if counts.sum() < len(keys):  # Some null maps hold entries, which are skipped.
         stays = np.repeat(present(column), np.diff(offsets))
         keys, items = keys.filter(fixed(stays)), items.filter(fixed(stays))
     inner, of_keys = np.repeat(rows, counts), Problems()

@@ -90,7 +90,7 @@ def _open(made: ReportPage, found: Audit) -> None:
 
 
 def _column(lines: list[dict[str, Any]], name: str) -> np.ndarray:
-    """A column of lines; not a number where there is none."""
+    """A column of the lines; a missing value is not a number."""
     return np.array([np.nan if line[name] is None else line[name] for line in lines], float)
 
 

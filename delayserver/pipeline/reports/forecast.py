@@ -31,7 +31,7 @@ MINUTE_MS = 60_000
 DAY_MS = 24 * HOUR_MS
 HOT_MINUTES = 20
 SUBJECTS_MAX = 100
-"""So many subjects stand by themselves, those with the most messages; the rest is added up."""
+"""So many subjects are listed one by one, those with the most messages; the rest is added up."""
 OTHERS = "(others)"
 _SLOTS_BYTES = 4 * (HOUR_MS // SLOT_MS + 1)
 
@@ -53,7 +53,7 @@ class Forecast:
     minutes: pd.DataFrame
     """minute_ms, due: within the days that were asked for."""
     hours: pd.DataFrame
-    """hour_ms, due, memory_bytes: of all time."""
+    """hour_ms, due, memory_bytes: for all hours."""
     subjects: pd.DataFrame
     """subject, due, in order."""
     by_subject: pd.DataFrame
@@ -73,7 +73,7 @@ def memory_bytes(rows: int, shards: int = 1) -> int:
 def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None) -> Forecast:
     """Forecast a data directory, also beside its server; or the shards of several, or exports.
 
-    Raises as `audit.audit`."""
+    Raises the errors of `audit.audit`."""
     started = time.monotonic()
     roots = [absolute_root(one) for one in data_dirs]
     directories = open_directories(*roots)
@@ -89,7 +89,7 @@ def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None
         .where(F.col("is_first") | F.col(CORRUPT).isNotNull())
     )
     until_ms = taken_ms + days * DAY_MS
-    # Minutes as long as they matter, then hours: so the table stays small.
+    # Minutes for the days that matter, then hours, so that the table stays small.
     unit = F.when(F.col("due_ms") < until_ms, F.lit(MINUTE_MS)).otherwise(F.lit(HOUR_MS))
     of_shards = (
         waiting.withColumn("from_ms", F.col("due_ms") - F.col("due_ms") % unit)
@@ -153,7 +153,7 @@ def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None
 
 
 def _shared(subjects: SharedNumbers, spark: SparkSession, counts: DataFrame) -> DataFrame:
-    """Rows with, as `subject_id`, the number that all shards share; 0: of no name."""
+    """The rows with the number of the subject that all shards share; 0: without a name."""
     if subjects.pairs is None:
         return counts
     table = spark.createDataFrame(subjects.pairs, "shard int, subject_id int, shared int")
@@ -162,6 +162,6 @@ def _shared(subjects: SharedNumbers, spark: SparkSession, counts: DataFrame) -> 
 
 
 def _named(table: pd.DataFrame, names: dict[int, str]) -> pd.DataFrame:
-    """With the names of subjects in place of their numbers."""
+    """The rows with the names of subjects in place of their numbers."""
     subjects = table["subject_id"].map(names).fillna(OTHERS)
     return table.drop(columns=["subject_id"]).assign(subject=subjects)

@@ -167,7 +167,7 @@ def _minutes(made: ReportPage, found: Forecast) -> None:
 
 
 def _filled(minutes: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Minutes in which nothing is due have no row; the drawing must come down to zero there."""
+    """The minutes, and those beside them without a row, so that the drawing falls to zero there."""
     at = minutes["minute_ms"].to_numpy(np.int64)
     due = minutes["due"].to_numpy(np.int64)
     counts = dict(zip(at.tolist(), due.tolist(), strict=True))

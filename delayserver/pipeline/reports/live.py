@@ -77,7 +77,7 @@ class _Group:
     counts: Counter[int] = field(default_factory=Counter)
     max_ms: int = 0
     told: int = 0
-    """How many deliveries it had when it was told."""
+    """How many deliveries it had when it was reported last."""
 
 
 class Windows:
@@ -100,13 +100,13 @@ class Windows:
             self._groups = {key: one for key, one in self._groups.items() if key[0] > oldest_ms}
 
     def lines(self) -> list[Line]:
-        """All of them: the newest window first, in it the slowest name."""
+        """All lines: the newest window first, and in it the slowest name."""
         with self._lock:
             lines = [_line(key, group) for key, group in self._groups.items()]
         return sorted(lines, key=lambda line: (-line.start_ms, -line.p99_ms, line.name))
 
     def news(self, now_ms: int) -> list[Line]:
-        """Windows that have ended by then, as far as they were not told before; oldest first."""
+        """Windows that have ended by then, and that were not reported before; oldest first."""
         told = []
         with self._lock:
             for key, group in sorted(self._groups.items()):
@@ -150,9 +150,9 @@ Rows = Callable[[DataFrame], DataFrame]
 
 @contextlib.contextmanager
 def watch(job: Job, *data_dirs: str, by: str, window_ms: int) -> Iterator[WatchedStream]:
-    """Watch the deliveries that are recorded from when the context has begun.
+    """Watch the deliveries that are recorded from the beginning of the context on.
 
-    Raises PipelineError, StorageError where the directory is none."""
+    Raises PipelineError, and StorageError if there is no such directory."""
     assert by in BY
     _refuse_connect(job)
     roots = [absolute_root(one) for one in data_dirs]
@@ -174,8 +174,8 @@ def watch(job: Job, *data_dirs: str, by: str, window_ms: int) -> Iterator[Watche
 def watch_topics(
     job: Job, topics: ClusterTopics, names: Callable[[], Mapping[int, Names]], *, window_ms: int
 ) -> Iterator[WatchedStream]:
-    """Watch the deliveries of a cluster that its brokers are told of from when the context has
-    begun, by subscription. `names`: asked for each micro-batch, by shard.
+    """Watch the deliveries that the brokers of a cluster are told from the beginning of the context
+    on, by subscription. `names`: called for each micro-batch, gives the names by shard.
 
     Raises PipelineError."""
     _refuse_connect(job)

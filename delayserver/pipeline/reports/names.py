@@ -74,13 +74,14 @@ class SharedNumbers:
 
     @property
     def pairs(self) -> list[tuple[int, int, int]] | None:
-        """Each shard, a number of that shard, and the one that is shared. None: it is its own."""
+        """Each shard, a number of that shard, and the shared number. None: all numbers are its
+        own."""
         if self._numbers is None:
             return None
         return [(shard, number, shared) for (shard, number), shared in self._numbers.items()]
 
     def of_shard(self, shard: int, numbers: np.ndarray) -> np.ndarray:
-        """The numbers that are shared in place of those of a shard; 0: of no name."""
+        """The shared numbers in place of those of a shard; 0: without a name."""
         if self._numbers is None:
             return numbers
         distinct, places = np.unique(numbers, return_inverse=True)

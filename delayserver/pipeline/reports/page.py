@@ -180,7 +180,7 @@ def legend(axes: Axes) -> None:
 
 
 def stacked(axes: Axes, moments: np.ndarray, parts: Iterable[tuple[str, np.ndarray, str]]) -> None:
-    """Bars of an hour, one upon the other: name, count at each moment, and colour of each part."""
+    """Bars of an hour, stacked: name, count at each moment, and colour of each part."""
     base = np.zeros(len(moments))
     for name, counts, colour in parts:
         axes.bar(

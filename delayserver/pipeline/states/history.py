@@ -72,7 +72,7 @@ from storage.frame import Damage, Frame, Rows
 from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, RecordKind
 
 BATCH_ROWS = 8 * 1024
-"""Bodies may be long."""
+"""A small batch, because bodies may be long."""
 DELIVERY = pa.struct(
     [
         ("subscription", pa.string()),
@@ -120,7 +120,7 @@ _KINDS = name_table({kind: kind.name.lower() for kind in RecordKind})
 
 
 class WantedHour(msgspec.Struct, array_like=True, frozen=True):
-    """An hour, and how much of its files is to be read."""
+    """An hour, and the part of its files that is read."""
 
     hour: int
     schedule_bytes: int
@@ -128,7 +128,7 @@ class WantedHour(msgspec.Struct, array_like=True, frozen=True):
     last_seq: int
     count: int
     is_open: bool = False
-    """Whether messages of it are not settled, which are left out."""
+    """Whether messages of it are not settled; these are left out."""
 
     @property
     def extent(self) -> Extent:
@@ -186,7 +186,7 @@ class HistoryTask(InputPartition):
 
 
 class HistoryReader(DataSourceReader):
-    """Reads, judges, and puts together."""
+    """Reads the rows, judges them, and puts them together."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
@@ -246,7 +246,7 @@ class HistoryReader(DataSourceReader):
             raise InputError(f"the option hours of delayhistory cannot be read ({error})") from None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """All rows of a task's hours that are wanted. Raises OtherNodeError."""
+        """All wanted rows of a task's hours. Raises OtherNodeError."""
         if not isinstance(partition, HistoryTask):
             return  # Spark's own partition, where there is nothing to read.
         partition.directory.check_here()

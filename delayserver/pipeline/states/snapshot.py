@@ -58,7 +58,7 @@ from storage.shards import read_shard_count, refuse_another, shard_directory
 
 
 class OtherNodeError(PipelineError):
-    """A task runs where the data directory is not, or where another one is under its path."""
+    """A task does not see the data directory, or sees another one under its path."""
 
     def __init__(self, root: str, host: str) -> None:
         super().__init__(
@@ -81,11 +81,11 @@ class Directory:
     """The moment of an export; empty for a directory that a server has."""
 
     def named(self, damage: Damage) -> Damage:
-        """The damage, with a path that tells whose it is."""
+        """The damage, with a path that names the shard."""
         return replace(damage, path=f"{self.prefix}{damage.path}") if self.prefix else damage
 
     def check_here(self) -> None:
-        """A task asks this before it reads anything. Raises OtherNodeError."""
+        """Check this before a task reads anything. Raises OtherNodeError."""
         check_here(self.files, self.root, self.stamp)
 
     @property
@@ -97,7 +97,7 @@ class Directory:
 
     @contextlib.contextmanager
     def catalog(self) -> Iterator[Catalog]:
-        """Its catalog. Raises CatalogError where there is none."""
+        """Its catalog. Raises CatalogError if there is none."""
         if self.moment:
             with open_export(self.root, self.moment).catalog(MAX_BYTES) as exported:
                 yield exported
@@ -111,11 +111,12 @@ class Directory:
 
 
 def check_here(files: Files, root: str, stamp: int) -> None:
-    """Whether the directory of a stamp, which no other one has, is here. Raises OtherNodeError."""
+    """Check that the directory with this stamp is here, which no other has. Raises
+    OtherNodeError."""
     try:
         found = open_identity(files, random_bytes=None, of=READABLE)
     except (FileNotFoundError, DiskError):
-        found = None  # An export in a directory is a matter of mounts, too.
+        found = None  # An export in a directory depends on mounts, too.
     if found is None or found.stamp != stamp:
         raise OtherNodeError(root, socket.gethostname())
 
@@ -212,7 +213,7 @@ class StatesSnapshot:
     retired: dict[int, int]
     """Hours that were retired, and the last entry that this holds for."""
     through_seq: int
-    """Up to which record everything is seen."""
+    """Every record up to this seq is seen."""
     checkpoint_seq: int
     unfiled: dict[int, Rows]
     """By hour or day, the schedule rows that stand in the message log; most are filed as well."""
@@ -224,7 +225,7 @@ class StatesSnapshot:
 
 
 def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapshot:
-    """Read all of it, in the order that this module tells. Raises CatalogError, DiskError."""
+    """Read the directory in the order of the module's docstring. Raises CatalogError, DiskError."""
     retired = {
         hour: state.last_entry_seq
         for hour, state in read_hours(catalog).items()
@@ -242,7 +243,7 @@ def take_snapshot(files: Files, catalog: Catalog, *, stamp: int) -> StatesSnapsh
     is_far = np.isin(days_due, [bucket for bucket in hours if is_day(bucket)])
     for hour, here in by_bucket(np.where(is_far, days_due, hours_due)):
         rows = scheduled[here]
-        # An hour that the catalog does not know, of filed records: it is past its retention.
+        # The hour of filed records that the catalog does not know is past its retention.
         rows = rows if hour in hours else rows[rows["seq"] > checkpoint_seq]
         if len(rows):
             unfiled[hour] = rows
@@ -275,7 +276,7 @@ class _Tail:
     damage: list[Damage]
 
     def seen_through_seq(self, checkpoint_seq: int) -> int:
-        """The last seq, but for those of an import that is not filed: its rows stand elsewhere."""
+        """The last seq, without those of an import that is not filed: its rows stand elsewhere."""
         unseen = (self.rows["kind"] == RecordKind.IMPORT) & (self.last_seqs > checkpoint_seq)
         if unseen.any():
             return int(self.rows["seq"][np.argmax(unseen)]) - 1
@@ -311,7 +312,7 @@ def _read_definitions(frame: Frame, tail: _Tail) -> None:
         start = int(row["payload_offset"])
         data = unseal(frame.payload[start : start + int(row["payload_length"])])
         if data is None:
-            continue  # A start of the server names it as damage.
+            continue  # A start of the server reports it as damage.
         if row["kind"] == RecordKind.SUBJECT:
             tail.subjects[int(row["subject_id"])] = data.decode()
         else:
@@ -320,7 +321,7 @@ def _read_definitions(frame: Frame, tail: _Tail) -> None:
 
 
 def _gaps(seqs: np.ndarray, last_seqs: np.ndarray, checkpoint_seq: int) -> Iterator[Damage]:
-    """Records behind the checkpoint that are not there."""
+    """Damage for records behind the checkpoint that are missing."""
     if not len(seqs):
         return
     before = np.concatenate([[np.uint64(min(int(seqs[0]) - 1, checkpoint_seq))], last_seqs[:-1]])

@@ -86,7 +86,7 @@ _PROBLEMS = {int(problem): problem.name.lower() for problem in BrokenGuarantee i
 
 
 def _problem_names(rows: Rows, names: Names) -> pa.Array:
-    """The names of the problems of each row; null where there is none."""
+    """The names of the problems of each row; null if there is none."""
     numbers, places = np.unique(rows["problems"], return_inverse=True)
     joined = [
         " ".join(name for bit, name in _PROBLEMS.items() if bit & number) or None
@@ -172,7 +172,7 @@ class StateTask(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Reads and judges."""
+    """Reads the hours, and judges them."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options

@@ -16,8 +16,8 @@ from storage.rows import HOUR_MS
 
 
 def was_deleted(directory: Directory, bucket: int) -> bool:
-    """Whether the server deleted an hour or a day meanwhile: it leaves the catalog before its files
-    go."""
+    """Whether the server deleted an hour or a day meanwhile: the catalog loses it before its files
+    are deleted."""
     try:
         with directory.catalog() as catalog:
             return catalog.get(Table.HOURS, hour_key(bucket)) is None

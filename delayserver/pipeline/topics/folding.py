@@ -50,18 +50,18 @@ class LogPlace:
     office: bytes
     """OfficeState, packed; it speaks of the place before `unfinished`."""
     unfinished: tuple[Record, ...] = ()
-    """The records of a frame whose last part did not come yet."""
+    """The records of a frame whose last part has not come yet."""
 
 
 class LogFold:
     """Folds a piece of the log of one shard."""
 
     def __init__(self, log: str, stamp: int, place: LogPlace | None) -> None:
-        """`log` names it in errors; `place`: None: the log was not begun yet."""
+        """`log`: its name in errors; `place`: where to go on; None: the log was not begun yet."""
         self._log = log
         self._stamp = stamp
         self.first_seq = 0
-        """The first that is known, where the log was begun by this fold."""
+        """The first known seq, if this fold has begun the log."""
         self._office: Office | None = None
         self._parts: list[FramePart] = []
         self._unfinished: list[Record] = list(place.unfinished) if place else []
@@ -120,8 +120,8 @@ class LogFold:
 
 
 def begin(records: Sequence[Record], log: str, stamp: int) -> OfficeState | None:
-    """The state of the office before the first of these records that is known to count; None: it
-    cannot be told from them."""
+    """The state of the office before the first of these records that is known to count; None: the
+    records do not tell it."""
     if not records:
         return None
     if records[0][0] == 0:

@@ -48,7 +48,7 @@ class RecordsDeletedError(PipelineError):
 
 
 class _LogDamagedError(Exception):
-    """Ends the query; the watch has the damage."""
+    """Ends the query; the watch holds the damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class FollowedTopics:
             yield self._news.get()
 
     def has_ended(self) -> bool:
-        """Whether all there was is read, or a damaged record ends it.
+        """Whether everything is read, or a damaged record has ended the stream.
 
         Raises PipelineError, and any other error that ended the stream."""
         if self._query.isActive:
@@ -100,8 +100,8 @@ def follow(
     once: bool = False,
     patience_ms: int = PATIENCE_MS,
 ) -> Iterator[FollowedTopics]:
-    """Follow the topics from where the directory was left, or from their beginning; `once`: to
-    where they end now.
+    """Follow the topics from the place where the directory was left, or from their beginning.
+    `once`: stop at their present end.
 
     Raises PipelineError over Spark Connect, KafkaSourceMissingError, WatchStateError."""
     if job.is_connect:

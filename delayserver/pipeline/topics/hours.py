@@ -65,10 +65,10 @@ class KeptShard(msgspec.Struct, array_like=True):
     place: bytes = b""
     """`pieces.pack_place`; empty: its log was not begun."""
     first_seq: int = 0
-    """Records before it are not known."""
+    """The first known seq; records before it are not known."""
     subjects: dict[int, str] = {}
     subscriptions: dict[int, bytes] = {}
-    """By number: their definitions as they stand in the log, those of deleted ones, too."""
+    """Definitions as they stand in the log, by number, deleted ones too."""
     hours: dict[int, KeptHour] = {}
 
 
@@ -81,9 +81,9 @@ class ToldHour(msgspec.Struct, array_like=True):
     said: str = ""
     """The verdict that was reported last; empty: none was."""
     is_closed: bool = False
-    """Nothing of it waited."""
+    """Whether none of its messages waited."""
     is_forgotten: bool = False
-    """Its rows are not there any more."""
+    """Whether its rows were deleted."""
 
 
 class KeptIndex(msgspec.Struct):
@@ -98,7 +98,7 @@ class KeptIndex(msgspec.Struct):
     told: dict[int, ToldHour] = {}
     """Hours that were judged."""
     late: int = 0
-    """Rows of hours that were told and forgotten."""
+    """Rows that came for hours that were reported and forgotten."""
 
 
 class HourStore:
@@ -128,7 +128,7 @@ class HourStore:
         return index
 
     def _cut_back(self) -> None:
-        """Have the files as the index says."""
+        """Cut the files to the lengths in the index, and delete the others."""
         wanted = {
             self._path(shard, hour, kind): getattr(kept, kind).length_bytes
             for shard, one in self.index.shards.items()
@@ -175,7 +175,7 @@ class HourStore:
         new.replace(path)
 
     def forget(self, hour: int) -> None:
-        """Delete the rows of an hour, once a `commit` has come behind it."""
+        """Drop the rows of an hour; the next `commit` makes it count."""
         for shard in self.index.shards.values():
             shard.hours.pop(hour, None)
 

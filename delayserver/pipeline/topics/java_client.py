@@ -4,7 +4,7 @@
                            them ──▶ options `kafka.…` of Spark's source, whose client is Java's
 
 Certificates and keys go as their text, so no executor needs the files. A line without a counterpart
-is refused: leaving it out would be another client than the one that was meant.
+is refused, because leaving it out would make a client other than the intended one.
 
 Cost: none. Threads: functions of values.
 """
@@ -29,7 +29,8 @@ _FILES: Final = {
 
 
 def java_settings(properties: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a client of Java that connects as one of librdkafka with these.
+    """The settings of a Java client that connects as a client of librdkafka with these settings
+    does.
 
     Raises EngineSettingsError for a setting without a counterpart, and for a file that cannot be
     read."""

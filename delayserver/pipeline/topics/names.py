@@ -40,7 +40,7 @@ class KnownNames:
     subscriptions: Mapping[int, Subscription]
 
     def columns(self, shard: int) -> Names:
-        """As Arrow columns need them."""
+        """The names in the form that Arrow columns need."""
         return names_of(self.subjects, self.subscriptions, shard)
 
 

@@ -32,7 +32,7 @@ from storage.replicated.reader import frame_of
 from storage.rows import LogKind, RecordKind, select
 
 BEGUN: Final = "begun"
-"""The first seq that is known of a shard, which its log was begun with now."""
+"""The first known seq of a shard whose log is begun now."""
 SCHEDULED: Final = "scheduled"
 SETTLED: Final = "settled"
 DEFINED: Final = "defined"
@@ -45,7 +45,7 @@ _DEFINITIONS = (RecordKind.SUBJECT, RecordKind.SUBSCRIPTION)
 
 
 class ImportInLogError(PipelineError):
-    """A bulk load stands in the log: its rows stand elsewhere, and no cluster makes one."""
+    """The log holds a bulk load. Its rows stand elsewhere, and no cluster makes one."""
 
     def __init__(self, log: str, offset: int) -> None:
         super().__init__(
@@ -80,12 +80,12 @@ class _PackedPlace(msgspec.Struct, array_like=True, frozen=True):
 
 
 def pack_place(place: LogPlace) -> bytes:
-    """As bytes."""
+    """The place as bytes."""
     return msgspec.msgpack.encode(_PackedPlace(place.office, place.unfinished))
 
 
 def unpack_place(data: bytes) -> LogPlace:
-    """The place again. Raises msgspec.DecodeError."""
+    """The place from bytes. Raises msgspec.DecodeError."""
     packed = msgspec.msgpack.decode(data, type=_PackedPlace)
     return LogPlace(packed.office, packed.unfinished)
 
@@ -97,7 +97,7 @@ def pieces_of(
     wanted: Collection[str] = ALL,
 ) -> Iterator[tuple[int, str, bytes]]:
     """Shard, kind and bytes of the pieces of a micro-batch, of the kinds that are `wanted`.
-    `places`: by shard, where the log was left; one that is not there was not begun."""
+    `places`: for each shard, where the log was left; a shard without a place was not begun."""
     read = partial(_read, topics.name("log"), topics.stamps, dict(places), frozenset(wanted))
     table = records.mapInArrow(read, _SCHEMA).toArrow()
     for batch in table.to_batches():
@@ -111,7 +111,7 @@ def _read(
     wanted: frozenset[str],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """In a worker, whose records are those of one partition after the other, in order."""
+    """Runs in a worker, which gets the records of one partition after the other, in order."""
     spare_imports()
     rows = (
         row

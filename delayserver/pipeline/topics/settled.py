@@ -47,7 +47,7 @@ def _read(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """In a worker."""
+    """Runs in a worker."""
     spare_imports()
     builders: dict[int, BatchBuilder] = {}
     for batch in batches:
@@ -69,5 +69,5 @@ def _read(
 
 
 def damage_of(error: RecordDamageError) -> Damage:
-    """A record that is none, as damage of a file: its log is the file, its offset the place."""
+    """A bad record as damage of a file: its log is the file, its offset the place."""
     return Damage(error.log, error.offset, error.offset + 1, error.reason, torn=False)

@@ -25,7 +25,7 @@ from storage.replicated.kafka_settings import ClientSettings, ClusterUrl, read_p
 from storage.replicated.meta import ClusterIdentity, MetaLog
 
 COORDINATES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
-"""The newest that there is; it works with the pyspark that is pinned."""
+"""The newest version that exists; it works with the pinned pyspark."""
 RECORD_COLUMNS: Final = ("topic", "value", "partition", "offset")
 Topic = Literal["log", "settled"]
 
@@ -64,11 +64,11 @@ class ClusterTopics:
         return dict(enumerate(self.identity.stamps))
 
     def name(self, topic: Topic) -> str:
-        """How the brokers call it."""
+        """The name of a topic at the brokers."""
         return self.url.log_topic if topic == "log" else self.url.settled_topic
 
     def stream(self, spark: SparkSession, *topics: Topic, **options: str) -> DataFrame:
-        """The records of topics, RECORD_COLUMNS, from where `startingOffsets` says, as they come.
+        """The records of topics, RECORD_COLUMNS, from `startingOffsets` on, as they come.
 
         Raises KafkaSourceMissingError."""
         return _loaded(spark.readStream.options(**self._options(topics), **options))
@@ -81,7 +81,7 @@ class ClusterTopics:
         return {
             "kafka.bootstrap.servers": ",".join(self.url.brokers),
             "kafka.isolation.level": "read_committed",
-            # Brokers allow the cluster's readers by the beginning of their names.
+            # Brokers admit the cluster's readers by the beginning of their names.
             "groupIdPrefix": f"{self.url.name}.spark",
             "subscribe": ",".join(map(self.name, topics)),
             **{f"kafka.{name}": value for name, value in self.client.items()},
@@ -101,7 +101,7 @@ def open_topics(url: str, kafka_config: Path | None = None) -> ClusterTopics:
     """The cluster of that URL (`kafka://HOST:PORT[,…]/NAME`). `kafka_config`: a file with the
     settings that its brokers want of clients.
 
-    Raises EngineSettingsError for another URL or file, EngineError where the brokers cannot be
+    Raises EngineSettingsError for another URL or file, EngineError if the brokers cannot be
     reached, ClusterMissingError, KafkaClientMissingError."""
     where = ClusterUrl.parse(url)
     properties = {} if kafka_config is None else read_properties(kafka_config)

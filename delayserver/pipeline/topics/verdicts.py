@@ -54,7 +54,7 @@ class ShardHour:
     subjects: Mapping[int, str]
     subscriptions: Mapping[int, Subscription]
     first_seq: int
-    """Records before it are not known."""
+    """The first known seq; records before it are not known."""
     through_seq: int
     now_ms: int
     """The time of the log's own clock."""
@@ -146,7 +146,7 @@ def _judged(hour: int, one: ShardHour, rows: HourRows) -> HourFacts:
 
 
 def _known(one: ShardHour) -> tuple[HourRows, int]:
-    """The rows of messages that are known, each once; and how many others there are."""
+    """The rows of known messages, each once; and how many other rows there are."""
     is_removal = (one.schedule["flags"] & FLAG_REMOVAL) != 0
     entry_seqs = np.where(is_removal, one.schedule["message_seq"], one.schedule["seq"])
     is_known = entry_seqs >= one.first_seq
@@ -157,6 +157,6 @@ def _known(one: ShardHour) -> tuple[HourRows, int]:
 
 
 def _once(rows: Rows) -> Rows:
-    """Rows without those that are there already, byte for byte; in their order."""
+    """The rows in their order, without those that repeat an earlier one byte for byte."""
     _, firsts = np.unique(as_bytes(rows), return_index=True)
     return select(rows, np.sort(firsts))

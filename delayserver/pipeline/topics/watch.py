@@ -75,7 +75,7 @@ class HourWatch:
     ) -> None:
         """`known`: by shard; needed where the log does not reach back to its beginning.
 
-        Raises WatchStateError where the directory cannot be used."""
+        Raises WatchStateError if the directory cannot be used."""
         self._store = HourStore(directory, identity.stamps)
         self._identity = identity
         self._known = known or {}
