@@ -61,8 +61,7 @@ class Listing:
     async def page(
         self, subject: str, start: Position, until_ms: int, limit: int
     ) -> tuple[list[PendingView], Position | None]:
-        """Up to `limit` messages from `start` on, due before `until_ms`; and the position to go on
-        at."""
+        """Up to `limit` messages from `start` on, due before `until_ms`; and the next position."""
         calls = self._calls
         subject_id = calls.subjects.get(subject)
         if subject_id is None:

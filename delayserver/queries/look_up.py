@@ -139,8 +139,7 @@ class Queries:
 
 
 def _rows_to_read(located: MessageState) -> list[ScheduleEntry]:
-    """The rows of a message that may have lines in the dispatch log; none before a first
-    delivery."""
+    """The rows of a message that the dispatch log may have; none before a first delivery."""
     is_untouched = located.state is State.SCHEDULED and not located.deliveries
     return [] if is_untouched else located.rows
 

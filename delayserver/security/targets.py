@@ -265,8 +265,7 @@ def _parse_port(text: str | None, pointer: str) -> int | None:
 
 
 def _plain_address(ip: str) -> IPv4Address | IPv6Address:
-    """The address that packets end up at: an IPv6 address that embeds an IPv4 one is that IPv4
-    one."""
+    """The address that packets end up at: the IPv4 one, if an IPv6 address embeds one."""
     address = ip_address(ip)
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:

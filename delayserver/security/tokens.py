@@ -362,8 +362,7 @@ class Caller:
         monotonic_s: Callable[[], float],
         taken: Callable[[bytes, int], None] | None = None,
     ) -> None:
-        """`taken`: is called with the digest and the count of each request that a rate counts
-        here."""
+        """`taken`: gets the digest and the count of each request that a rate counts here."""
         self.token = token
         self._monotonic_s = monotonic_s
         self.name = token.name
@@ -478,8 +477,7 @@ class TokenTable:
         """A heap of the expiry times of valid tokens; equal times stand in the order of the
         file."""
         self.not_understood: dict[str, str] = {}
-        """By name, why a token of the file is not understood: the server admits no caller with
-        it."""
+        """By name, why a token of the file is not understood: it admits no caller."""
         self._callers: dict[bytes, Caller] = {}
         """The callers with a valid token, by digest."""
         self._waits: dict[Caller | None, set[Callable[[], None]]] = {}

@@ -155,8 +155,7 @@ class HierarchicalTimer(WheelTimer[ChainEntry]):
             level.move_to(tick)
 
     def _dissolve(self, bucket: Bucket) -> None:
-        """Hand over the timers due at ``_tick``, where the bucket begins, and place the rest
-        anew."""
+        """Hand over the timers due at ``_tick``, the bucket's first, and place the rest anew."""
         if bucket.span_ticks == 1:
             self._expired.take_all(bucket)
             return

@@ -66,8 +66,7 @@ def spent() -> None:
 
 
 class Handle:
-    """One added timer, to pass to ``cancel``. Everything else about it is the timer's own
-    business."""
+    """One added timer, to pass to ``cancel``. Everything else is the timer's own business."""
 
     __slots__ = ("callback",)
 

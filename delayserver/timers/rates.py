@@ -77,8 +77,7 @@ class TokenBucket:
         self._level -= count
 
     def reserve(self, count: int, now_s: float) -> None:
-        """Keep that many tokens for requests that are about to leave, more than there are if need
-        be."""
+        """Keep that many tokens for requests about to leave, more than there are if need be."""
         self._fill(now_s)
         self._reserved += count
 
@@ -98,8 +97,7 @@ class TokenBucket:
         self._level = min(self._burst, self._level + count)
 
     def change(self, rate_per_s: float, burst: float, now_s: float) -> None:
-        """Change the rate at which it fills, and the burst up to which; it keeps the tokens it
-        holds."""
+        """Change the rate at which it fills, and its burst; it keeps the tokens it holds."""
         assert rate_per_s > 0, rate_per_s
         assert burst >= 1, burst
         self._fill(now_s)

@@ -201,8 +201,7 @@ class ServerProcess:
             self._process.wait()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to end; returns the exit status. Raises ServerFailed if it does not end in
-        time."""
+        """Ask it to end; its exit status. Raises ServerFailed if it does not end in time."""
         assert self._process is not None
         self._process.send_signal(number)
         try:

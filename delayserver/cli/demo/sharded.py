@@ -99,8 +99,7 @@ class ShardedServer(ServerProcess):
     # ── kills ──────────────────────────────────────────────────────────────────────────────────
 
     def kill_shards(self, pids: Collection[int]) -> list[int]:
-        """Kill these children at once, and wait until they are gone; returns those that it
-        killed."""
+        """Kill these children at once, and wait until they are gone; returns the killed ones."""
         with self._handles(pids) as handles:
             met = [pid for pid, handle in handles.items() if _signal(handle)]
             for handle in handles.values():

@@ -89,8 +89,7 @@ class DemoShop:
         self.restart_s = 0.0
         self.payments_too_late = 0
         self.damage: list[str] | None = []
-        """The damage that the final check of the data directory found; None: it is not ours to
-        check."""
+        """The damage that the final check of the files found; None: they are not ours to check."""
         self.unpaid, self.refund, self._shop, self._wallet = (
             name + server.suffix for name in (UNPAID, REFUND, SHOP, WALLET)
         )

@@ -244,8 +244,7 @@ class DelayedTasks:
         return True
 
     def _mark_revoked(self, task_id: str, body: bytes) -> None:
-        """Report it to the result backend, and to its chord, as a worker does that gets the
-        task."""
+        """Report it to the result backend, and to its chord, as a worker with the task does."""
         headers: dict[str, Any] = {}
         args: Any = ()
         kwargs: Any = {}

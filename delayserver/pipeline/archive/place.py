@@ -256,8 +256,7 @@ def _sync(path: str) -> None:
 
 
 def _location(url: str) -> str:
-    """A URL without options and keys. In a URL of Azure, the part before the host is the
-    container."""
+    """A URL without options and keys. In Azure, the part before the host is the container."""
     url = _as_s3(url)
     parts = urlsplit(url)
     container, at, host = parts.netloc.rpartition("@")

@@ -46,8 +46,7 @@ class OpenHour:
 
 
 def open_hours(basis: ShardBasis, facts: HourFacts, names: ShardNames) -> list[OpenHour]:
-    """The past hours of a shard that are still open, in order, and the messages that wait in
-    each."""
+    """The past hours of a shard that are still open, in order, and the waiting messages."""
     waiting = facts.waiting
     if not len(waiting):
         return []

@@ -88,8 +88,7 @@ class Adoption(ServerCalls):
         return _adopted(answer)
 
     def adopt(self) -> Adopted:
-        """Have it adopted; on return the adoption is durable. Raises CallRefusedError,
-        PipelineError."""
+        """Have it adopted; durable on return. Raises CallRefusedError, PipelineError."""
         document, path = {"manifest": self._manifest}, f"/v1/imports{self._query}"
         return _adopted(self.call("POST", path, document, timeout_s=ADOPT_TIMEOUT_S))
 

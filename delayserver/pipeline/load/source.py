@@ -235,8 +235,7 @@ def _look_at_csv(file: TableFile, style: TextFormat) -> _Seen:
 
 
 def _json_pieces(file: TableFile, style: TextFormat) -> Iterator[FilePiece]:
-    """Lines may be read from anywhere; an array, or a file that is compressed or no UTF-8, may
-    not."""
+    """Lines may be read from anywhere; an array, or a file compressed or not UTF-8, may not."""
     if file.size_bytes <= PIECE_BYTES or style.encoding is not None or style.is_one_document:
         yield FilePiece(file, file.size_bytes)
         return

@@ -68,8 +68,7 @@ class TextFormat:
     quote: str = '"'
     """Empty: no cell is quoted."""
     escape: str = ""
-    """A character that makes a quote part of a cell, besides doubling; Spark's own writer has
-    `\\`."""
+    """A character that makes a quote part of a cell, besides doubling; in Spark's writer `\\`."""
     null: str | None = None
     """A cell without quotes that stands for null, besides the empty one."""
     has_header: bool = True

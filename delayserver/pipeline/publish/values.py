@@ -188,8 +188,7 @@ def _text_of(kind: pa.DataType) -> pa.DataType:
 
 
 def body_pieces(column: pa.Array, problems: Problems) -> list[bytes | None]:
-    """The body of each row: binary as it stands, text as the JSON that it is, other types as
-    JSON."""
+    """The body of each row: binary as it stands, text as its JSON, other types as JSON."""
     column = unwrapped(column)
     if _is_binary(column.type):
         return _or_none(pieces(column), column)

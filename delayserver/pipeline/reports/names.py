@@ -74,8 +74,7 @@ class SharedNumbers:
 
     @property
     def pairs(self) -> list[tuple[int, int, int]] | None:
-        """Each shard, a number of that shard, and the shared number. None: all numbers are its
-        own."""
+        """Each shard, a number of that shard, and the shared one. None: all are its own."""
         if self._numbers is None:
             return None
         return [(shard, number, shared) for (shard, number), shared in self._numbers.items()]

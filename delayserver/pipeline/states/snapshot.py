@@ -111,8 +111,7 @@ class Directory:
 
 
 def check_here(files: Files, root: str, stamp: int) -> None:
-    """Check that the directory with this stamp is here, which no other has. Raises
-    OtherNodeError."""
+    """Check that the directory with this stamp is here. Raises OtherNodeError."""
     try:
         found = open_identity(files, random_bytes=None, of=READABLE)
     except (FileNotFoundError, DiskError):

@@ -78,8 +78,7 @@ class FollowedTopics:
 
 
 def _named(error: StreamingQueryException) -> Exception:
-    """The error that has ended the stream, without the text of Spark and two tracebacks around
-    it."""
+    """The error that has ended the stream, without Spark's text and two tracebacks around it."""
     text = str(error)
     ours = _OURS.findall(text)
     if ours:

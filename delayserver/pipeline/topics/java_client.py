@@ -29,8 +29,7 @@ _FILES: Final = {
 
 
 def java_settings(properties: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a Java client that connects as a client of librdkafka with these settings
-    does.
+    """The settings of a Java client that connects as one of librdkafka with these does.
 
     Raises EngineSettingsError for a setting without a counterpart, and for a file that cannot be
     read."""
