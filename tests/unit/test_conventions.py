@@ -1,6 +1,7 @@
-"""Rules for all source: randomness of tests, names of classes, lists of modules."""
+"""Rules for all source: randomness of tests, names of classes, lists of modules, plain English."""
 
 import ast
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
@@ -313,3 +314,97 @@ def test_a_folder_lists_its_modules_in_reading_order(init: Path) -> None:
     listed = [line.split()[0].rstrip("/") for line in behind.split("\n\n")[0].splitlines()]
     assert {*listed} <= modules, "the list has names that are not there"
     assert len(listed) == len({*listed})
+
+
+# ---- plain English -------------------------------------------------------------------------------
+
+OPENING = re.compile(r"(?:What|Of|Who|Nobody)\b")
+"""A sentence that begins like this hides its actor; "what" stands for a thing that has a name."""
+CODE = re.compile(r"^```.*?^```$|``[^`]*``|`[^`]*`|(?<=\])\([^)\s]*\)", re.DOTALL | re.MULTILINE)
+"""In a document or a docstring, also the target of a link."""
+PROSE = re.compile(r'"""([^"]*(?:"(?!"")[^"]*)*)"""|((?:^ *#.*\n)+)|  (#.*)$', re.MULTILINE)
+"""In a module: docstrings, and comments of their own lines or behind code."""
+BREAK = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |\s\|\s|(?<=[.!?])\s+")
+"""Between two sentences, items, or cells of a table."""
+LIMITS = {
+    "docs": (0.2, 1.0),
+    "delayserver": (2.1, 10.7),
+    "delayserver/api": (9.9, 18.8),
+    "delayserver/backup": (9.8, 16.8),
+    "delayserver/cli": (6.8, 15.1),
+    "delayserver/client": (7.8, 14.2),
+    "delayserver/cluster": (10.3, 16.3),
+    "delayserver/decisions": (7.3, 13.3),
+    "delayserver/delivery": (4.7, 10.4),
+    "delayserver/examples": (7.6, 10.8),
+    "delayserver/http": (9.9, 9.6),
+    "delayserver/integrations": (9.8, 16.0),
+    "delayserver/pipeline": (11.6, 19.2),
+    "delayserver/queries": (7.1, 15.2),
+    "delayserver/records": (6.1, 10.3),
+    "delayserver/recovery": (11.4, 23.4),
+    "delayserver/schedule": (9.1, 13.7),
+    "delayserver/security": (3.3, 11.0),
+    "delayserver/serve": (8.3, 16.0),
+    "delayserver/server": (6.6, 16.9),
+    "delayserver/shards": (14.7, 19.6),
+    "delayserver/timers": (2.2, 4.9),
+    "storage": (6.8, 12.9),
+    "storage/replicated": (12.2, 15.6),
+}
+"""By folder: such sentences in a hundred, and "what" in a thousand words. Lower a limit when you
+have rewritten a folder; never raise one."""
+
+
+def prose_of(path: str, source: str) -> str:
+    """The English of a file: a document without its code, a module's docstrings and comments."""
+    if path.endswith(".py"):
+        found = ("".join(groups) for groups in PROSE.findall(source))
+        source = "\n\n".join(re.sub(r"(?m)^ *#+:?", "", text) for text in found)
+    return CODE.sub("x", source)
+
+
+def figures_of(prose: str) -> tuple[float, float]:
+    """Hidden actors in a hundred sentences, and "what" in a thousand words."""
+    sentences = [
+        sentence for text in BREAK.split(f"\n{prose}") if (sentence := text.strip(" \n*|-"))
+    ]
+    words = re.findall(r"[a-z']+", prose.lower())
+    hidden = sum(OPENING.match(sentence) is not None for sentence in sentences)
+    return (
+        round(100 * hidden / max(1, len(sentences)), 1),
+        round(1000 * words.count("what") / max(1, len(words)), 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "figures"),
+    [
+        ("a.md", "Who asks, waits. The server answers.", (50.0, 0.0)),
+        ("a.md", "- Of many one is taken.\n- Another waits.", (50.0, 0.0)),
+        ("a.md", "| State | Meaning |\n|---|---|\n| open | What waits. |", (25.0, 200.0)),
+        ("a.md", "Read [this](#what).\n\n```\nWhat is code?\n```\nRun `what`.", (0.0, 0.0)),
+        ("a.py", '"""Nobody hears it."""\nx = "What"\n', (100.0, 0.0)),
+        ("a.py", "# One thought\n#\n# What follows\nx = 1  # Of what?\n", (66.7, 333.3)),
+    ],
+)
+def test_a_sentence_without_its_actor_is_found(
+    path: str, source: str, figures: tuple[float, float]
+) -> None:
+    assert figures_of(prose_of(path, source)) == figures
+
+
+def test_the_english_only_gets_plainer() -> None:
+    folders: defaultdict[str, list[str]] = defaultdict(list)
+    for path, source in python_sources("delayserver", "storage").items():
+        folders["/".join(path.split("/")[:-1][:2])].append(prose_of(path, source))
+    for document in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        folders["docs"].append(prose_of(document.name, document.read_text("utf-8")))
+    figures = {folder: figures_of("\n\n".join(texts)) for folder, texts in folders.items()}
+    assert figures.keys() == LIMITS.keys()
+    worse = {
+        folder: (figure, LIMITS[folder])
+        for folder, figure in figures.items()
+        if figure[0] > LIMITS[folder][0] or figure[1] > LIMITS[folder][1]
+    }
+    assert worse == {}, "name the actor first, then the verb and the consequence"
