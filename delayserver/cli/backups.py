@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.5
 DAMAGED_STATUS: Final = 1
-HELP = "The backups that a server has made, and what becomes of them."
+HELP = "The backups of a server: make, list, show, delete."
 _RESTORE_EXAMPLES: Final = (
     "restore /srv/backups/2026-11-20T03-00-00.000Z data",
     "restore /srv/backups/before-the-upgrade /var/lib/delayserver --json",

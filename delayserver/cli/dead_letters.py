@@ -56,7 +56,9 @@ def count(
     """Show who has dead letters, and how many: counted up to 1,000 in each shard."""
     answer = session.pages(path("dead-letters"), "subscriptions", limit, page_max=NAMED_PAGE_MAX)
     found = answer["subscriptions"]
-    session.show(answer, lambda: rows(found, ("name", "count"), empty="Nobody has dead letters."))
+    session.show(
+        answer, lambda: rows(found, ("name", "count"), empty="No subscription has dead letters.")
+    )
 
 
 def redrive(

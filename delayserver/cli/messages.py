@@ -156,7 +156,7 @@ def list_pending(
 def publish(
     session: Session,
     *,
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it is about.")],
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject of the message.")],
     body: BodyArgument,
     delay: DelayOption = None,
     at: AtOption = None,
@@ -175,7 +175,7 @@ def publish(
         str | None,
         typer.Option(
             metavar="cancel|fire",
-            help="What an event does: cancel it (the default), or deliver it now.",
+            help="The effect of an event: cancel it (the default), or deliver it now.",
         ),
     ] = None,
     ttl: TtlOption = None,
@@ -210,8 +210,8 @@ def publish(
 def replace(
     session: Session,
     *,
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it is about.")],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="What it takes the place under.")],
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject of the message.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key whose message it replaces.")],
     body: BodyArgument,
     delay: DelayOption = None,
     at: AtOption = None,

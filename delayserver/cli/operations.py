@@ -66,8 +66,8 @@ VerdictsOption = Annotated[
     typer.Option(
         "--verdicts",
         metavar="DIRECTORY",
-        help="Keep here what was found of each settled hour, and do not work it out again until "
-        "its files change.",
+        help="Keep the finding on each settled hour here, and do not work it out again until "
+        "the files of the hour change.",
     ),
 ]
 
@@ -208,8 +208,8 @@ def check(
         bool,
         typer.Option(
             "--settled",
-            help="Not the bytes, but what they say: that every accepted message was settled "
-            "exactly once. `delayserver pipeline audit` asks the same on all cores.",
+            help="Check not the bytes but the accounts: every accepted message was settled exactly "
+            "once. `delayserver pipeline audit` checks the same on all cores.",
         ),
     ] = False,
     since: SinceOption = None,
@@ -276,7 +276,7 @@ def _check_settled(
 def repair(
     data_dir: DataDirOption = Path("data"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -376,9 +376,9 @@ def _rendered(report: "Report") -> "Iterator[RenderableType]":
         yield f"[green]Sound:[/green] {where}."
     else:
         yield (
-            f"[bold red]Damaged in {len(report.damage)} places:[/bold red] {where}. What is named "
-            "above is not delivered; everything else is. `delayserver repair --dry-run` says what "
-            "can be done about it."
+            f"[bold red]Damaged in {len(report.damage)} places:[/bold red] {where}. The messages "
+            "named above are not delivered; all others are. `delayserver repair --dry-run` shows "
+            "the remedy."
         )
 
 
@@ -398,7 +398,7 @@ def _rendered_repair(report: "RepairReport") -> "Iterator[RenderableType]":
         yield "Nothing was changed. Run it again without --dry-run."
         return
     for backup in report.backups:
-        yield f"What was replaced: {escape(backup)}"
+        yield f"Replaced files are kept in {escape(backup)}"
     for left in report.remaining:
         yield f"[bold red]Still damaged:[/bold red] {escape(left)}"
     if not report.remaining:

@@ -71,7 +71,7 @@ JitterOption = Annotated[
 PriorityOption = Annotated[
     int | None,
     typer.Option(
-        "--priority", min=0, max=9, help="Of what is due, higher ones are delivered first."
+        "--priority", min=0, max=9, help="Due messages with a higher priority are delivered first."
     ),
 ]
 

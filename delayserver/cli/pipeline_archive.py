@@ -70,14 +70,14 @@ def archive(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read what waits, and archive nothing.")
+        bool, typer.Option("--dry-run", help="Read the hours that wait, and archive nothing.")
     ] = False,
     again: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HOUR",
-            help="Archive this hour anew (2026-11-20T15), in place of what the archive has of it, "
-            "also where the server was told of it already; may be repeated.",
+            help="Archive this hour anew (2026-11-20T15), in place of its rows in the archive, "
+            "even if it was reported to the server already; may be repeated.",
         ),
     ] = None,
     without_unsettled: Annotated[
@@ -156,7 +156,7 @@ def _hour_of(text: str) -> int:
 
 _LINES = {
     "archived": "hours archived",
-    "partly": "hours archived without what is not settled",
+    "partly": "hours archived without their unsettled messages",
     "sound": "hours that would be archived",
     "changed": "hours that came back meanwhile: run it again",
     "gone": "hours that the server has deleted meanwhile",

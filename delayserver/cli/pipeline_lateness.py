@@ -58,7 +58,7 @@ def lateness(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Follow what the brokers of a cluster have instead: kafka://HOST:PORT/NAME. Names "
+            help="Follow the topics of a cluster instead: kafka://HOST:PORT/NAME. Names "
             "come from --data-dir, or else from the log as far as it reaches back.",
             show_default=False,
         ),
@@ -98,8 +98,8 @@ def lateness(
         raise typer.BadParameter("subscription or subject", param_hint="--by")
     if by == "subject" and cluster is not None:
         raise typer.BadParameter(
-            "what is settled does not say of which subject it is, only the schedule log of a "
-            "--data-dir does",
+            "the log of settled deliveries has no subjects; only the schedule log of a --data-dir "
+            "has them",
             param_hint="--by",
         )
     window_ms = duration_option(window, "--window")

@@ -55,12 +55,12 @@ DueUnitOption = Annotated[
     str | None,
     typer.Option(
         metavar="s|ms|us|ns",
-        help="In what whole numbers tell the due time; default: ms, unless most look like seconds.",
+        help="The unit of due times that are whole numbers; default: ms, unless most look like s.",
         show_default=False,
     ),
 ]
 PastOption = Annotated[
-    str, typer.Option(metavar="now|reject", help="What is past is due now, or is rejected.")
+    str, typer.Option(metavar="now|reject", help="Rows in the past are due now, or rejected.")
 ]
 InputOption = Annotated[
     str | None,
@@ -118,7 +118,7 @@ OnConflictOption = Annotated[
     str,
     typer.Option(
         metavar="refuse|keep",
-        help="A key stands for other content: refuse everything, or keep what there is.",
+        help="A key stands for other content: refuse everything, or keep the present message.",
     ),
 ]
 StrictOption = Annotated[

@@ -57,8 +57,8 @@ def watch(
         Path,
         typer.Option(
             metavar="DIRECTORY",
-            help="Where it keeps what is not judged yet, on this machine; started again with it, "
-            "it goes on.",
+            help="Keeps the rows that are not judged yet, on this machine; a watch that is started "
+            "again with it goes on.",
         ),
     ],
     once: Annotated[

@@ -71,10 +71,10 @@ def register(app: typer.Typer) -> None:
         "schedules",
         "daily",
         ScheduleArgument,
-        show="Show one schedule, when it runs next, and what it has done.",
+        show="Show one schedule, its next runs and its last one.",
         pause="Publish nothing until it is resumed.",
-        resume="Publish again; what was missed is made up for as its --catch-up says.",
-        delete="End a schedule. What it has published stays.",
+        resume="Publish again; its --catch-up decides about missed runs.",
+        delete="End a schedule. Its messages stay.",
     )
 
 
@@ -99,7 +99,9 @@ def put(
     session: Session,
     *,
     name: ScheduleArgument,
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it publishes to.")],
+    subject: Annotated[
+        str, typer.Argument(metavar="SUBJECT", help="The subject that it publishes to.")
+    ],
     body: BodyArgument,
     cron: CronOption = None,
     every: EveryOption = None,
@@ -111,7 +113,7 @@ def put(
     ] = None,
     catch_up: Annotated[
         Literal["none", "last", "all"] | None,
-        typer.Option(help="What becomes of runs that were missed; without it the last is made."),
+        typer.Option(help="Which missed runs are made; without it the last one."),
     ] = None,
     overlap: Annotated[
         Literal["skip", "allow"] | None,

@@ -171,8 +171,8 @@ class Session:
             ) from error
         except httpx.TimeoutException as error:
             raise Unreachable(
-                f"The server at {self.url} did not answer within {timeout_s:g} s. Whether it has "
-                "done what was asked is not known: look it up, or send it again with the same key."
+                f"The server at {self.url} did not answer within {timeout_s:g} s. The call may "
+                "have had its effect: look it up, or send it again with the same key."
             ) from error
         except httpx.TransportError as error:
             raise Unreachable(
@@ -215,9 +215,9 @@ class Session:
             asked = response.request.url.path
             raise Refused(response.status_code, asked, answer, response.headers.get("retry-after"))
         raise Unreachable(
-            f"What answers at {self.url} is not a delay server (status {response.status_code}, "
+            f"The server at {self.url} is not a delay server (status {response.status_code}, "
             f"{response.headers.get('content-type', 'no content type')}). "
-            "Say where the server is with --url."
+            "Give the URL of the delay server with --url."
         )
 
     def show(self, answer: Any, rendered: "Callable[[], RenderableType] | None" = None) -> None:
@@ -238,11 +238,11 @@ _ADVICE = {
 
 
 _WHERE_TO_LOOK = {
-    "/v1/messages/": "An id or a key stands as `publish` printed it; what was settled is forgotten "
-    "after the server's retention time.",
-    "/v1/subjects/": "An id or a key stands as `publish` printed it; what was settled is forgotten "
-    "after the server's retention time.",
-    "/v1/subscriptions/": "`delayserver subscriptions` lists those that there are.",
+    "/v1/messages/": "Give the id or the key as `publish` printed it. The server forgets settled "
+    "messages after its retention time.",
+    "/v1/subjects/": "Give the id or the key as `publish` printed it. The server forgets settled "
+    "messages after its retention time.",
+    "/v1/subscriptions/": "`delayserver subscriptions` lists all of them.",
 }
 """Advice for what is not there, by the beginning of its path."""
 

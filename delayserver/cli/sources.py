@@ -39,10 +39,10 @@ def register(app: typer.Typer) -> None:
         "sources",
         "orders",
         SourceArgument,
-        show="Show one source, how far it is, and what it could not publish last.",
+        show="Show one source, its positions, and the last record that it could not publish.",
         pause="Take nothing until it is resumed.",
         resume="Go on where it is; one that an error has stopped tries that record again.",
-        delete="End a source. What it has published stays.",
+        delete="End a source. Its messages stay.",
     )
 
 
@@ -62,11 +62,13 @@ def put(
     session: Session,
     *,
     name: SourceArgument,
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it publishes to.")],
+    subject: Annotated[
+        str, typer.Argument(metavar="SUBJECT", help="The subject that it publishes to.")
+    ],
     bootstrap: Annotated[
         str, typer.Argument(metavar="BROKERS", help="HOST:PORT, with commas between several.")
     ],
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What it reads.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that it reads.")],
     due_header: Annotated[
         str | None,
         typer.Option(

@@ -204,8 +204,8 @@ CatchUpOption = Annotated[
     str | None,
     typer.Option(
         metavar="all|spread=DURATION|drop_older_than=DURATION",
-        help="What happens to messages that fell due during downtime or a pause: all at once, "
-        "evenly over a while, or dead letters beyond an age.",
+        help="How messages that fell due during downtime or a pause are delivered: all at once, "
+        "evenly over a while, or as dead letters beyond an age.",
         show_default=False,
     ),
 ]
@@ -270,7 +270,7 @@ def register(app: typer.Typer) -> None:
         "shop",
         NameArgument,
         show="Show one subscription, and how much waits for it.",
-        pause="Deliver nothing to a subscription until it is resumed; what falls due waits.",
+        pause="Deliver nothing to a subscription until it is resumed; due messages wait.",
         resume="Deliver again to a subscription that was paused.",
         delete="""Delete a subscription.
 

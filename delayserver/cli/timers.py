@@ -32,7 +32,9 @@ def put(
     session: Session,
     *,
     key: HeartbeatArgument,
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="What it publishes to.")],
+    subject: Annotated[
+        str, typer.Argument(metavar="SUBJECT", help="The subject that it publishes to.")
+    ],
     body: BodyArgument,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="Renew it within: 10s, 5m, 1h.")],
     headers: HeaderOption = None,

@@ -88,7 +88,7 @@ def adopt(
         check_adoption(reaches, node, end, may_lose=yes)
         if not yes:
             if as_json:
-                raise CannotRun("Nobody can be asked with --json: say --yes.")
+                raise CannotRun("--json cannot ask for a confirmation: add --yes.")
             make_console().print(rows([one.as_row() for one in reaches], REACH_COLUMNS, empty=""))
             typer.confirm(
                 f"Shard {shard} goes on behind what {node} has, at offset {end} of its log?",
@@ -153,7 +153,7 @@ def check_adoption(reaches: list[Reach], node: str, end: int, *, may_lose: bool)
     node; `may_lose`: also where another may have more. Raises CannotRun."""
     own = next((one for one in reaches if one.node == node), None)
     if own is None or not own.is_there:
-        raise CannotRun(f"{node} is not there: start it, and wait until it says what it has.")
+        raise CannotRun(f"{node} is not there: start it, and wait until it reports its replica.")
     if not own.stopped_epoch:
         raise CannotRun(f"The log has lost nothing that {node} has: it follows.")
     if may_lose:
@@ -188,7 +188,7 @@ def _resting_end(engine: "KafkaEngine", shard: int) -> tuple[int, int]:
         time.sleep(REST_S)
         if log.end() != end:
             raise CannotRun(
-                f"Somebody writes to the log of shard {shard}: it goes on already, or its owner "
-                "has to be stopped first (see `cluster status`)."
+                f"Another process writes to the log of shard {shard}: the log goes on already, or "
+                "its owner has to be stopped first (see `cluster status`)."
             )
     return end, max(epochs)

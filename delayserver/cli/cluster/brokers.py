@@ -41,7 +41,7 @@ KafkaConfigOption = Annotated[
         "--kafka-config",
         metavar="FILE",
         envvar="DELAYSERVER_KAFKA_CONFIG",
-        help="What the brokers want of their clients (SASL, TLS): key=value lines of librdkafka.",
+        help="Client settings for the brokers (SASL, TLS): key=value lines of librdkafka.",
         show_default=False,
     ),
 ]
@@ -165,6 +165,6 @@ def tell(as_json: bool, done: bool, what: str, answer: dict[str, Any]) -> None:
     elif done:
         typer.echo(f"Done: {what}.")
     else:
-        typer.echo(f"Not yet: {what}. It was asked, and may come: see `cluster status`.", err=True)
+        typer.echo(f"Not yet: {what}. The order stands: see `cluster status`.", err=True)
     if not done:
         raise typer.Exit(WRONG_STATUS)

@@ -60,7 +60,7 @@ DurabilityOption = Annotated[
     str,
     typer.Option(
         metavar="os|fsync|fsync-all",
-        help="What an answer waits for: the memory of most brokers; that, and the owner's disk; "
+        help="An answer waits for the memory of most brokers; for that and the owner's disk; for "
         "the disks of all brokers.",
     ),
 ]

@@ -64,7 +64,9 @@ def move(
                 f"{', '.join(placed)} can."
             )
         if owner_of(engine, shard, nodes)[0] is None:
-            raise CommandError(f"Nobody owns shard {shard} now: who is in step claims it.")
+            raise CommandError(
+                f"Shard {shard} has no owner now: wait until a replica in step claims it."
+            )
         asked_epoch: int | None = None
 
         def owns_it() -> bool:

@@ -143,7 +143,7 @@ class RunningServer:
         if known is None:
             raise ServerFailed(f"no delay server with a map of its shards answers at {self._url}")
         if len(known.nodes) < 2:
-            raise ServerFailed(f"{self._url} has no other node: nobody could take over")
+            raise ServerFailed(f"{self._url} has no other node, so none could take over")
         if not await self._serves():
             raise ServerFailed(f"not all shards are served at {self._url}")
         return time.monotonic() - began_s
@@ -152,7 +152,7 @@ class RunningServer:
         """See DemoServer. It is struck when its owner answers nothing more, or owns it no more."""
         known = await self._map()
         if known is None or (struck := known.shards[STRUCK_SHARD]).url is None:
-            raise ServerFailed(f"nobody owns shard {STRUCK_SHARD} before anything was done")
+            raise ServerFailed(f"shard {STRUCK_SHARD} has no owner before the strike")
         node = struck.owner or "?"
         epochs = {one.shard: one.epoch for one in known.shards if one.owner == struck.owner}
         owner = HttpTransport(struck.url)

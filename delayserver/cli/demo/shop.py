@@ -71,7 +71,7 @@ class DemoPhase(StrEnum):
     OPEN = "the shop is open"
     DOWN = "the server is struck"
     REOPENED = "the server is back; the shop goes on"
-    WAITING = "all is published; waiting for what is not due yet"
+    WAITING = "all is published; waiting for the messages that are not due yet"
     DONE = "done"
 
 

@@ -36,7 +36,7 @@ def problem(status, title, detail, **more):
         (
             404,
             problem(404, "Not found", "there is no message '00ff'"),
-            "error: Not found: there is no message '00ff'. An id or a key stands as",
+            "error: Not found: there is no message '00ff'. Give the id or the key as",
         ),
         (
             409,
