@@ -141,8 +141,8 @@ class Settings(BaseSettings):
     )
     zone: Annotated[str | None, Heading.CLUSTER] = Field(
         None,
-        description="what this node may be lost with, such as a rack: the replicas of a shard are "
-        "in different zones (default: a zone of its own)",
+        description="the rack or data centre of this node: the replicas of a shard are in "
+        "different zones (default: a zone of its own)",
     )
     advertise: Annotated[str | None, Heading.CLUSTER] = Field(
         None,
@@ -288,7 +288,7 @@ class Settings(BaseSettings):
         1024,
         ge=0,
         le=1024,
-        description="of what a webhook answers so much is kept with the attempt; 0: nothing",
+        description="bytes of a webhook's answer that are kept with the attempt; 0: nothing",
     )
     answer_max_bytes: Annotated[int, Heading.DELIVERY] = Field(
         16 * MIB, gt=0, le=GIB, description="most bytes of messages in one answer; at least one"
@@ -322,7 +322,7 @@ class Settings(BaseSettings):
     file_ms: Annotated[int, Heading.DISK] = Field(
         1000,
         gt=0,
-        description="what was accepted is filed this often; where that takes long, up to 1.5 times "
+        description="accepted messages are filed this often; if filing takes long, up to 1.5 times "
         "as seldom",
     )
     checkpoint_ms: Annotated[int, Heading.DISK] = Field(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.5
 DAMAGED_STATUS: Final = 1
-HELP = "The backups of a server: make, list, show, delete."
+HELP = "The backups of a server: list and delete them."
 _RESTORE_EXAMPLES: Final = (
     "restore /srv/backups/2026-11-20T03-00-00.000Z data",
     "restore /srv/backups/before-the-upgrade /var/lib/delayserver --json",
