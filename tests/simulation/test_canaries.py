@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions import outcomes, scheduling
+from delayserver.decisions import retries, scheduling
 from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.heartbeats import Heartbeats
@@ -1012,7 +1012,7 @@ def rows_leave_in_the_order_in_which_they_came(patch: Patch) -> None:
 
 @canary(Violation)
 def a_retry_loses_its_priority(patch: Patch) -> None:
-    patch.setattr(outcomes, "row_flags", lambda payload: 0)
+    patch.setattr(retries, "row_flags", lambda payload: 0)
 
 
 @canary(Violation)
