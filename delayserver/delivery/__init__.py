@@ -1,25 +1,25 @@
 """Deliveries to subscribers: from rows that fired to rows that are settled. In reading order:
 
-dispatcher          for whom a row is, and which rows are here
+dispatcher          the subscriptions of a row, and which rows are here
 queues              the queues of all subscriptions
-queue               the queue of one: what is due for it, and who asks for it
+queue               the queue of one: the rows that are due for it, and who asks for them
 pump                lets rows leave their queues
 pushes              … to webhooks and brokers
 pulls               … to consumers
 handout             rows whose bodies are read together
-looks               rows that wait are read to learn what only their bodies say
-settling            what came of deliveries
+looks               waiting rows are read to learn facts that only their bodies tell
+settling            the results of deliveries
 reassignment            rows of a subscription that is gone find a place
-ports               what is needed elsewhere
+ports               the work that is needed elsewhere
 backlog             its rows, and when each may leave
 lane                rows in the order in which they came, in few arrays
 ranks               … of a higher priority first
 single_file         … of a group one at a time
 deadlines           … that outlive their messages' time to live
-catch_up            … that fell due while nobody could have them, evenly over a while
+catch_up            … that fell due while no receiver could have them, evenly over a while
 parked              rows that no subscription matches
 orphans             rows whose subscription was deleted
-connections         how many webhooks are on their way at once, and whose turn is next
+connections         the number of webhooks on their way at once, and whose turn is next
 slow_start          how fast the requests of one queue may become more
 permits             the limits of a webhook that several shards have in common
 deliveries          the deliveries of one handout, as columns
@@ -34,9 +34,9 @@ batch               several messages in one webhook
 sender              one POST, to an address that was checked, within a deadline
 addresses           to which address a connection to a broker is made
 outlets             clients of brokers, and the one sink that all kinds of brokers share
-shares              how much of an outlet each subscription may have under way
+shares              the part of an outlet that each subscription may have under way
 turns               a few places that subscriptions share
-answers             a message is stored, it is not stored, or nobody can know
+answers             a message is stored, it is not stored, or it is unknown
 carried             headers and properties that a message takes along to a broker
 broker_bodies       how many bytes for brokers are in memory
 complaints          a trouble that lasts is said once, then ever more rarely

@@ -1,7 +1,7 @@
 """To which address a connection to a broker is made: one that the allow list has seen.
 
 The name is resolved here, each address goes through `TargetPolicy.check_address`, and the client is
-given one address. The name stays what a certificate has to be for.
+given one address. A certificate still has to be for the name.
 
 A name may have several addresses, of which some are away. The first that takes a connection is
 chosen (`delayserver.http.connecting`, in the order of the resolver), and the connection that shows

@@ -10,9 +10,9 @@ elsewhere, too.
 
 Subscriptions with the same URL and the same time-out share connections, and each has a channel of
 its own: an exchange that is not there makes the broker close the channel that named it, and only
-that one. Also, the client finds what was returned by its message id, and two subscriptions may have
-the same message under way. A channel is closed when its subscription is deleted or goes elsewhere,
-or when another one needs its place. A connection has as many places as the broker allows
+that one. Also, the client finds a returned message by its message id, and two subscriptions may
+have the same message under way. A channel is closed when its subscription is deleted or goes
+elsewhere, or when another one needs its place. A connection has as many places as the broker allows
 (`channel_max`); where all are busy, another connection is opened, up to CONNECTIONS_MAX.
 
 A broker that lacks memory or disk stops reading and says so (`connection.blocked`). Messages
@@ -174,8 +174,8 @@ class _Transport(TransportFactory):
 
 
 class _Connection(Connection):
-    """A connection that can be dropped. The client lets whoever closes it wait until a broker that
-    reads nothing has read the rest, and takes no cancellation meanwhile."""
+    """A connection that can be dropped. The client makes its closer wait until a broker that reads
+    nothing has read the rest, and takes no cancellation meanwhile."""
 
     def __init__(self, url: URL, **more: Any) -> None:
         self._own_transport = _Transport(url.scheme)
@@ -191,7 +191,7 @@ class AmqpOpener:
     """Makes connections to RabbitMQ."""
 
     def __init__(self, policy: TargetPolicy, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: what is trusted instead of the system's certificates."""
+        """`tls`: the certificates to trust instead of the system's."""
         self._policy = policy
         self._tls = tls
 
@@ -230,7 +230,8 @@ class AmqpOpener:
                 await _close(connection)
                 if not isinstance(error, Exception):
                     raise
-                # The client's, the network's, and KeyError for what is no AMQP.
+                # Errors of the client and of the network, and KeyError for a peer that does not
+                # speak AMQP.
                 raise OutletError(ANSWERS.of_error(error).reason) from error
             return connection
 
@@ -266,7 +267,7 @@ class _Place:
     under_way: int = 0
     idle_since_s: float = 0.0
     is_leaving: bool = False
-    """Its subscription is gone: it is closed behind what is under way."""
+    """Its subscription is gone: it is closed once the messages under way have ended."""
 
     @property
     def is_gone(self) -> bool:
@@ -356,8 +357,8 @@ class _AmqpOutlet:
         except OutletError as error:
             answer = not_stored(str(error))
         except (Exception, asyncio.CancelledError) as error:
-            # The client raises RuntimeError and others where a connection goes. A message that
-            # nobody reports would stay on its way for good.
+            # The client raises RuntimeError and others where a connection goes. A message without a
+            # report would stay on its way for good.
             answer = ANSWERS.of_error(error)
             is_of_channel = isinstance(error, AMQPChannelError)
             # Those that have failed with it are still counted: they are told in the same turn.
@@ -412,7 +413,7 @@ class _AmqpOutlet:
             if not place.under_way and now_s - place.idle_since_s >= CHANNEL_IDLE_S
         ]
         if idle:
-            # Beside this task: whoever is cancelled here ends at once.
+            # Beside this task, so that a cancelled task ends at once.
             await asyncio.wait({self._give_up(min(idle)[1])})
             if (link := self._free_link()) is not None:
                 return link
@@ -425,7 +426,7 @@ class _AmqpOutlet:
         return link
 
     def _give_up(self, subscription_id: int) -> asyncio.Task[None]:
-        """Close the channel of a subscription, in a task; what is under way there fails."""
+        """Close the channel of a subscription, in a task; its messages under way fail."""
         place = self._places.pop(subscription_id)
         task = asyncio.get_running_loop().create_task(_close_place(place))
         self._closing.add(task)
@@ -514,4 +515,4 @@ async def _close(connection: "_Connection") -> None:
         connection.abort()
     await asyncio.wait({closing}, timeout=CLOSE_S)
     if closing.done() and not closing.cancelled():
-        closing.exception()  # An error of one that is gone is nobody's business.
+        closing.exception()  # The error of a channel that is gone does not matter.

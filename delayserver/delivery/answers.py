@@ -1,22 +1,22 @@
-"""Answers of brokers: a message is stored, it is not stored, or nobody can know.
+"""Answers of brokers: a message is stored, it is not stored, or it is unknown.
 
     the client's exception, code or reply ──▶ AnswerTable.of ──▶ BrokerAnswer ──▶ Result of the sink
 
-Each kind of broker has one table, whose rows are everything that its client library is known to
-say. An exception that no row names counts as unknown: the message is tried again, may be there
+Each kind of broker has one table, whose rows are all the answers that its client library is known
+to give. An exception that no row names counts as unknown: the message is tried again, may be there
 twice, and the reason names the exception.
 
-    certainty    what follows
+    certainty    consequence
     STORED       the message counts as delivered
     NOT_STORED   an attempt has failed; a retry stores no second copy
     UNKNOWN      an attempt has failed; a retry may store a second copy, with the same id
 
-A refusal may be for the sake of a neighbour: Kafka refuses a batch because one of its records is
-bad, and RabbitMQ closes a channel because of one message. Such rows say `is_shared`. The sink then
-sends these messages again, apart from each other, and only what is refused alone has failed
-(`delayserver.delivery.outlets`).
+A broker may refuse a message because of its neighbour: Kafka refuses a batch because one of its
+records is bad, and RabbitMQ closes a channel because of one message. Such rows say `is_shared`. The
+sink then sends these messages again, apart from each other, and only a message that is refused
+alone has failed (`delayserver.delivery.outlets`).
 
-Cost: 1 µs for an error, nothing for what is stored. Threads: values that do not change.
+Cost: 1 µs for an error, nothing for a stored message. Threads: values that do not change.
 """
 
 from collections.abc import Hashable, Iterable, Mapping

@@ -1,10 +1,10 @@
-"""Bodies on their way to brokers: how many bytes of them are in memory, and who may have how many.
+"""Bodies on their way to brokers: their bytes in memory, and the part that each may have.
 
     queue ── room? ──▶ read (take) ──▶ given to a sink (take) ──▶ told of (give_back)
 
 A broker that hangs must not fill the memory with bodies that lie on the disk anyway. So a queue
-lets rows leave for a broker only as far as its subscription has room, and what has no room stays
-there: it can be cancelled, expire, and be paused.
+lets rows leave for a broker only as far as its subscription has room. Rows without room stay there:
+they can be cancelled, expire, and be paused.
 
 All subscriptions have `max_bytes` together, the setting `broker_bodies_max_bytes`. One may have as
 many bytes as are free beside its own, as in `delayserver.delivery.shares`: half of them if it is

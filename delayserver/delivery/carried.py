@@ -1,7 +1,7 @@
-"""What a message carries to a broker besides its body.
+"""The headers and properties that a message carries to a broker besides its body.
 
 Every kind of broker has the same: `delay-id`, `delay-subject`, `delay-key`, `delay-due`,
-`delay-attempt`, `delay-replay` where somebody asked for it again, and then the message's own
+`delay-attempt`, `delay-replay` where a client asked for it again, and then the message's own
 headers. Unlike in HTTP values are UTF-8 as they are, unless the module of a kind says otherwise.
 
 Cost: 2 µs. Threads: pure functions.
@@ -35,8 +35,8 @@ def headers(delivery: DueDelivery) -> list[tuple[str, str]]:
 
 
 def filled(template: str, delivery: DueDelivery) -> str | None:
-    """What a template stands for: `{key}`, `{subject}` and `{id}` in it are those of the message.
-    None: it is nothing but the key of a message that has none."""
+    """Fill in a template: `{key}`, `{subject}` and `{id}` in it are those of the message. None: it
+    is only `{key}`, and the message has no key."""
     key = delivery.payload.key
     if template == "{key}":
         return key

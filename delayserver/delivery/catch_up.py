@@ -1,16 +1,16 @@
-"""Catch-up: what fell due while nobody could have it is handed out evenly over a while.
+"""Catch-up: rows that fell due while no receiver could have them leave evenly over a while.
 
 After downtime or a pause everything is due at once. With `spread` the n-th of N such rows leaves
-after n/N of the time, so that a receiver sees a steady rate; what falls due from then on leaves on
-time beside it. Worked example: 4 rows over 10 s leave at 0, 2.5, 5 and 7.5 s.
+after n/N of the time, so that a receiver sees a steady rate. Rows that fall due from then on leave
+on time beside them. Worked example: 4 rows over 10 s leave at 0, 2.5, 5 and 7.5 s.
 
 Rows may still be added while others leave (they fire in slices): all that are known at a moment
 count in the share that may have left by then.
 
-Nothing of this is recorded. What has left and is settled stands in the logs; after a restart the
+None of this is recorded. Rows that have left and are settled stand in the logs; after a restart the
 rest is behind again, and is spread again.
 
-Cost: O(1). Threads: belongs to the event loop. Time is an argument, from a clock that nobody sets.
+Cost: O(1). Threads: belongs to the event loop. Time is an argument, from a clock that nothing sets.
 """
 
 
@@ -28,7 +28,7 @@ class Pace:
         self._left = 0
 
     def add(self, count: int) -> None:
-        """That many more rows are behind."""
+        """So many more rows are behind."""
         self._total += count
 
     def allowance(self, now_ms: int) -> int:

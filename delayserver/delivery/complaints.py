@@ -1,4 +1,4 @@
-"""Complaints: what is wrong for long is said once, then ever more rarely, with a count.
+"""Complaints: a trouble that lasts is said once, then ever more rarely, with a count.
 
     wrong, wrong, wrong, … ──▶ said at 0 s, after 1 min, 3 min, 7 min, … then once an hour
     right                  ──▶ said once, with how often and how long it was wrong
@@ -56,7 +56,7 @@ class Complaints:
         return key in self._open
 
     def wrong(self, key: Hashable, words: str = "") -> Complaint | None:
-        """It is wrong, once more. Returns the complaint if it is to be said now: it was not said
+        """It is wrong, once more. Returns the complaint if it must be said now: it was not said
         before, or its pause is over."""
         now_s = self._monotonic()
         found = self._open.get(key)

@@ -9,11 +9,11 @@ where a pause or another URL is heeded.
 
 No queue gets all of them, even while no other wants one: a queue, and all queues of one host
 together, may hold at most SHARE times as many as are left free (the dynamic threshold of Choudhury
-and Hahne, IEEE/ACM Trans. Networking 6(2), 1998). Of 1,024 connections one queue whose receiver
+and Hahne, IEEE/ACM Trans. Networking 6(2), 1998). With 1,024 connections one queue whose receiver
 hangs gets 911 and leaves 113 free; sixteen such queues get 64 each, or a few less, and leave 7. So
 a healthy queue, which needs a connection for milliseconds, finds one. Where the last one is taken
 nevertheless, the queues that wait are served in the order in which they came, and each gets its
-part of what is free. Of FEW connections or less none is kept back.
+part of the free ones. With FEW connections or less none is kept back.
 
 Rejected: a fixed part for each queue, which a single busy one could not exceed; and to take one
 after the row has left, since a row that waits then has passed all checks already.
@@ -144,7 +144,7 @@ class Connections:
             self._call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Let those who wait take what is free, some of them in this turn of the event loop."""
+        """Let waiting queues take the free connections, some in this turn of the event loop."""
         self._is_asked = False
         for _ in range(min(LOOKS_MAX, len(self._line))):
             if not self._free:

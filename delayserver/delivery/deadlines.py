@@ -1,14 +1,15 @@
 """Deadlines: when rows that wait for one subscription outlive their messages' time to live.
 
-Nobody reads the payload of a row before it leaves, and a row does not say when it expires. So those
-with options that still wait are read once for that, some in a turn of the event loop, and what is
-kept is a moment and a number:
+The payload of a row is not read before it leaves, and a row does not say when it expires. So
+waiting rows with options are read once for that, some in a turn of the event loop, and only a
+moment and a number are kept:
 
     note ──▶ unread ──▶ (read) ──▶ add ──▶ parts, each sorted by moment ──▶ pop: their time is over
 
-A row may have left by the time that its deadline comes, and be here twice if it came back: whoever
-takes rows out takes those that are there. What leaves before it was read, or within the last
-STEP_MS, is looked at as it leaves (`Deliveries.expired`). Where nothing waits, nothing is read.
+A row may have left by the time that its deadline comes, and be here twice if it came back: the
+caller that takes rows out takes those that are there. A row that leaves before it was read, or
+within the last STEP_MS, is looked at as it leaves (`Deliveries.expired`). Where nothing waits,
+nothing is read.
 
 Deadlines of rows that have left are let go (`keep`) when they are more than those of the rows that
 wait: a message that was acknowledged at once and had a week to live does not stand here for a week.
@@ -44,14 +45,14 @@ class Deadlines:
     def __init__(self) -> None:
         self._unread = Lane()
         self._parts: list[NDArray[np.void]] = []
-        """Moments that are multiples of STEP_MS, and seqs, sorted (_DEADLINE); none is empty, and
-        each is at least twice as long as the one behind it, or has lost what is over."""
+        """Moments that are multiples of STEP_MS, and seqs, sorted (_DEADLINE). None is empty, and
+        each is at least twice as long as the one behind it, or has lost deadlines that are over."""
         self.is_reading = False
         """Rows are being read, or are about to be."""
 
     @property
     def are_unread(self) -> bool:
-        """Whether there are rows of which nobody knows when they expire."""
+        """Whether there are rows whose expiry is unknown."""
         return self._unread.count > 0
 
     def __bool__(self) -> bool:
@@ -113,7 +114,7 @@ class Deadlines:
 
 
 def _sorted(part: NDArray[np.void]) -> NDArray[np.void]:
-    """By moment and seq; what came back again and again is there once."""
+    """Sorted by moment and seq; a row that came back again and again is there once."""
     part = select(part, np.lexsort((part["seq"], part["at_ms"])))
     is_new = np.append(
         True,

@@ -6,11 +6,11 @@ read, since all that wait for the same are satisfied in the order of their comin
 the oldest of each key, so its cost does not depend on how many consumers wait.
 
     messages fall due ──▶ pump ──▶ the oldest whose number is there ──▶ completed, takes its rows
-    its time is up    ──▶ expire ──▶ completed, takes what there is
+    its time is up    ──▶ expire ──▶ completed, takes the rows that there are
     it is gone        ──▶ cancel ──▶ completed, takes nothing
 
-Fair: of the consumers that could be satisfied, the one that came first is. One that waits for more
-than there is does not hold up those behind it; when its time is up it gets what is left.
+Fair: among the consumers that could be satisfied, the one that came first is. A consumer that waits
+for more than there is does not hold up those behind it; when its time is up it gets the rest.
 
 Cost: about 10 µs for a pull that waits and is completed; a cancel is O(1). Threads: belongs to the
 event loop.
@@ -29,11 +29,11 @@ from delayserver.timers.timeouts import Timeouts
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a consumer gets: deliveries, each with a lease; or nothing."""
+    """The answer to a consumer: deliveries, each with a lease; or nothing."""
 
     deliveries: Deliveries | None = None
     lease_prefix: str = ""
-    """What the tokens begin with; the index of the delivery follows."""
+    """The prefix of the tokens; the index of the delivery follows."""
 
     @property
     def tokens(self) -> list[str]:
@@ -59,7 +59,7 @@ class PullRequest:
     subjects: tuple[str, ...] = ()
     """Patterns of the subjects that the consumer may read; empty: all."""
     max_bytes: int = 0
-    """Of their payloads, unless one alone has more; 0: what may leave a queue together."""
+    """The most bytes of payloads, unless one alone has more; 0: the most for one handout."""
     is_gone: bool = False
     """The consumer does not wait any more: nothing must be taken for it, or leased to it."""
 
@@ -68,8 +68,9 @@ class PullRequest:
         return not self.subjects or any(matches(one, subject) for one in self.subjects)
 
     def finish(self, pulled: "Pulled") -> None:
-        """Answer it. What answers knows the pull that it ends, so it is let go here: else each pull
-        would be left to the garbage collector, which holds up the event loop for tens of ms."""
+        """Answer it. The answer refers to the pull that it ends, so it is let go here: else each
+        pull would be left to the garbage collector, which holds up the event loop for tens of
+        ms."""
         answer, self.answer = self.answer, _answered
         answer(pulled)
 

@@ -1,10 +1,10 @@
 """Deliveries: those of one handout, as columns.
 
-What leaves a queue together stays together: as it is read, leased, acknowledged and recorded, a
-delivery is a row of a few arrays and one payload. Only what is dealt with on its own is made an
+Rows that leave a queue together stay together: as it is read, leased, acknowledged and recorded, a
+delivery is a row of a few arrays and one payload. Only a delivery that is handled alone becomes an
 object (`deliveries[index]`): a webhook, a message that a consumer gives back, a dead letter.
 
-Cost: 10 µs for a handout, and per message what its payload and its id cost (1 µs); an object, 2 µs.
+Cost: 10 µs for a handout, and for each message its payload and its id (1 µs); an object, 2 µs.
 Threads: filled once, then read; `drop_payloads` belongs to the event loop.
 """
 
@@ -65,18 +65,18 @@ class Deliveries(Sequence[DueDelivery]):
         ids: IdCodec,
         starts_ms: NDArray[np.int64] = NO_STARTS,
     ) -> None:
-        """`rows` are those of the wheel (WHEEL_DTYPE), due at `due_ms`. Whose deliveries they are
-        is said by their origins, where the payload has one; else they are their own, of the
-        subject that is their route. `starts_ms`: when a process began after a kill (ascending)."""
+        """`rows` are those of the wheel (WHEEL_DTYPE), due at `due_ms`. A payload with an origin
+        names the message that a row delivers; else the row is its own message, of the subject that
+        is its route. `starts_ms`: when a process began after a kill (ascending)."""
         assert len(rows) == len(due_ms) == len(payloads)
         self.subscription_id = subscription_id
         self.leased_ms = 0
         """When a consumer was given them; 0: none was."""
         self.rows = rows
-        """The rows as they waited in the wheel. They wait again if nobody takes the messages."""
+        """The rows as they waited in the wheel. They wait again if no receiver takes them."""
         self.payloads = payloads
         self.settled = settled = np.zeros(len(rows), DISPATCH_DTYPE)
-        """What the dispatch log gets once the messages have arrived (DISPATCH_DTYPE, shape n).
+        """The rows for the dispatch log once the messages have arrived (DISPATCH_DTYPE, shape n).
         `settled_ms` is filled in then."""
         settled["seq"] = settled["message_seq"] = rows["seq"]
         settled["due_ms"] = due_ms
@@ -193,7 +193,7 @@ class Deliveries(Sequence[DueDelivery]):
     def slices(self, which: NDArray[np.intp]) -> list[FiredRows]:
         """The rows of some of them, as they wait again. `which`: their indexes (shape n, not 0).
 
-        A slice is of one hour and in due order, which what came back before need not be."""
+        A slice is of one hour and in due order. Rows that came back before need not be."""
         dues_ms, rows = self.settled["due_ms"][which], select(self.rows, which)
         hours = dues_ms // HOUR_MS
         cuts = (np.flatnonzero((np.diff(hours) != 0) | (np.diff(dues_ms) < 0)) + 1).tolist()
@@ -203,7 +203,7 @@ class Deliveries(Sequence[DueDelivery]):
         ]
 
     def drop_payloads(self, which: NDArray[np.intp]) -> None:
-        """Give back the memory of payloads that nobody asks for any more. `which`: their indexes
+        """Give back the memory of payloads that are not needed any more. `which`: their indexes
         (shape n)."""
         if len(which) < len(self.payloads):
             for index in which.tolist():

@@ -4,10 +4,10 @@
                    ├──▶ parked, while no subscription matches
                    └──▶ orphans, if their subscription is gone: read, then judged
 
-Every subscription has its own queue, of row arrays, so a slow one delays nobody else (I2). The
-dispatcher knows for whom a row is, and which rows it has. The pump (`delayserver.delivery.pump`)
-lets them leave, `Pushes` and `Pulls` bring them to their sink or consumer, and `Settling` ends
-their deliveries.
+Every subscription has its own queue, of row arrays, so a slow one delays no other (I2). The
+dispatcher knows the subscriptions of a row, and which rows it has. The pump
+(`delayserver.delivery.pump`) lets them leave, `Pushes` and `Pulls` bring them to their sink or
+consumer, and `Settling` ends their deliveries.
 
 Every delivery of a row counts in the hour the row belongs to, from the moment it fires until it is
 settled; an hour whose count is zero is done (`Hours`).
@@ -159,10 +159,10 @@ class Dispatcher:
         return left
 
     def defer(self, patterns: Collection[str]) -> Callable[[], None]:
-        """Let what falls due of these subjects wait, as a change of who gets it is being recorded:
-        else memory would go by the definition of before, and a restart by the one behind it.
+        """Make rows of these subjects that fall due wait, while a change of their receivers is
+        being recorded: else memory would go by the old definition, and a restart by the new one.
 
-        Returns what to call when the change is in force, or refused."""
+        Returns a function to call when the change is in force, or refused."""
         self._undecided.update(patterns)
 
         def release() -> None:
@@ -179,7 +179,7 @@ class Dispatcher:
         return any(pattern in self._undecided for pattern in patterns_of(subject))
 
     def _fire_deferred(self) -> None:
-        # Fired first: it takes the list of what was deferred, and begins another one.
+        # Fired first: it takes the list of deferred rows, and begins another one.
         left = self._fire([], self.queues.now_ms, TurnBudget())
         self._deferred += left
         if self._deferred and not self._undecided:
@@ -233,7 +233,7 @@ class Dispatcher:
         self._reassignment.reassign(handout)
 
     def _drop(self, delivery: DueDelivery, now_ms: int) -> None:
-        """Nobody is to have it."""
+        """Drop a delivery that no receiver may have."""
         self.settling.settle(delivery, Outcome.DROPPED, now_ms)
 
     # ── which rows it has ──────────────────────────────────────────────────────────────────────
@@ -241,7 +241,7 @@ class Dispatcher:
     def oldest_due_ms(self) -> int | None:
         """When the oldest message was due that waits for a subscriber; None if none waits.
 
-        Each queue is in due order, and what came back stands in front of it."""
+        Each queue is in due order, and rows that came back stand in front of it."""
         times = [queue.first_ms() for queue in self.queues]
         times.append(self.parked.first_ms())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
@@ -321,7 +321,8 @@ class Dispatcher:
         self.queues.remove(subscription_id)
         self.pump.forget(subscription_id)
         self.pulls.end(subscription_id)
-        # Rows on their way may still arrive: until then nobody may inherit their messages (I4).
+        # Rows on their way may still arrive: until then no subscription may inherit their messages
+        # (I4).
         self.orphans.add(queue.reserved)
         for fired in queue.slices():
             self._reassignment.leave(fired, subscription_id)

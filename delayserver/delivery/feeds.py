@@ -1,9 +1,10 @@
 """Feeds: records of a topic on their way to the event loop, a bounded number of them.
 
-    the feed's thread ──▶ Handover.give (waits for room) ──▶ Handover.take ──▶ who publishes them
+    the feed's thread ──▶ Handover.give (waits for room) ──▶ Handover.take ──▶ the publishing part
 
-A kind of broker is a module with a `FeedOpener`. What is read ahead is BATCHES_MAX batches, so a
-topic of millions waits at the broker and not here: as long as publishing is refused nobody reads.
+A kind of broker is a module with a `FeedOpener`. At most BATCHES_MAX batches are read ahead, so a
+topic of millions waits at the broker and not here: as long as publishing is refused nothing is
+read.
 
 Cost: one call of the event loop for each batch. Threads: as each method says.
 """
@@ -30,7 +31,7 @@ itself; None: all of it is read."""
 
 
 class FeedError(DelayServerError):
-    """A topic cannot be read; says of what, and why. It is tried again."""
+    """A topic cannot be read; names the topic and the reason. It is tried again."""
 
 
 class Feed(Protocol):

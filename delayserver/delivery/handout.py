@@ -1,10 +1,10 @@
-"""Handouts: rows whose bodies are read together, and what is done with them then.
+"""Handouts: rows whose bodies are read together, and the next step with them.
 
     rows leave a queue ──▶ Handout ──▶ read ──▶ on_read: sent, leased, or given up
     rows wait ───────────▶ Handout ──▶ read ──▶ on_read: now it is known when they expire, …
 
-Whoever makes a handout says by `on_read` how it goes on; nothing else knows what it is for. Rows
-that could not be read were reported, and are not among the deliveries.
+The maker of a handout says by `on_read` how it goes on; no other code knows its purpose. Rows that
+could not be read were reported, and are not among the deliveries.
 
 Cost: a few objects for all rows together. Threads: made on the event loop, read by the reader.
 """
@@ -32,7 +32,7 @@ class Handout:
     """0: rows of no subscription, or of several."""
     slices: list[FiredRows]
     on_read: Callable[["Handout", Deliveries, int], None] = _unused
-    """Called once on the event loop (by `answer`), unless whoever made it has it read at once."""
+    """Called once on the event loop (by `answer`), unless the maker has it read at once."""
     attempts: Mapping[int, int] = field(default_factory=dict)
     """Attempts of rows that were handed out before in this process, by seq."""
     is_to_leave: bool = False
@@ -56,11 +56,11 @@ class Handout:
         return sum(int(fired.payload_bytes(len(fired.rows)).sum()) for fired in self.slices)
 
     def answer(self, deliveries: Deliveries, now_ms: int) -> None:
-        """It was read; `deliveries` are what could be."""
+        """It was read; `deliveries` are the rows that could be read."""
         self.on_read(self, deliveries, now_ms)
 
     def unread(self, deliveries: Deliveries) -> list[int]:
-        """The seqs of its rows that could not be read, since `deliveries` are what could."""
+        """The seqs of its rows that could not be read; `deliveries` are those that could."""
         if self.count == len(deliveries):
             return []
         unread = Counter(seq for fired in self.slices for seq in fired.rows["seq"].tolist())

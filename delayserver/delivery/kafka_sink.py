@@ -17,13 +17,13 @@ Records that go to a partition together share a batch, and a broker refuses a ba
 too large, or since one of its records is bad. Such an answer is shared, so the messages go again in
 halves, then singly, by a producer of their own.
 
-Brokers have to be allowed, by name and by address, and so have those that they name: this is looked
-at before the first record goes to a broker. Unlike with webhooks the client looks names up by
+Brokers have to be allowed, by name and by address, and so have those that they name: this is
+checked before the first record goes to a broker. Unlike with webhooks the client looks names up by
 itself, so a name server that gives another address a moment later is believed.
 
 Cost: 8 µs of the event loop for a message, and 3 µs of the outlet's thread; five threads for each
-outlet. Threads: belongs to the event loop, but for what says so. Polling blocks, so it is done in a
-thread; the client has no way to be watched by an event loop from Python.
+outlet. Threads: belongs to the event loop, except methods that say otherwise. Polling blocks, so it
+is done in a thread; the client has no way to be watched by an event loop from Python.
 
 Rejected: `confluent_kafka.aio`, which hands each call to a thread of a pool. An outlet for each
 subscription: a thousand subscriptions of one cluster would have five thousand threads.
@@ -195,7 +195,8 @@ def reason_of(error: KafkaError) -> str:
 
 class Refusals:
     """Whether brokers do not let a client in (`error_cb`), and why. Questions to them do not tell
-    that: to whoever asks nobody seems to answer. Belongs to the thread that polls the client."""
+    that: for the caller they just stay without an answer. Belongs to the thread that polls the
+    client."""
 
     def __init__(self) -> None:
         self._last: KafkaError | None = None
@@ -335,7 +336,7 @@ class ProducerOutlet:
         self._producer = producer = Producer({**self._settings, **more}, logger=log)
 
         def is_in_vain() -> bool:
-            producer.poll(0)  # nothing was produced yet, so only what is wrong comes
+            producer.poll(0)  # nothing was produced yet, so only errors come
             return self._is_ending or bool(self._refusals)
 
         found = asked(lambda wait_s: producer.list_topics(self._topic, timeout=wait_s), is_in_vain)
@@ -413,7 +414,7 @@ class KafkaOpener:
         policy: TargetPolicy,
         make_settings: Callable[[str, int], Mapping[str, Any]] = sink_settings,
     ) -> None:
-        """`make_settings`: what a producer is made with, for its brokers and a time-out in ms."""
+        """`make_settings`: the settings of a producer, for its brokers and a time-out in ms."""
         self._policy = policy
         self._make_settings = make_settings
 
@@ -448,7 +449,7 @@ class KafkaSink(OutletSink):
     """A `Sink`: at least once, and exactly once by way of `TransactionSink`."""
 
     def __init__(self, opener: KafkaOpener, in_transactions: TransactionSink | None = None) -> None:
-        """`in_transactions`: who delivers exactly once, if anybody can."""
+        """`in_transactions`: the sink that delivers exactly once, if there is one."""
         super().__init__(opener)
         self._in_transactions = in_transactions
 

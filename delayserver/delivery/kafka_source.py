@@ -4,7 +4,8 @@
 
 Partitions are assigned by hand, each at the position that the source's state has. There is no group
 that could move them, and no offset of the broker counts: the group's offsets are committed behind
-what was taken, for those who watch the lag. An error in them does not change what is read here.
+the records that were taken, for people who watch the lag. An error in them does not change the
+records that are read here.
 
 A position that the topic does not hold any more is looked at before reading begins. Records that
 were deleted before they were taken are gone, and the log names how many. A topic that was made
@@ -16,14 +17,14 @@ The markers of transactions, and aborted records, take offsets that no consumer 
 tells the end of a partition, with its offset. So the position is moved there, and the lag that a
 tool shows becomes 0.
 
-Brokers that go while a feed reads are told of by its health: after AWAY_S without an answer, or
-where a partition has no leader. The client looks for them by itself, ever more rarely.
+If brokers go while a feed reads, its health tells: after AWAY_S without an answer, or where a
+partition has no leader. The client looks for them by itself, ever more rarely.
 
 Brokers have to be allowed as for `delivery.kafka_sink`.
 
 Cost: 4 µs of the feed's thread for a record, and a question to a broker for each batch; some eight
-threads for each source. Threads: `open`,
-`read`, `took` and `close` belong to the event loop; what else is here to the feed's thread.
+threads for each source. Threads: `open`, `read`, `took` and `close` belong to the event loop; all
+else here to the feed's thread.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ from storage.replicated.kafka_settings import admin_settings, source_settings
 
 ASK_TRIES: Final = 5
 ASK_TRY_S: Final = 1.0
-"""For a question about the topic: whoever ends a feed waits no longer than that."""
+"""For a question about the topic: the end of a feed waits no longer than that."""
 POLL_S: Final = 0.2
 REFRESH_S: Final = 30.0
 """Between two looks at how many partitions there are, and whether all can be read."""
@@ -95,7 +96,7 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 client_log = QuietLogger(logging.getLogger(__name__))
-"""What the client says by itself."""
+"""The log lines of the client itself."""
 
 
 class TopicIds:
@@ -115,7 +116,7 @@ class TopicIds:
             (found,) = self._admin.describe_topics(topics, request_timeout=IDENTITY_S).values()
             return str(found.result(IDENTITY_S).topic_id)
         except Exception as error:
-            # Whatever it is: what cannot be known is not checked.
+            # Any error will do: an id that cannot be known is not checked.
             log.debug("the id of a topic is not known", topic=topic, error=str(error))
             return ""
 
@@ -142,7 +143,7 @@ class KafkaFeed:
         self._loop = loop
         self._handover = Handover(loop, health)
         self._took: dict[int, int] | None = dict(self._positions)
-        """What is to be shown; at first where it begins, since a crash may have kept that back."""
+        """The positions to show; at first the begin, since a crash may have kept that back."""
         self._is_ending = False
         self._make_consumer = make_consumer
         login = admin_settings(self._source.topic.bootstrap) | login_settings(self._source.topic)
@@ -150,7 +151,7 @@ class KafkaFeed:
         self._refusals = Refusals()
         self._monotonic = monotonic
         self._next: dict[int, int] = {}
-        """By partition that is assigned the offset behind what was handed over."""
+        """For each assigned partition the offset behind the records that were handed over."""
         self._is_suspect = False
         """The client has said that brokers are away, or they did not answer."""
         self._looked_s = self._answered_s = 0.0
@@ -208,7 +209,7 @@ class KafkaFeed:
 
     def _begin(self, consumer: Consumer) -> None:
         def is_in_vain() -> bool:
-            consumer.poll(0)  # nothing is assigned yet, so only what is wrong comes
+            consumer.poll(0)  # nothing is assigned yet, so only errors come
             return self._is_ending or bool(self._refusals)
 
         def partitions_within(wait_s: float) -> list[int]:
@@ -232,8 +233,8 @@ class KafkaFeed:
             came = consumer.consume(BATCH_RECORDS_MAX, POLL_S)
             records = [record for record in map(self._record, came) if record is not None]
             if records:
-                # Asked behind the read: what was read is of the topic that it is now, or of the one
-                # that it was.
+                # Asked behind the read: the records that were read are of the topic as it is now,
+                # or as it was.
                 if self.identity:
                     self._check_identity(self._ask_identity(self._topic))
                 self._answered_s = self._monotonic()
@@ -284,7 +285,7 @@ class KafkaFeed:
             self._handover.tell(None)
 
     def _ask(self, ask: Callable[[], T]) -> T:
-        """What a broker answers, which may be away for a moment. Raises KafkaException."""
+        """Ask a broker, which may be away for a moment. Raises KafkaException."""
         for _ in range(ASK_TRIES - 1):
             try:
                 return ask()
@@ -387,7 +388,7 @@ class KafkaFeed:
         took, self._took = self._took, None
         if took:
             places = [TopicPartition(self._topic, *place) for place in took.items()]
-            # For show: who may not do that reads all the same.
+            # For show: a client without the right to commit reads all the same.
             with suppress(KafkaException):
                 consumer.commit(offsets=places, asynchronous=True)
 
@@ -403,5 +404,5 @@ class KafkaFeedOpener:
         self._policy = policy
 
     async def open(self, known: KnownSource, health: Health) -> KafkaFeed:
-        """See `FeedOpener`. What is wrong is said by the first `read`."""
+        """See `FeedOpener`. The first `read` reports any error."""
         return KafkaFeed(known, self._policy, asyncio.get_running_loop(), health)

@@ -1,8 +1,8 @@
 """Lanes: rows that wait, in the order in which they came, in few arrays.
 
-Rows come as they fire, often a few at a time, and a million of them may wait. What is next to each
-other in a lane is joined as long as it is short, so that what is done for each array (taking rows,
-looking for one) does not grow with how slowly they came.
+Rows come as they fire, often a few at a time, and a million of them may wait. Neighbouring slices
+of a lane are joined as long as they are short. So the work for each array (taking rows, looking for
+one) does not grow with how slowly they came.
 
     push ──▶ … 8,192 │ 700 │ 40 │ 3       each at least twice as long as the one that came later
     insert ──▶ 5 │ 60 │ 16,000 │ …        rows that come back, by due time and seq
@@ -26,8 +26,8 @@ from storage.rows import concatenate, is_among, select
 SLICE_ROWS_MAX = 1 << 14
 """Longer slices are not made by joining: each search goes through one."""
 BOUNDS_ROWS_MIN = 1 << 10
-"""Of a slice with so many rows the bounds are found when it is not the last any more: together, by
-whoever looks for a row first, they would take too long."""
+"""The bounds of a slice with so many rows are found when it is not the last any more. If the first
+look-up had to find them all together, it would take too long."""
 
 
 class Room:
@@ -87,7 +87,7 @@ class Lane:
         while slices and _turn(slices[0], 0) < first:
             earlier = slices.popleft()
             if _turn(earlier, -1) > first:
-                # It goes in between: what is due later follows again.
+                # It goes in between: rows that are due later follow again.
                 cut = _place(earlier, fired.rows["due_offset_ms"][0], "left")
                 if cut < len(earlier.rows):
                     slices.appendleft(FiredRows(earlier.hour, earlier.rows[cut:]))
@@ -184,7 +184,7 @@ class Lane:
 
 
 def _turn(fired: FiredRows, index: int) -> tuple[int, int, int]:
-    """By which the rows of a lane are compared: that of one of them."""
+    """The key by which the rows of a lane are compared, for one of them."""
     row = fired.rows[index]
     return fired.hour, int(row["due_offset_ms"]), int(row["seq"])
 
@@ -200,6 +200,6 @@ def holds(slices: Iterable[FiredRows], entry: ScheduleEntry) -> bool:
 
 
 def are_short(longer: FiredRows, shorter: FiredRows) -> bool:
-    """Whether two neighbours are to be joined: the lengths of what is not grow like powers."""
+    """Whether to join two neighbours: the lengths of unjoined slices grow like powers."""
     before, after = len(longer.rows), len(shorter.rows)
     return before < 2 * after and before + after <= SLICE_ROWS_MAX and longer.hour == shorter.hour

@@ -38,20 +38,20 @@ from storage.frame import Rows
 from storage.rows import select
 
 EPOCH_BYTES: Final = 4
-"""Of the random number of a process."""
+"""The length of the random number of a process."""
 _PARTS = 3
-"""Of a token, with dashes between them."""
+"""The parts of a token, with dashes between them."""
 _EPOCH = re.compile(rf"[0-9a-f]{{{2 * EPOCH_BYTES}}}([1-9a-f][0-9a-f]{{0,3}})?-")
 
 
 def epoch_of(random_bytes: bytes, shard: int) -> str:
-    """What the tokens of a process begin with."""
+    """The prefix of the tokens of a process."""
     assert len(random_bytes) == EPOCH_BYTES
     return random_bytes.hex() + (f"{shard:x}" if shard else "")
 
 
 def shard_of_lease(token: str) -> int | None:
-    """Whose lease it is; None: nobody's, so it is over."""
+    """The shard of a lease; None: no shard has it, so it is over."""
     found = _EPOCH.match(token)
     return None if found is None else int(found[1] or "0", 16)
 
@@ -128,12 +128,12 @@ class Leases:
         self.on_expired = on_expired
         self._pulls: dict[int, _Pull] = {}
         self._spans: dict[str, _Span] = {}
-        """Pulls of earlier processes, by what their tokens begin with."""
+        """Pulls of earlier processes, by the prefix of their tokens."""
         self._next_number = 1
 
     def grant(self, deliveries: Deliveries, lease_ms: int) -> str:
-        """Lease deliveries for `lease_ms` from the present; returns what their tokens begin with.
-        The index of each follows."""
+        """Lease deliveries for `lease_ms` from the present; returns the prefix of their tokens. The
+        index of each follows."""
         count = len(deliveries)
         if not count:
             return ""
@@ -222,7 +222,7 @@ class Leases:
         return [Some(pull.deliveries, which) for pull, which in found], over
 
     def end_pull(self, prefix: str) -> Some | None:
-        """End what is held of a pull whose tokens begin like that; None: it is over."""
+        """End the leases that are still held of the pull with this prefix; None: it is over."""
         known = self._span(prefix, None)
         if known is None:
             return None
@@ -259,7 +259,7 @@ class Leases:
     def _find(
         self, tokens: Sequence[str], subscription_id: int | None
     ) -> tuple[list[_Found], list[str]]:
-        """What is held, by pull, each once; and the tokens of what is not, in order."""
+        """The held leases, by pull, each once; and the tokens of leases that are over, in order."""
         found: list[_Found] = []
         over: list[int] = []
         for prefix, places in _by_prefix(tokens).items():
@@ -320,7 +320,7 @@ def _by_prefix(tokens: Sequence[str]) -> dict[str, Sequence[int]]:
     prefix = tokens[0][: tokens[0].rfind("-") + 1] if tokens else ""
     is_whole = prefix.count("-") == _PARTS - 1
     if is_whole and all(map(str.startswith, tokens, repeat(prefix))):
-        # A consumer names what it pulled, all of one pull as a rule.
+        # A consumer names the messages that it pulled, all of one pull as a rule.
         return {prefix: range(len(tokens))}
     places: dict[str, Sequence[int]] = {}
     for place, token in enumerate(tokens):

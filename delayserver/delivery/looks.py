@@ -1,11 +1,11 @@
-"""Looks: rows that wait are read to learn what only their bodies say.
+"""Looks: waiting rows are read to learn facts that only their bodies tell.
 
     they may expire ──▶ some are read in each turn ──▶ `Deadlines` knows when
     they may be of a group ──▶ likewise ──▶ `SingleFile` knows of which; those at the head may leave
 
 The rows stay where they are meanwhile. Nothing is read where nothing waits.
 
-Cost: see who keeps what was learnt. Threads: belongs to the event loop.
+Cost: see the classes that keep the facts. Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class Looks:
             self._slices.soon(look, LOOK_ITEMS)
 
     def _read_some(self, subscription_id: int, deadlines: Deadlines) -> None:
-        """Read rows of which nobody knows when they expire; some, as the next turn is others'."""
+        """Read rows whose expiry is unknown; some, as the next turn is for other queues."""
         queue = self._queues.get(subscription_id)
         if queue is None:
             return
@@ -78,7 +78,7 @@ class Looks:
             deadlines.is_reading = False
 
     def _on_expiries(self, handout: Handout, deliveries: Deliveries, now_ms: int) -> None:
-        """Rows that wait were read; what of them could not be is found out when it leaves."""
+        """Waiting rows were read; a row that could not be is found out when it leaves."""
         queue = self._queues.get(handout.subscription_id)
         if queue is None:
             return  # Deleted meanwhile, and its rows with it.
@@ -100,12 +100,12 @@ class Looks:
             self._slices.soon(find, LOOK_ITEMS)
 
     def _find_some(self, subscription_id: int, single_file: SingleFile) -> None:
-        """Read rows of which nobody knows the group; some, as the next turn is others'."""
+        """Read rows whose group is unknown; some, as the next turn is for other queues."""
         queue = self._queues.get(subscription_id)
         if queue is None:
             return
         while slices := single_file.next_expected(self._room()):
-            # What has ended meanwhile need not be there any more.
+            # Rows that have ended meanwhile need not be there any more.
             if slices := self._still_expected(queue, slices):
                 self._ports.read(Handout(subscription_id, slices, self._on_expected))
                 return
@@ -118,7 +118,7 @@ class Looks:
         return Room(self.rows_max, self._answer_max_bytes)
 
     def _still_expected(self, queue: Queue, slices: list[FiredRows]) -> list[FiredRows]:
-        """Of rows that waited in the wheel, those that do, or have come to the queue since."""
+        """Some rows waited in the wheel: those that still do, or have come to the queue since."""
         found = []
         for fired in slices:
             entries = map(ScheduleEntry, fired.rows["seq"].tolist(), fired.due_ms().tolist())

@@ -76,7 +76,7 @@ PING_S: Final = 10
 WATCH_S: Final = 0.2
 """How long it may take until a lost connection is seen."""
 ASK_S: Final = 2.0
-"""For the question what a stream has in place of a duplicate."""
+"""For the question which message a stream has in place of a duplicate."""
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 _HEAD_BYTES: Final = len("NATS/1.0\r\n\r\n")
 NO_RESPONDERS: Final = "503"
@@ -89,7 +89,7 @@ ANSWERS: Final = AnswerTable(
         # The subject has no listener: no stream stores it, or JetStream is not there.
         NO_STREAM: Meaning(Certainty.NOT_STORED, text="no response from stream"),
         # Errors of JetStream, by its own code, and otherwise by the class of the code.
-        10077: Meaning(Certainty.NOT_STORED),  # the stream is full and discards what is new
+        10077: Meaning(Certainty.NOT_STORED),  # the stream is full and discards new messages
         10054: Meaning(Certainty.NOT_STORED),  # longer than the stream takes
         10023: Meaning(Certainty.NOT_STORED),  # insufficient resources
         10008: Meaning(Certainty.NOT_STORED),  # JetStream is temporarily unavailable
@@ -155,8 +155,8 @@ def nats_headers(delivery: DueDelivery) -> dict[str, str]:
 
 
 def nats_message_id(delivery: DueDelivery) -> str:
-    """By which a stream knows duplicates. A replay is none of the delivery before, and all its
-    attempts have one id: what arrived before it stays in its history."""
+    """The id by which a stream knows duplicates. A replay is no duplicate of the delivery before,
+    and all its attempts have one id, so an earlier arrival stays in the history of the stream."""
     history = delivery.payload.history
     if history is None or not history.is_replay:
         return delivery.message_id
@@ -175,7 +175,7 @@ class NatsOpener:
     """Makes connections to NATS."""
 
     def __init__(self, policy: TargetPolicy, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: what is trusted instead of the system's certificates."""
+        """`tls`: the certificates to trust instead of the system's."""
         self._policy = policy
         self._tls = tls
 
@@ -229,7 +229,7 @@ class NatsOpener:
             await _close(client)
             if not isinstance(error, Exception):
                 raise
-            # Its own, the network's, and ValueError for what is no NATS.
+            # Its own errors, the network's, and ValueError for a peer that does not speak NATS.
             raise OutletError(_refusal(errors[0] if errors else error, client)) from error
         return outlet
 
@@ -341,7 +341,7 @@ class _NatsOutlet:
             except InputError as error:
                 report(delivery, not_stored(f"NATS: {error.detail}"))
             except Exception as error:
-                # A message that nobody reports would stay on its way for good.
+                # A message without a report would stay on its way for good.
                 report(delivery, ANSWERS.of_error(error))
             else:
                 token = str(next(self._tokens))
@@ -368,8 +368,8 @@ class _NatsOutlet:
             self._publisher = self._start(self._publish_all())
 
     async def _publish_all(self) -> None:
-        """One after the other, since the client makes whoever publishes wait for a server that
-        reads nothing."""
+        """Publish one after the other, since the client blocks a publisher while a server reads
+        nothing."""
         # `_watch` and `close` tell of those that are left where the connection is lost.
         while self._unpublished and not self.is_broken:
             token = self._unpublished.popleft()
@@ -399,7 +399,7 @@ class _NatsOutlet:
     async def _look_at_duplicate(self, token: str, sent: _Sent, reply: _Reply) -> None:
         """The stream has a message with that id: is it this one?"""
         found = ""
-        # Whatever keeps it from telling: then nobody knows.
+        # Any error keeps it from telling: then it is unknown.
         with suppress(Exception):
             asked = msgspec.json.encode({"seq": reply.seq})
             place = f"$JS.API.STREAM.MSG.GET.{reply.stream}"
@@ -409,7 +409,7 @@ class _NatsOutlet:
         if found == sent.subject:
             self._answer(token, DUPLICATE)
             return
-        # Another subscription has put it there under another subject, or nobody may know.
+        # Another subscription has put it there under another subject, or this account may not know.
         sent.headers[MESSAGE_ID] += f":{sent.subject}"
         sent.is_again = True
         self._publish_soon(token)
@@ -434,8 +434,8 @@ class _NatsOutlet:
             self._answer(token, not_stored(_text(error)) if is_sure else unknown(_text(error)))
 
     def _watch(self) -> None:
-        """Give up what has waited for too long. The client does not always say that it has lost its
-        connection: not where it failed to write what was left."""
+        """Give up messages that have waited for too long. The client does not always say that it
+        has lost its connection: not where it failed to write the rest."""
         self._watching = None
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -490,8 +490,9 @@ async def _close(client: Client) -> None:
 
 
 def _refusal(error: Exception, client: Client) -> str:
-    """Why there is no connection. The server closes it behind what it says to a wrong password, and
-    what the client has sent meanwhile makes that a reset, which may overtake its words."""
+    """Why there is no connection. After its words about a wrong password the server closes the
+    connection, and bytes that the client has sent meanwhile make that a reset, which may overtake
+    the words."""
     if client._server_info and isinstance(error, ConnectionResetError | BrokenPipeError):
         return f"{_text(error)} when it was told who comes: a wrong user, password or token?"
     return _text(error)

@@ -1,19 +1,19 @@
-"""Orphans: rows whose subscription was deleted, and who is to have them.
+"""Orphans: rows whose subscription was deleted, and the subscriptions that get them.
 
 A row for a subscription does not say what its subject is: that stands in its payload. So it is read
 first, and until that is done it is an orphan. So is a row that was on its way when its subscription
 was deleted: it may still arrive.
 
-    left ──▶ read ──▶ a replay, or somebody else had or will get the message ──▶ dropped
+    left ──▶ read ──▶ a replay, or another one had or will get the message ──▶ dropped
                  ├──▶ nothing that a restart finds says that it waits ──▶ recorded again
                  └──▶ passed on: to the subscription that `records.receivers` names, or parked
 
-A subscription may leave a million rows. They are read a slice at a time, and the next slice when
-all of the last one is judged, and recorded where it has to be. A crash in between leaves the rest
+A subscription may leave a million rows. They are read a slice at a time. The next slice follows
+when all of the last one is judged, and recorded where necessary. A crash in between leaves the rest
 as it was: the rows of a subscription that is gone are orphans again when they are loaded.
 
 Several rows of one message may be orphans at the same time, one for each subscription that failed
-to take it. Only the last of them is passed on: else whoever inherits it would get it twice.
+to take it. Only the last of them is passed on: else its heir would get the message twice.
 
 Cost: O(1) per row, and one look at the subscriptions of its subject; nothing at once for rows that
 are left.
@@ -34,7 +34,7 @@ from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION, FiredRows
 
 
 class Fate(Enum):
-    """What becomes of an orphan."""
+    """The fate of an orphan."""
 
     DROPPED = auto()
     """Others had the message, or are to get it."""
@@ -62,7 +62,7 @@ class Orphans:
         self._recorded: set[int] = set()
         """Those whose record is not durable yet."""
         self._left: dict[int, Lane] = {}
-        """Rows that nobody has begun to read, by the subscription that left them."""
+        """Rows that are not being read yet, by the subscription that left them."""
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row is an orphan."""
@@ -81,7 +81,7 @@ class Orphans:
 
     @property
     def are_left(self) -> bool:
-        """Whether there are rows that nobody has begun to read."""
+        """Whether there are rows that are not being read yet."""
         return bool(self._left)
 
     def leave(self, fired: FiredRows, left_by: int) -> None:
@@ -116,11 +116,11 @@ class Orphans:
                 del counts[seq]
 
     def judge(self, delivery: DueDelivery) -> Fate:
-        """Decide what becomes of an orphan that was read; it is one no longer, unless RECORDED."""
+        """Decide the fate of an orphan that was read; it is one no longer, unless RECORDED."""
         seq, origin = delivery.entry.seq, delivery.origin
         self.remove((seq,))
         if delivery.payload.is_replay:
-            return Fate.DROPPED  # It was delivered before; nobody else asked for it.
+            return Fate.DROPPED  # It was delivered before; no other client asked for it.
         changes = self._changes(origin.message_seq)
         first = _first_row(delivery, changes)
         existing = [s for s in self._registry.candidates(delivery.subject) if not s.deleted]

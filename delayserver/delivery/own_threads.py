@@ -19,7 +19,7 @@ T = TypeVar("T")
 async def in_own_thread(name: str, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a thread that ends with it. Raises what the function raises.
 
-    If the caller is cancelled the thread goes on, and nobody gets its result."""
+    If the caller is cancelled the thread goes on, and its result is lost."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[T] = loop.create_future()
 

@@ -3,12 +3,12 @@
 They stay until a subscription comes that matches their subject, and still count in their hour, so
 that the hour is kept. A cancel or a move takes them out.
 
-They are kept by hour, whatever their subject is, in few arrays, as in a `Lane`: who looks for a row
+They are kept by hour, whatever their subject is, in few arrays, as in a `Lane`: a look-up of a row
 knows its hour and not its subject, and there may be very many of both.
 
-Cost: as a `Lane`; to take a row out copies the slice that it is in (20 µs). What a new subscription
-matches costs 20 ns for each row that is parked, or nothing where all or none match. Threads:
-belongs to the event loop.
+Cost: as a `Lane`; to take a row out copies the slice that it is in (20 µs). A new subscription
+costs 20 ns for each row that is parked, or nothing where it matches all or none. Threads: belongs
+to the event loop.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from storage.rows import HOUR_MS, concatenate, is_among, select
 class _Slice(NamedTuple):
     fired: FiredRows
     subject_ids: NDArray[np.uint32]
-    """Of each row: its route does not say it where it is for one subscription."""
+    """The subject of each row: its route does not say it where it is for one subscription."""
 
 
 class _Place(NamedTuple):
@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 
 
 class Parked:
-    """What waits for a subscription to come."""
+    """The rows that wait for a subscription to come."""
 
     def __init__(self) -> None:
         self._by_hour: dict[int, list[_Slice]] = {}

@@ -1,13 +1,13 @@
-"""Permits: what a queue asks for, where the limits of a webhook are those of several shards.
+"""Permits: the requests of a queue where several shards share the limits of a webhook.
 
-    Queue ── want ──▶ Permit ──▶ who counts for all shards
+    Queue ── want ──▶ Permit ──▶ the counter of all shards
           ◀─ places, rows ───┘ ◀── more of them come ──▶ the queue is pumped
-          ── keep ──▶ what is not used goes back
+          ── keep ──▶ unused ones go back
 
 A server alone has none: there a queue counts what is in flight by itself, and `Backlog` has the
 bucket of the rate.
 
-Cost: see who counts (`delayserver.shards.limits`). Threads: belongs to the event loop.
+Cost: that of the counter (`delayserver.shards.limits`). Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from delayserver.timers.rates import Rate
 
 
 class Permit(Rate, Protocol):
-    """What the queue of one webhook may do now. As a `Rate`: how many rows may leave."""
+    """The present rights of the queue of one webhook. As a `Rate`: how many rows may leave."""
 
     @property
     def places(self) -> int:
@@ -31,12 +31,12 @@ class Permit(Rate, Protocol):
         ...
 
     def keep(self, *, for_next: bool) -> None:
-        """Nothing more leaves now: what is not used goes back, unless it is `for_next`."""
+        """No more rows leave now: unused permits go back, unless they are `for_next`."""
         ...
 
 
 class Permits(Protocol):
-    """Who has the permits of all queues."""
+    """The permits of all queues."""
 
     def of(self, subscription: Subscription, used: Callable[[], int]) -> Permit:
         """The permit of a webhook. `used`: how many requests of its queue are out."""

@@ -1,4 +1,4 @@
-"""Ports: what the parts of the dispatcher need done elsewhere, and by each other.
+"""Ports: the work that parts of the dispatcher need done elsewhere, and by each other.
 
 Cost: none. Threads: none.
 """
@@ -62,11 +62,11 @@ class Pumping(Protocol):
         ...
 
     def look_again(self, queue: Queue, instant: Instant) -> None:
-        """Nothing may leave now; nobody says when it may again."""
+        """No row may leave now, and it is unknown when one may again."""
         ...
 
     def lose(self, queue: Queue, seqs: list[int]) -> None:
-        """Rows that left cannot be read, which was reported: nobody waits behind them."""
+        """Rows that left cannot be read, which was reported: no row waits behind them."""
         ...
 
     def go_on(self, queue: Queue, leaving: list[FiredRows]) -> None:

@@ -1,7 +1,7 @@
 """Pulls: rows that consumers ask for, from their queue to a lease.
 
     request ──▶ waits (`DelayedFetch`) ──▶ enough are ready ──▶ rows leave ──▶ read ──▶ leased
-                                       └─▶ its time is up ──▶ what there is, or nothing
+                                       └─▶ its time is up ──▶ the rows that there are, or nothing
     read, and the consumer may not have that subject ──▶ laid by, for one that may
 
 Cost: 10 µs for a pull besides its reading. Threads: belongs to the event loop.
@@ -99,7 +99,7 @@ class Pulls:
             return 0
         instant = self._queues.instant()
         if not self._queues.may_deliver():
-            self._pump.look_again(queue, instant)  # Whoever asks will wait for it.
+            self._pump.look_again(queue, instant)  # The caller will wait for it.
             return 0
         return queue.rows.ready(instant)
 
@@ -142,12 +142,12 @@ class Pulls:
         deliveries = self._pump.without_expired(deliveries, now_ms)
         if request.subjects and len(deliveries):
             deliveries = self._withhold(queue, request, deliveries)
-        # Nothing of what was read can be given to the consumer: read what comes behind.
+        # The consumer may have none of the messages that were read: read the next ones.
         if len(deliveries) or request.is_gone or not self._begin(queue, request):
             self._ports.hand_out(queue.subscription, request, deliveries)
 
     def _withhold(self, queue: Queue, request: PullRequest, deliveries: Deliveries) -> Deliveries:
-        """Lay by what a consumer may not read, for one that may, and return the rest."""
+        """Lay by messages that a consumer may not read, for one that may, and return the rest."""
         subjects = deliveries.subjects()
         mine = np.array([request.may_read(subject) for subject in subjects], np.bool_)
         if mine.all():

@@ -49,7 +49,7 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Undelivered(Protocol):
-    """Decides about deliveries that nobody is asked to take."""
+    """Decides about deliveries that no receiver is asked to take."""
 
     def on_outdated(self, deliveries: Deliveries, reason: str, now_ms: int) -> None:
         """Deliveries are older than their subscription or their messages want: they are not
@@ -126,7 +126,7 @@ class Pump:
             self._let_leave(queue, instant)
 
     def _stand_still(self, queue: Queue, instant: Instant, goes_on_ms: int) -> None:
-        """Nothing is delivered; what expires meanwhile is given up."""
+        """Nothing is delivered; rows that expire meanwhile are given up."""
         expires_ms = None
         if queue.rows.deadlines is not None and self._queues.may_deliver():
             self._drop_expired(queue, instant.now_ms)
@@ -164,7 +164,7 @@ class Pump:
         self._wake_at(queue.subscription.id, instant, leave_ms, outdated_ms)
 
     def _hand_out(self, queue: Queue, instant: Instant) -> bool:
-        """To the sink, or to consumers that wait; False: to nobody."""
+        """To the sink, or to consumers that wait; False: no row left."""
         before = queue.count
         if not queue.subscription.is_pushed:
             self.pulls.complete(queue, instant)
@@ -178,7 +178,7 @@ class Pump:
         return queue.count != before
 
     def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
-        """Give up what is too old, a slice at a time: the next follows when this is recorded."""
+        """Give up rows that are too old, a slice at a time; the next when this is recorded."""
         slices = queue.pop_outdated(self._answer_max_bytes, now_ms)
         if slices:
             limit = format_duration(queue.subscription.drop_older_than_ms)
@@ -187,7 +187,7 @@ class Pump:
         return bool(slices)
 
     def _drop_expired(self, queue: Queue, now_ms: int) -> None:
-        """Give up what waits and is known to have expired, some at a time, as `_drop_outdated`."""
+        """Give up waiting rows known to have expired, some at a time, as `_drop_outdated`."""
         slices = queue.pop_expired(self._answer_max_bytes, now_ms)
         if slices:
             self._give_up(queue, slices, EXPIRED)
@@ -217,7 +217,7 @@ class Pump:
         return deliveries.select(np.delete(np.arange(len(deliveries)), expired))
 
     def lose(self, queue: Queue, seqs: list[int]) -> None:
-        """Rows that left cannot be read, which was reported: nobody waits behind them."""
+        """Rows that left cannot be read, which was reported: no row waits behind them."""
         if seqs:
             present_ms = self._queues.stopwatch()
             for seq in seqs:
@@ -297,7 +297,7 @@ class Pump:
             self._ports.tick_soon()
 
     def look_again(self, queue: Queue, instant: Instant) -> None:
-        """Nothing may leave now; nobody says when it may again."""
+        """No row may leave now, and it is unknown when one may again."""
         subscription_id = queue.subscription.id
         leave_ms, outdated_ms = self._wakes.get(subscription_id, (NEVER_MS, NEVER_MS))
         leave_ms = min(leave_ms, instant.present_ms + HELD_LOOK_MS)

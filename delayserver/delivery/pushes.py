@@ -6,8 +6,8 @@
     end_request ──▶ the connection is free, and another request may leave
 
 A row is checked twice: when it leaves its queue, and when the first byte of its request is about to
-leave (`may_begin`), since it may have waited for a connection in between. What may not begin goes
-back to its place in the queue, and there the queue decides about it.
+leave (`may_begin`), since it may have waited for a connection in between. A row that may not begin
+goes back to its place in the queue, and there the queue decides about it.
 
 Cost: 2 µs for a request besides its reading and sending. Threads: belongs to the event loop.
 """
@@ -167,9 +167,9 @@ class Pushes:
     def _send_batches(
         self, queue: Queue, deliveries: Deliveries, connections: int
     ) -> tuple[int, int]:
-        """Send what was read for one request: in one, unless some of it has failed together before.
-        Deliveries that find no connection wait again. Returns how many requests are sent, and how
-        many connections were taken for them."""
+        """Send the messages that were read for one request: in one request, unless some of them
+        have failed together before. Deliveries that find no connection wait again. Returns how many
+        requests are sent, and how many connections were taken for them."""
         subscription, requests = queue.subscription, 0
         for which in _apart(queue, deliveries.settled["attempt"]):
             if requests:

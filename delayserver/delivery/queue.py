@@ -1,12 +1,12 @@
-"""The queue of one subscription: what is due for it, and who asks for it.
+"""The queue of one subscription: the rows that are due for it, and who asks for them.
 
     rows ── pop ──▶ reserved, in flight ── begin ──▶ begun ── release ──▶ gone, or in `rows` again
                                       └── it may not begin ── release ──▶ at its place in `rows`
 
-What may leave, and when, is decided by `Backlog`; how much at once, by what is in flight, or where
-several shards count together, by a `Permit`. A row that is pushed begins when the first byte of its
-request is about to leave. Rows that are too old leave too, but do not count as in flight: no
-receiver is asked to take them.
+`Backlog` decides which rows may leave, and when. The number at once depends on the rows in flight,
+or, where several shards count together, on a `Permit`. A row that is pushed begins when the first
+byte of its request is about to leave. Rows that are too old leave too, but do not count as in
+flight: no receiver is asked to take them.
 
 Cost: O(1) per call, and per row that leaves an entry in a set. Threads: belongs to the event loop.
 """
@@ -25,7 +25,7 @@ from delayserver.schedule.wheel_rows import FiredRows
 
 @dataclass(slots=True)
 class Queue:
-    """What waits for one subscription, and what left and is not settled."""
+    """The rows that wait for one subscription, and those that left and are not settled."""
 
     subscription: Subscription
     rows: Backlog
@@ -51,9 +51,9 @@ class Queue:
     """Rows by subject that left for a consumer which may not read them: after another subject, or
     from a deleted subscription, there may be such. They wait for one that may."""
     slow_start: SlowStart = field(default_factory=SlowStart)
-    """Of its requests, if it is a webhook's."""
+    """The slow start of its requests, if it is a webhook's."""
     permit: Permit | None = None
-    """Of a webhook whose limits are those of several shards together."""
+    """The permit of a webhook whose limits are those of several shards together."""
 
     @property
     def count(self) -> int:
@@ -171,8 +171,9 @@ class Queue:
         return min(most, next(others, most))
 
     def company_max(self, attempt: int, count: int) -> int:
-        """How many messages at their `attempt` may go together where `count` could: what failed
-        together goes apart, in halves, then each alone, and its last attempt each has alone."""
+        """How many messages at their `attempt` may go together where `count` could. Messages that
+        failed together go apart, in halves, then each alone, and its last attempt each has
+        alone."""
         return 1 if attempt >= self.subscription.max_attempts else max(1, count >> (attempt - 1))
 
     def free_places(self) -> int:
@@ -210,7 +211,7 @@ class Queue:
         return len(self.posts) if self.subscription.batch_max else self.in_flight
 
     def want(self, instant: Instant) -> None:
-        """Ask for what could leave, where several shards count together."""
+        """Ask for permits for the rows that could leave, where several shards count together."""
         if self.permit is None or self.is_reading:
             return
         rows, size = self.rows.ready_but_for_rate(instant), self.subscription.batch_max or 1
@@ -224,6 +225,6 @@ class Queue:
         self.permit.want(places, min(rows, places * size))
 
     def keep(self) -> None:
-        """Give back what it was permitted and does not use."""
+        """Give back the permits that it does not use."""
         if self.permit is not None:
             self.permit.keep(for_next=self.is_reading)

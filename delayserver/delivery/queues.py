@@ -1,4 +1,4 @@
-"""Queues: one for each subscription that has had a row, and what all of them have in common.
+"""Queues: one for each subscription that has had a row, and the state that all of them share.
 
     subscription ──▶ of ──▶ its Queue, made at first use
                      now_ms, stopwatch: the time of the last call, and lengths of time
@@ -34,7 +34,7 @@ class Queues:
         self.stopwatch = stopwatch
         self.started_ms = started_ms
         self.now_ms = started_ms
-        """The time of the last call that said what time it is."""
+        """The time of the last call that came with a time."""
         self.may_deliver = may_deliver
         self.draining = False
         """Nothing leaves the queues any more: the server is stopping."""
@@ -86,8 +86,9 @@ class Queues:
         return Instant(self.now_ms, self.stopwatch())
 
     def may_leave(self, queue: Queue, subscription: Subscription) -> bool:
-        """Whether anything may be delivered now, as far as the subscription decides: what was read
-        or waits for a connection was taken for `subscription`, which may have changed since."""
+        """Whether anything may be delivered now, as far as the subscription decides. A row that was
+        read, or waits for a connection, was taken for `subscription`, which may have changed
+        since."""
         is_changed = queue.subscription is not subscription and subscription.is_pushed
         is_still = self.draining or queue.subscription.paused or is_changed
         # Few queues were ever held: those need no look at the stopwatch.

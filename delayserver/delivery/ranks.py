@@ -56,8 +56,8 @@ class Ranks:
             yield from lane.slices
 
     def push(self, fired: FiredRows, marks: int = ROUTE_PRIORITY) -> None:
-        """Add rows that leave after all others of their priorities. `marks`: what is in the route
-        of any of them, as far as it is known."""
+        """Add rows that leave after all others of their priorities. `marks`: the flags in the route
+        of any of them, as far as they are known."""
         self.count += len(fired.rows)
         if not marks & ROUTE_PRIORITY:
             self._plain.push(fired)

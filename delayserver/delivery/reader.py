@@ -1,12 +1,12 @@
-"""The reader: bodies of rows that go out, and the rows of messages that somebody looks up.
+"""The reader: bodies of rows that go out, and the rows of messages that a client looks up.
 
 Rows of one hour are read in the order of their place in the file, and neighbours in one call. A
 body is checked against its own checksum; one that does not match is named and left out, and the
 rest is delivered (I8).
 
-Two of them read bodies. The one of the event loop takes what the system has in memory, which is
-nearly everything that is due on time: it was written or loaded a while ago. What would have to be
-waited for is read by the one of the reader thread. Either way it is the event loop that checks and
+There are two readers of bodies. The event loop's takes bodies that the system has in memory. These
+are nearly all bodies that are due on time: they were written or loaded a while ago. The reader
+thread's reads the bodies that it has to wait for. Either way it is the event loop that checks and
 decodes, all rows of a handout at once: two threads that compute only wait for each other's GIL.
 
 Cost: 0.5 µs per message from the page cache, and some 30 µs per handout.
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 class EndedRow(NamedTuple):
-    """A row of the dispatch log, and what is told of it."""
+    """A row of the dispatch log, and its note."""
 
     row: np.void
     note: Note | None
@@ -68,7 +68,7 @@ class Fetched(NamedTuple):
 
     sealed: list[bytes | None]
     subject_ids: dict[int, int]
-    """By index, where neither payload nor route says what the subject is."""
+    """By index, where neither payload nor route gives the subject."""
 
 
 _Read = Callable[[int, int, int], bytes | None]
@@ -101,7 +101,7 @@ class Reader:
         return self.open(handout, self.fetch(handout, unfiled))
 
     def fetch(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched:
-        """Read the payloads of a handout; waits for the disk. What is not there is named.
+        """Read the payloads of a handout; waits for the disk. Missing ones are named.
 
         `unfiled`: payloads that are in memory, by seq."""
         found: list[bytes | None] = []
@@ -109,8 +109,8 @@ class Reader:
         for fired in handout.slices:
             first = len(found)
             found += self._payloads(fired, unfiled)
-            # One of several deliveries that a restart left open does not say what its subject is;
-            # of a direct one, that of the message does.
+            # A delivery that is one of several left open by a restart does not say its subject; for
+            # a direct one, the route of the message does.
             of_one = fired.rows["route"] & ROUTE_SUBSCRIPTION
             for index in np.flatnonzero(of_one).tolist():
                 sealed, seq = found[first + index], int(fired.rows["seq"][index])
@@ -239,8 +239,8 @@ class Reader:
     def _read_each(
         self, hour: int, locators: list[int], payloads: list[bytes | None]
     ) -> dict[int, str]:
-        """Read what has a place in the file and was not read yet, each by itself: its neighbours
-        do not stand in a bad sector. Returns why, for those that do, by index."""
+        """Read the payloads that have a place in the file and were not read yet, each by itself:
+        its neighbours do not stand in a bad sector. Returns why, for those that do, by index."""
         unreadable: dict[int, str] = {}
         for index, locator in enumerate(locators):
             if locator and payloads[index] is None:
@@ -255,7 +255,7 @@ class Reader:
     def _read_spans(
         hour: int, locators: list[int], payloads: list[bytes | None], read: _Read
     ) -> bool:
-        """Read what has a place in the file, neighbours in one call. False: `read` gave up."""
+        """Read payloads with a place in the file, neighbours in one call. False: `read` gave up."""
         for indexes, start, end in _spans(locators):
             span = read(hour, start, end - start)
             if span is None:
@@ -297,8 +297,8 @@ class Reader:
         return page
 
     def ended(self, hour: int, entry_seq: int) -> list[EndedRow]:
-        """Rows of the dispatch log for one schedule row, with what is told of each. A row counts
-        whether or not its note can be read; one that cannot is named."""
+        """Rows of the dispatch log for one schedule row, with the note of each. A row counts
+        whether or not its note can be read; an unreadable note is named."""
         found: list[EndedRow] = []
         for run in self._dispatch.scan_runs(hour):
             if not isinstance(run, FrameRun):

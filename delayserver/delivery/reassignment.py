@@ -52,7 +52,7 @@ class Reassignment:
         orphaned: Callable[[], Orphaned],
         answer_max_bytes: int,
     ) -> None:
-        """`run`: pumps a queue; `drop`: settles a delivery that nobody is to have."""
+        """`run`: pumps a queue; `drop`: settles a delivery that no receiver may have."""
         self._queues = queues
         self._ports = ports
         self._slices = slices

@@ -1,6 +1,6 @@
 """Streams of Redis: an entry for each message (XADD), confirmed when Redis has answered.
 
-    send ──▶ what waits ── one pipeline under way ──▶ Redis
+    send ──▶ waiting messages ── one pipeline under way ──▶ Redis
       report ◀── the answer to each command ◀──────────┘
 
 Its fields are the headers (`delayserver.delivery.carried`) and, last, `body`: the body as it was
@@ -8,7 +8,7 @@ published. A header of the message that is called `body` stands in the field `he
 is called `header-body` in `header-header-body`, and so on: each header has a field of its own.
 
 One connection for all subscriptions with the same URL and the same time-out. While a pipeline is
-under way what comes waits, and goes together in the next one, so the rate is a pipeline of up to
+under way new messages wait, and go together in the next one, so the rate is a pipeline of up to
 BATCH_MAX messages for each round trip. Both together are no more than WINDOW_BYTES, in turn between
 subscriptions, so that over a slow line a short message waits for a second or two at most. A
 pipeline that is not answered within the time-out breaks the connection: Redis answers in order, so
@@ -86,7 +86,7 @@ BATCH_BYTES_MAX: Final = 1024 * 1024
 ANSWERS: Final = AnswerTable(
     "Redis",
     {
-        # Redis answers an error instead of what a command would have done.
+        # Redis answers an error instead of carrying out the command.
         "WRONGTYPE": Meaning(Certainty.NOT_STORED),
         "MISCONF": Meaning(Certainty.NOT_STORED),
         "NOREPLICAS": Meaning(Certainty.NOT_STORED),
@@ -223,7 +223,7 @@ class RedisOpener:
             await _disconnect(pool)
             if not isinstance(error, Exception):
                 raise
-            # The client's, the network's, and others for what is no Redis.
+            # Errors of the client and the network, and others for a peer that does not speak Redis.
             raise OutletError(answer_of(error).reason) from error
         return _RedisOutlet(client, pool, subscription.timeout_ms)
 
@@ -278,7 +278,7 @@ class _RedisOutlet:
             except TimeoutError:
                 failure = unknown(f"Redis: no answer within {self._timeout_ms} ms")
             except Exception as error:
-                # Whatever it is: messages that nobody reports would stay on their way for good.
+                # Any error: messages without a report would stay on their way for good.
                 failure = answer_of(error)
             except asyncio.CancelledError:
                 assert self._failure is not None

@@ -1,32 +1,33 @@
 """The settler of a shard whose logs are replicated: files of its own, and a log for all replicas.
 
-    rows ──▶ log of what is settled, at a quorum ──▶ the shard's log: still in office
+    rows ──▶ log of settled deliveries, at a quorum ──▶ the shard's log: still in office
                ──▶ dispatch log, written ──▶ answered
                      └──▶ synced now and then: so far a checkpoint may say that it goes
 
-The log of what is settled takes rows from any process, so it cannot tell whether a new owner has
+The log of settled deliveries takes rows from any process, so it cannot tell whether a new owner has
 read them. The log that decides who owns the shard can: an acknowledgement is answered behind a
-record of this owner there that was sent after the rows were recorded. A new owner reads what is
-settled behind its claim, so it knows all that was answered. A former owner may record rows later.
-They are true, and save a repeat; but no client is told that they are recorded, and that process
-ends.
+record of this owner there that was sent after the rows were recorded. A new owner reads the settled
+deliveries behind its claim, so it knows all that was answered. A former owner may record rows
+later. They are true, and save a repeat; but no client is told that they are recorded, and that
+process ends.
 
-The other replicas know what the replicated log has, so the files need no sync before a client is
-answered. They are synced about once a second: a replica that starts again reads the log from there.
+The other replicas know the rows from the replicated log, so the files need no sync before a client
+is answered. They are synced about once a second: a replica that starts again reads the log from
+there.
 
-The files have nothing that the log has not, and nothing before it. Rejected: writing them at once,
-as a server on its own does. After a crash between the two this replica alone would take a row for
+The files have no row that the log has not, and none before it. Rejected: writing them at once, as a
+server on its own does. After a crash between the two this replica alone would take a row for
 settled, and say so; and the next owner would deliver it again, maybe hours later.
 
-Rows of other processes come in, too: an owner before this one may say late what it has delivered.
-An owner knows what it has appended, and reads the log only where offsets stand between that it
+Rows of other processes come in, too: an owner before this one may report deliveries late. An owner
+knows the rows that it has appended, and reads the log only where offsets stand between that it
 knows nothing of: such rows, and the markers of transactions. It does not wait for them.
 
-What was delivered in a transaction stands in the log already (`write_recorded`). Only when it is in
-the files, too, may a checkpoint say that they go so far.
+Rows of a delivery in a transaction stand in the log already (`write_recorded`). Only when they are
+in the files, too, may a checkpoint say that the files go so far.
 
 Cost: an append of the engine for each sync; where there are transactions, a consumer that stays
-open, and a look at what it has. Threads: the settler thread.
+open, and a look at its records. Threads: the settler thread.
 """
 
 from collections import deque
@@ -46,7 +47,7 @@ FILES_SYNC_MS: Final = 1000
 
 
 class ReplicatedSettler(Settler):
-    """Appends rows to the replicated log, and writes what that has to the dispatch logs."""
+    """Appends rows to the replicated log, and writes its records to the dispatch logs."""
 
     is_shared = True
 
@@ -60,8 +61,8 @@ class ReplicatedSettler(Settler):
         confirm: Callable[[], None] = lambda: None,
     ) -> None:
         """`open_settled`: the replicated log, opened anew. `place`: the offset up to which the
-        files on the disk have what it says; `told` hears of each other one. `confirm` has the log
-        of the shard say that this process still owned it when it was called."""
+        files on the disk have its records; `told` hears of each other one. `confirm` has the log of
+        the shard say that this process still owned it when it was called."""
         super().__init__(dispatch)
         self._confirm = confirm
         self._told = told
@@ -74,11 +75,11 @@ class ReplicatedSettler(Settler):
         self._sent: deque[Settled] = deque()
         """Own records that are not in the files."""
         self._half_sent: dict[int, list[bytes]] = {}
-        """What is left of the first of them, by hour: there was no room for it."""
+        """The rest of the first of them, by hour: there was no room for it."""
         self._own_offsets: set[int] = set()
-        """Of own records that are in the files, behind what was read."""
+        """The offsets of own records that are in the files, behind the part that was read."""
         self._half_written: dict[int, list[bytes]] = {}
-        """What is left of the record at `_read_offset`, likewise."""
+        """The rest of the record at `_read_offset`, likewise."""
         self._now_ms = 0
 
     @property
@@ -95,11 +96,11 @@ class ReplicatedSettler(Settler):
         self.unsynced |= bool(self._unsent)
 
     def sync(self) -> None:
-        """Have a quorum know all that was written, and write it to the files.
+        """Append all written rows at a quorum, and write them to the files.
 
-        Raises FencedError: nobody may be told that it is recorded, since another may have claimed
-        the shard before, and does not know it; SyncError; ShortageError: a quorum knows it, and the
-        next call goes on with the files."""
+        Raises FencedError: no client may be told that they are recorded, since another node may
+        have claimed the shard before, and does not know them; SyncError; ShortageError: a quorum
+        knows them, and the next call goes on with the files."""
         if self._unsent:
             self._sent += self._appended.append(self._unsent, self._now_ms)
             self._confirm()
@@ -122,7 +123,7 @@ class ReplicatedSettler(Settler):
 
     def _write_sent(self, record: Settled) -> None:
         if self._read_offset < record.offset:
-            self._take_in(0, record.offset)  # What others have recorded before, if it is at hand.
+            self._take_in(0, record.offset)  # Earlier records of others, if at hand.
         if self._half_sent or self._read_offset != record.offset:
             self._half_sent = self._half_sent or items_by_hour(record)
             super().write(self._half_sent, self._now_ms)
@@ -140,22 +141,22 @@ class ReplicatedSettler(Settler):
         self._own_offsets.add(offset)
 
     def _go_on(self) -> None:
-        """Behind what is in the files."""
+        """Go on behind the records that are in the files."""
         while self._read_offset in self._own_offsets:
             self._own_offsets.remove(self._read_offset)
             self._read_offset += 1
         if self._own_offsets:
-            # Something stands between. What comes of it later is taken in by a later sync.
+            # Other records stand between. A later sync takes in those that come later.
             self._take_in(0, _NEVER)
 
     def go_back(self, offset: int) -> None:
-        """The log has lost what stood from `offset` on, and goes on there. What the files have of
-        it is settled nevertheless. Nothing was appended by this process."""
+        """The log has lost its records from `offset` on, and goes on there. Those that the files
+        have are settled nevertheless. This process has appended nothing yet."""
         self._read_offset = min(self._read_offset, offset)
         self._half_written.clear()
 
     def prepare_append(self) -> None:
-        """Connect what appends. Does not wait."""
+        """Connect the producer. Does not wait."""
         self._appended.prepare_append()
 
     def end(self) -> int | None:
@@ -167,9 +168,9 @@ class ReplicatedSettler(Settler):
         self._read.close()
 
     def take_in(self, wait_s: float) -> bool:
-        """Write what others have recorded; waits for the first record, at most `wait_s`. Whether
-        there was any. Raises ReplicatedLogError; ShortageError: the next call goes on with what is
-        left."""
+        """Write the records of other processes; waits for the first one, at most `wait_s`. Returns
+        whether there was any. Raises ReplicatedLogError; ShortageError: the next call goes on with
+        the rest."""
         return self._take_in(wait_s, _NEVER)
 
     def _take_in(self, wait_s: float, until: int) -> bool:
@@ -177,7 +178,7 @@ class ReplicatedSettler(Settler):
         has_any = False
         for found in self._read.read(self._read_offset, wait_s):
             if found.offset >= until:
-                # What stands between is nothing that counts.
+                # No record in between counts.
                 self._read_offset = until
                 return has_any
             if found.offset in self._own_offsets:
@@ -203,7 +204,7 @@ def items_by_hour(record: Settled) -> dict[int, list[bytes]]:
     try:
         notes = unpack_notes(record.notes)
     except msgspec.DecodeError:
-        notes = []  # A newer version has written them: what is settled counts.
+        notes = []  # A newer version has written them: the settled rows count.
     for note in notes:
         if (items := found.get(note.hour)) is not None:
             items.append(encode_note(note))

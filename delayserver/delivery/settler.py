@@ -1,8 +1,8 @@
 """The settler: appends finished deliveries to the dispatch log of their hour.
 
-Rows are written at once and synced together: as soon as somebody waits for it (an acknowledgement
-is answered when it is recorded), and otherwise at least every `settle_sync_ms`. What was recorded
-is never delivered again (I4).
+Rows are written at once and synced together: as soon as a caller waits for it (an acknowledgement
+is answered when it is recorded), and otherwise at least every `settle_sync_ms`. A recorded delivery
+is never repeated (I4).
 
 Cost: one write per hour and batch, one fdatasync per hour and sync. Threads: the settler thread.
 """
@@ -40,8 +40,8 @@ class Settler:
     """Writes the tails of the dispatch logs."""
 
     is_shared = False
-    """Whether others have to know what is settled, whatever this disk is worth: nobody is answered
-    before `sync` then."""
+    """Whether other replicas have to know the settled rows, whatever this disk is worth: no client
+    is answered before `sync` then."""
 
     def __init__(self, dispatch: HourLog) -> None:
         self._dispatch = dispatch
@@ -49,7 +49,7 @@ class Settler:
         self._unsynced_hours: set[int] = set()
         self.unsynced = False
         self.torn: list[Damage] = []
-        """What was cut off, since it was torn."""
+        """The torn tails that were cut off."""
 
     def hours(self) -> list[int]:
         """Hours that have a dispatch log."""
@@ -60,13 +60,13 @@ class Settler:
         return self._dispatch.size(hour)
 
     def recover(self, hours: Iterable[int]) -> list[Damage]:
-        """Cut the torn tails that a crash left; returns the damage found in what had been synced.
+        """Cut the torn tails that a crash left; returns the damage in the synced part.
 
         A power loss may keep a later frame that was not synced, and lose an earlier one:
         FLAG_AFTER_SYNC tells such a hole from damage, and so does a device that does not give it
-        back. Nobody was told about a delivery in a torn tail, so it is delivered again (I4). What
-        is intact is written once more and synced: a process that was killed, or whose sync failed,
-        may have left it in the page cache alone."""
+        back. No client was told about a delivery in a torn tail, so it is delivered again (I4). The
+        intact part is written once more and synced: a process that was killed, or whose sync
+        failed, may have left it in the page cache alone."""
         damage: list[Damage] = []
         for hour in hours:
             self._dispatch.touch(hour)
@@ -97,8 +97,9 @@ class Settler:
         return self._dispatch.size(hour)
 
     def _first_torn(self, hour: int, unsynced_from: int) -> Damage | None:
-        """The first place, of what may not have been written whole, that does not verify. A frame
-        whose notes do not is such a place, too: what comes behind it could not be found."""
+        """The first place that does not verify, in the part that may not have been written whole. A
+        frame whose notes do not verify is such a place, too: frames behind it could not be
+        found."""
         for found in self._dispatch.scan(hour, start=unsynced_from, payload=True):
             if isinstance(found, Damage):
                 if not found.is_unreadable:
@@ -112,14 +113,14 @@ class Settler:
         """Append rows (DISPATCH_ROW), with notes among them (NoteBytes), to their hours, and take
         out the hours that are written.
 
-        Raises ShortageError: call again with what is left."""
+        Raises ShortageError: call again with the rest."""
         while rows_by_hour:
             hour, rows = next(iter(rows_by_hour.items()))
             if hour not in self._ends:
                 # An hour that recovery had no reason to look at: settled, or far in the future.
                 self._ends[hour] = self._cut_torn_tail(hour, [])
                 if self._ends[hour]:
-                    # What an earlier process wrote is written once more, and not synced yet.
+                    # Rows of an earlier process are written once more, and not synced yet.
                     self._unsynced_hours.add(hour)
             data, notes = framed(rows)
             if hour not in self._unsynced_hours:
@@ -152,7 +153,7 @@ class Settler:
             self.unsynced = False
 
     def close(self) -> None:
-        """Let go of what is open besides the files."""
+        """Let go of all open things besides the files."""
 
     def release_hour(self, hour: int) -> None:
         """Close the file of an hour that is settled: others may delete it."""

@@ -1,4 +1,4 @@
-"""Settling: what came of deliveries is recorded, and their places are free.
+"""Settling: the results of deliveries are recorded, and their places are free.
 
     arrived ──▶ a row of the dispatch log, its hour has one less ──▶ released
     not taken ──▶ released ──▶ in its queue again: next if it was handed out, else at its place
@@ -62,8 +62,8 @@ class Settling:
     ) -> None:
         """Record a delivery that has arrived, so that a restart does not repeat it (I4).
 
-        `recorded`: who delivered it has told all replicas; so this one writes the same row.
-        `tried`: what is told of the attempt."""
+        `recorded`: the delivering process has told all replicas, so this one writes the same row.
+        `tried`: the note of the attempt."""
         self.delivered_by_subject[delivery.origin.subject_id] += 1
         self.delivered_by_subscription[delivery.subscription_id] += 1
         if recorded is None:
@@ -103,9 +103,9 @@ class Settling:
         return sum(self.delivered_by_subject.values())
 
     def may_be_the_cause(self, deliveries: Deliveries, which: NDArray[np.intp]) -> bool:
-        """Whether leased deliveries whose leases are over are to blame: nothing else of their
-        subscription was in the hands of consumers, or of what had failed before. `which`: their
-        indexes (shape n)."""
+        """Whether leased deliveries whose leases are over are to blame. They are if consumers held
+        no other message of their subscription, or no other one that had failed before. `which`:
+        their indexes (shape n)."""
         queue = self._queues.get(deliveries.subscription_id)
         if queue is None or len(which) > 1:
             return len(which) == 1
@@ -187,8 +187,8 @@ class Settling:
             queue.rows.single_file.follow(message_seq, seq)
 
     def end_turn(self, subscription_id: int, message_seqs: Iterable[int]) -> None:
-        """Messages are settled for a subscription: what waits behind them in their groups is
-        next."""
+        """Messages are settled for a subscription: the rows that wait behind them in their groups
+        are next."""
         queue = self._queues.get(subscription_id)
         if queue is None or queue.rows.single_file is None:
             return

@@ -27,7 +27,7 @@ from collections import Counter, OrderedDict, deque
 from typing import Final, Generic, TypeVar
 
 OVERHEAD_BYTES: Final = 1024
-"""Headers, and what clients keep for each message."""
+"""For headers, and the memory that clients use for each message."""
 TURN_BYTES: Final = 128 * 1024
 
 T = TypeVar("T")

@@ -4,8 +4,8 @@ A row does not say of which group its message is: that stands in its payload. So
 a group are read before they may leave, some in a turn of the event loop, in due order: those that
 fall due together come subject by subject, and a group may have several. The first of a group goes
 on and is its head; the others wait, as columns, until the head is settled. A retry of the head
-comes back as the head, however long it takes. A row that cannot be read is nobody's turn: it is
-here no more, and if it was that of a head, the others go on.
+comes back as the head, however long it takes. A row that cannot be read takes no turn: it is here
+no more, and if it was that of a head, the others go on.
 
     note ──▶ unread ──▶ (read) ──▶ first of its group ──▶ goes on ──▶ settled: release, lose
                               └──▶ others: sorted columns ◀── the next one goes on ──┘
@@ -60,7 +60,7 @@ class _Part:
     groups: NDArray[np.uint64]
     """As in `rows`, one behind the other, to be searched."""
     seqs: NDArray[np.uint64]
-    """Of the schedule rows, likewise."""
+    """The seqs of the schedule rows, likewise."""
     is_here: NDArray[np.bool_]
     left: int
 
@@ -123,15 +123,15 @@ class SingleFile:
         self._rows: dict[int, int] = {}
         """By the seq of such a message, that of its row, where it is another one."""
         self._held: list[tuple[int, int, int]] = []
-        """Other retries that an earlier process has recorded: group, message and row. Of the first
-        it had learned that it was delivered, and then lost its power."""
+        """Other retries that an earlier process has recorded: group, message and row. The process
+        had learned that the first one was delivered, and then lost its power."""
         self._parts: list[_Part] = []
         self.is_reading = False
         """Rows are being read, or are about to be."""
 
     @property
     def are_unread(self) -> bool:
-        """Whether there are rows of which nobody knows the group."""
+        """Whether there are rows whose group is unknown."""
         return self._noted.count + self._unread.count > 0
 
     @property
@@ -141,7 +141,7 @@ class SingleFile:
         return behind + sum(lane.count for lane in self._lanes())
 
     def _lanes(self) -> tuple[Lane, ...]:
-        """Of rows of which nobody knows the group, those that came first in front."""
+        """The rows whose group is unknown, those that came first in front."""
         return self._reading, self._unread, self._noted
 
     def note(self, fired: FiredRows) -> None:
@@ -153,7 +153,7 @@ class SingleFile:
         self._expected.push(fired)
 
     def next_expected(self, room: Room) -> list[FiredRows]:
-        """Of these, those that are to be read next."""
+        """Some of these, to be read next."""
         return self._expected.pop(room)
 
     def next_unread(self, room: Room) -> list[FiredRows]:
@@ -170,8 +170,9 @@ class SingleFile:
     # ── whose turn it is ───────────────────────────────────────────────────────────────────────
 
     def on_read(self, deliveries: Deliveries) -> tuple[list[FiredRows], list[int]]:
-        """What `next_unread` gave was read; returns rows that may leave now, in the order in which
-        they are to, and the seqs of those that could not be read: they are here no more."""
+        """The rows of `next_unread` were read. Returns rows that may leave now, in the order in
+        which they shall leave, and the seqs of those that could not be read: they are here no
+        more."""
         reading, self._reading = self._reading, Lane()
         taken = reading.take(deliveries.settled["seq"])
         here = {seq for fired in taken for seq in fired.rows["seq"].tolist()}
@@ -348,8 +349,8 @@ class SingleFile:
 
 
 def orders_ms(deliveries: Deliveries) -> NDArray[np.int64]:
-    """By which deliveries of a group take their turns: when the first attempt was due, or somebody
-    asked for another (shape n)."""
+    """The order in which deliveries of a group take their turns: when the first attempt was due, or
+    a client asked for another (shape n)."""
     asked = [
         0 if payload.options is None else payload.options.since_ms
         for payload in deliveries.payloads

@@ -1,4 +1,4 @@
-"""Sinks: who brings deliveries to receivers of one kind, and what comes of each attempt.
+"""Sinks: they bring deliveries to receivers of one kind, and report the result of each attempt.
 
     queue ──▶ Sink.deliver(subscription, deliveries) ──▶ told(some of them, a result)
                     │ ▲                                       │ outcome (pure)
@@ -12,11 +12,11 @@ before and behind it is the same for all: the queue with its rates and its pause
 letters, metrics. How many deliveries are out at once is the caller's business (`max_in_flight`); a
 sink that cannot take more lets its caller wait.
 
-Rejected: an answer for all of a batch at once. Of five hundred messages to a topic one partition
-may hang for seconds, and the others would not be settled that long.
+Rejected: an answer for all of a batch at once. If five hundred messages go to a topic, one
+partition may hang for seconds, and the messages of the others would not be settled that long.
 
-Cost: none. Threads: values and pure functions; a `Sink` belongs to the event loop, whatever it has
-besides.
+Cost: none. Threads: values and pure functions; a `Sink` belongs to the event loop, except for its
+own threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +33,15 @@ HOLD_MS_MIN = 1_000
 """A receiver that asks for less is not asked again sooner."""
 
 
-# ---- what came of an attempt -----------------------------------------------------------------
+# ---- the result of an attempt ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """That it is settled is recorded already, in the log of all replicas."""
+    """The settled row is recorded already, in the log of all replicas."""
 
     settled_ms: int
-    """What the record says."""
+    """The time in the record."""
     offset: int
     """Where it stands."""
 
@@ -52,9 +52,9 @@ class Tried(msgspec.Struct, frozen=True, gc=False):
     began_ms: int
     duration_ms: int
     status: int = 0
-    """Of HTTP; 0: none."""
+    """The HTTP status; 0: none."""
     answer: str = ""
-    """The beginning of what was answered."""
+    """The beginning of the answer."""
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -66,8 +66,7 @@ class Confirmed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It was not taken, or nobody knows whether it was: another attempt follows, unless it was the
-    last one."""
+    """It was not taken, or that is unknown: another attempt follows, unless it was the last one."""
 
     reason: str
     tried: Tried | None = None
@@ -95,7 +94,7 @@ class Untried:
 
 Result = Confirmed | Failed | Later | Gone | Untried
 Answer = tuple[list[DueDelivery], Result]
-"""What came of all that went together."""
+"""The result of all that went together."""
 Told = Callable[[list[DueDelivery], Result], None]
 MayBegin = Callable[[Sequence[DueDelivery]], bool]
 """Asked when the first byte of deliveries may leave; False: they are `Untried`."""
@@ -112,23 +111,23 @@ class Sink(Protocol):
         told: Told,
     ) -> None:
         """One attempt of each, if it `may_begin` when nothing is left to wait for. `told` is called
-        on the event loop with what came of them, in any order and in any parts; all have been told
-        of on return.
+        on the event loop with their results, in any order and in any parts; all have been told of
+        on return.
 
-        Whatever the receiver or the network does is a result, never an exception. Whoever is
-        cancelled tells no more."""
+        A failure of the receiver or the network is a result, never an exception. A cancelled call
+        tells no more."""
         ...
 
     def on_subscription(self, subscription: Subscription) -> None:
-        """It was changed or deleted: let go of what only its former self needed."""
+        """It was changed or deleted: let go of resources that only its former self needed."""
         ...
 
     async def close(self) -> None:
-        """Let go of what is open. Deliveries are to be finished or cancelled before."""
+        """Let go of all open resources. Finish or cancel deliveries before."""
         ...
 
 
-# ---- what follows from it --------------------------------------------------------------------
+# ---- the consequence of a result -------------------------------------------------------------
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -184,7 +183,7 @@ def outcome(
     *,
     in_company: bool = False,
 ) -> Outcome:
-    """What follows from what came of attempt number `attempt` (from 1). Pure: `random` returns
+    """The consequence of the result of attempt number `attempt` (from 1). Pure: `random` returns
     [0, 1).
 
     A retry waits for the backoff, or a receiver's queue for what it asks for, and up to

@@ -5,15 +5,15 @@
 Requests that leave together end together where the receiver does not answer: 900 that time out in
 the same turn of the event loop are 0.2 s of work, for which every other subscription waits. So a
 queue lets AT_ONCE requests leave, and from then on each answer lets another one leave, as in the
-slow start of TCP (RFC 5681); what comes on top grows with time. A receiver that answers hardly
-feels it: of 10,000 messages due at once, each of which it takes 100 ms to answer, 1,000 were sent
-after half a second. Requests to one that hangs leave a millisecond apart, and so time out.
+slow start of TCP (RFC 5681). Without answers their number grows with time. A receiver that answers
+hardly feels it: of 10,000 messages due at once, each of which it takes 100 ms to answer, 1,000 were
+sent after half a second. Requests to one that hangs leave a millisecond apart, and so time out.
 
 Rejected: a smaller share of the connections for a receiver that does not answer. One that takes 10
 seconds for each message looks the same, and wants many at once.
 
-Cost: some additions for a pump; nothing runs while nobody asks. Threads: belongs to the event loop.
-Time is an argument, from a clock that nobody sets.
+Cost: some additions for a pump; nothing runs without a request. Threads: belongs to the event loop.
+Time is an argument, from a clock that nothing sets.
 """
 
 from typing import Final

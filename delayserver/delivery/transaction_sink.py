@@ -1,17 +1,17 @@
-"""Exactly once: messages and that they are settled, in one transaction.
+"""Exactly once: messages and their settled rows, in one transaction.
 
-    deliver ──▶ what waits, by subscription ── a turn: one of a few slots ──▶ transaction
+    deliver ──▶ waiting messages, by subscription ── a turn: one of a few slots ──▶ transaction
                                                                 │
       committed: confirmed, and recorded already ◀──────────────┤
       aborted: failed where a record is to blame, else untried ◀┘
                (where one of several is, they go again: halves, then singly)
 
-A message is in its topic for whoever reads what is committed if and only if the log of what is
-settled says that it was delivered. So an owner that starts behind a crash, or another in its stead,
-delivers what is not settled, and repeats nothing.
+A reader of committed records finds a message in its topic if and only if the log of settled
+deliveries says that it was delivered. So an owner that starts behind a crash, or another in its
+stead, delivers the messages that are not settled, and repeats none.
 
-A transaction is of one subscription, so that a topic that is not there holds up no other. What
-comes while all slots are busy goes together in the next one.
+A transaction is of one subscription, so that a topic that is not there holds up no other. Messages
+that come while all slots are busy go together in the next one.
 
 Cost: some 60 ms for each message, and 20 transactions a second of each slot, whatever they hold (up
 to BATCH_MAX messages). Threads: belongs to the event loop; a thread of a pool waits for each
@@ -50,7 +50,7 @@ BATCH_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """… their bodies, unless one alone has more."""
 ABORTED_PAUSE_S: Final = 0.2
-"""What was nobody's fault passes, but not at once."""
+"""A trouble that no record caused passes, but not at once."""
 
 log = structlog.get_logger()
 
@@ -106,8 +106,8 @@ class TransactionSink:
             for delivery in deliveries
         )
         try:
-            # Whoever has a turn takes what waits longest: when nothing waits any more, ours is
-            # under way, in a transaction of somebody else.
+            # The call that has a turn takes the messages that wait longest: when none waits any
+            # more, ours is under way, in a transaction of another call.
             while waiting:
                 await self._turns.take(subscription.id)
                 try:
@@ -143,7 +143,7 @@ class TransactionSink:
         under_way = asyncio.get_running_loop().run_in_executor(
             self._threads, self._transactions.commit, slot, records, rows, settled_ms
         )
-        # It goes on though nobody waits for it: its slot is free when it has ended.
+        # It goes on even if no caller waits for it: its slot is free when it has ended.
         under_way.add_done_callback(lambda ended: self._free_slots.append(slot))
         match await asyncio.shield(under_way):
             case Committed(offset):
@@ -175,7 +175,7 @@ class TransactionSink:
                 _tell(batch, lambda index: _of_aborted(index, refused))
 
     async def close(self) -> None:
-        """See `Sink`. What is under way comes to its end, unless brokers are away."""
+        """See `Sink`. Transactions under way come to their end, unless brokers are away."""
         self._transactions.give_up()
         await in_own_thread("delayserver-transactions-end", self._threads.shutdown)
         await in_own_thread("delayserver-transactions-end", self._transactions.close)
@@ -186,7 +186,7 @@ def _of_aborted(index: int, refused: Mapping[int, str]) -> Result:
 
 
 def _take(waiting: deque[_Waiting]) -> list[_Waiting]:
-    """What goes together in a transaction."""
+    """The messages that go together in a transaction."""
     batch: list[_Waiting] = []
     size = 0
     while waiting and len(batch) < BATCH_MAX:

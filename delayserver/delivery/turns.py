@@ -26,7 +26,7 @@ class Turns:
         self._free = places
         self._taken: Counter[int] = Counter()
         self._waiting: OrderedDict[int, deque[asyncio.Future[None]]] = OrderedDict()
-        """By subscription; nobody waits as long as a place is free."""
+        """By subscription; no caller waits as long as a place is free."""
 
     @property
     def waiting(self) -> int:
@@ -34,7 +34,7 @@ class Turns:
         return sum(map(len, self._waiting.values()))
 
     async def take(self, subscription_id: int) -> None:
-        """Wait for a place. Whoever is cancelled has none."""
+        """Wait for a place. A cancelled caller has none."""
         if not self._free:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(subscription_id, deque()).append(turn)
@@ -49,7 +49,7 @@ class Turns:
         self._taken[subscription_id] += 1
 
     def give_back(self, subscription_id: int) -> None:
-        """The place is somebody else's."""
+        """Give the place to the next caller."""
         self._taken[subscription_id] -= 1
         if not self._taken[subscription_id]:
             del self._taken[subscription_id]

@@ -1,4 +1,4 @@
-"""Webhooks: what is sent, and what an answer means.
+"""Webhooks: the request, and the meaning of an answer.
 
     WebhookRequest ── request_headers, sign ──► WebhookSender.send ──► WebhookResponse.result
                                                                           │ (pure)
@@ -23,11 +23,11 @@ from delayserver.records.subscriptions import Subscription, for_message
 from delayserver.security.signing import WebhookSecret, sign
 from delayserver.times import format_time
 
-# ---- what is sent ------------------------------------------------------------------------------
+# ---- the request -------------------------------------------------------------------------------
 
 
-# What may stand in `delay-key` as it is, besides letters, digits and "_.-~": all visible ASCII but
-# the percent sign.
+# Characters that may stand in `delay-key` as they are, besides letters, digits and "_.-~": all
+# visible ASCII but the percent sign.
 KEY_SAFE = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 
@@ -94,17 +94,17 @@ def request_headers(request: WebhookRequest) -> dict[str, str]:
     return headers
 
 
-# ---- what an answer means ----------------------------------------------------------------------
+# ---- the meaning of an answer ------------------------------------------------------------------
 
 
 class WebhookResponse(msgspec.Struct, frozen=True):
-    """What came back. Either a `status`, or the `error` that says why there was none."""
+    """The answer. Either a `status`, or the `error` that says why there was none."""
 
     status: int | None
     retry_after_ms: int | None = None
     error: str | None = None
     body: bytes = b""
-    """The beginning of what was answered, as far as the sender keeps it."""
+    """The beginning of the answer, as far as the sender keeps it."""
     is_withheld: bool = False
     """Nothing was sent: when it could have been, it was not to begin any more."""
 
@@ -154,7 +154,7 @@ class WebhookSender(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close what is idle. Sends are to be finished or cancelled before."""
+        """Close idle connections. Finish or cancel sends before."""
         ...
 
 
@@ -167,7 +167,7 @@ CONTENT_TYPES: Final[dict[int, str]] = {
 def webhook_request(
     subscription: Subscription, deliveries: list[DueDelivery], timestamp_s: int
 ) -> WebhookRequest:
-    """What is sent for one message, or for a batch of them."""
+    """The request for one message, or for a batch of them."""
     first, as_batch = deliveries[0], bool(subscription.batch_max)
     subscription = for_message(subscription, first.payload)
     return WebhookRequest(
