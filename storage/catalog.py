@@ -8,7 +8,7 @@ definitions log. Only the keys may be ahead of it, which META says.
 LMDB trusts its file, and this module does not (I8). A value carries a checksum over table, key and
 value, and every reader verifies it. Before LMDB maps the file, `storage.catalog_file` checks that
 it is sound. It reads all of a file that is not longer than VERIFY_BYTES, and of any file if asked
-to. Of a longer file it skips the leaves, so that a start does not take longer the more messages are
+to. In a longer file it skips the leaves, so that a start does not take longer the more messages are
 waiting (I10). `verify` reads those leaves.
 
 Cost: `get` about 2 µs, of a view 1 µs, checksum included; writes 3 µs per pair, 0.7 µs in columns,

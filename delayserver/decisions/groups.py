@@ -123,8 +123,8 @@ class Groups:
     def decide_when_free(self, decide: Callable[[], object]) -> None:
         """Call `decide` as soon as the committer is free, just before the open group is closed.
 
-        All requests that come while a group is being synced are decided together then. That costs
-        less than deciding them in the pieces in which they came."""
+        All requests that come while a group is being synced are decided together then. It costs
+        less than decisions in the pieces in which they came."""
         self._gathered.append(decide)
         self.wake()
 

@@ -91,7 +91,7 @@ class Outcomes:
         dispatcher.outcomes = self
 
     def on_sent(self, answers: Sequence[Answer], now_ms: int) -> None:
-        """Take in the results of deliveries that were sent; a result counts for all deliveries that
+        """Take in the results of sent deliveries; one counts for all that it stands with.
         it stands with.
 
         Results that come together are one call, since the places that get free are filled in one

@@ -176,10 +176,9 @@ class Publishing:
         self.admit_subjects({*new.batch.subjects, *new.batch.outcome_subjects()})
 
     def admit(self, subject: str, total_bytes: int) -> int:
-        """Refuse a publish that cannot be accepted now; returns the subject's number, perhaps a new
-        one.
+        """Refuse a publish that cannot be accepted now; returns the number of the subject.
 
-        Raises OverloadedError, DiskReserveError, StoppingError."""
+        The subject may be new. Raises OverloadedError, DiskReserveError, StoppingError."""
         self.refuse_when_disk_is_low()
         self._groups.admit(total_bytes)
         self.admit_subjects([subject])

@@ -1,4 +1,4 @@
-"""Who holds the office of a shard: every record that an owner appends goes through here.
+"""The holder of a shard's office: every record that an owner appends goes through here.
 
     groups, beats, leases, release ──▶ Holder ──▶ engine ──▶ offsets ──▶ Tenure: do they count? (R1)
 

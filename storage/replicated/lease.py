@@ -1,4 +1,4 @@
-"""Who may answer, deliver and claim now: rules R1, R2, R3 and R7 of a shard's replicated log.
+"""A node's rights to answer, deliver and claim now: R1, R2, R3 and R7 of a shard's replicated log.
 
     R1  An owner answers for a record only if the log gave it the offset that follows the last one
         the owner knows: by having written it, or by having read what others have written between
