@@ -110,7 +110,7 @@ class Queue:
     """Rows by subject that left for a consumer which may not read them: after another subject, or
     from a deleted subscription, there may be such. They wait for one that may."""
     slow_start: SlowStart = field(default_factory=SlowStart)
-    """Of its requests, if it is a webhook's."""
+    """Limits how fast its requests become more, if it is a webhook's."""
     permit: Permit | None = None
     """Of a webhook whose limits are those of several shards together."""
 
