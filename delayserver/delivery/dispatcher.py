@@ -873,8 +873,9 @@ class Dispatcher:
         if handout.request is not None and handout.request.subjects and len(deliveries):
             deliveries = self._withhold(queue, handout.request, deliveries)
         if handout.request is not None:
-            is_in_vain = handout.count > 0 and not len(deliveries)
-            if not (is_in_vain and self._start_anew(queue, handout.request)):
+            if handout.count > 0 and not len(deliveries) and not handout.request.is_gone:
+                self._wait_on(queue, handout.request)
+            else:
                 self._ports.hand_out(handout, deliveries)
             return 0
         queue.posts.discard(handout.first_seq)
@@ -959,15 +960,6 @@ class Dispatcher:
                 self._slices.soon(partial(_complete, other), LOOK_ITEMS)
         return deliveries.select(np.flatnonzero(mine))
 
-    def _start_anew(self, queue: Queue, request: PullRequest) -> bool:
-        """Nothing of what was read for a consumer can be given to it: read what comes behind.
-        False: there is nothing, or nobody waits any more."""
-        return (
-            not request.is_gone
-            and self._ready(queue, request) > 0
-            and self._start(queue, request.max_messages, request, self._instant()) > 0
-        )
-
     def _take_back(self, queue: Queue, handout: Handout, deliveries: Deliveries) -> None:
         """Nothing may leave any more that was read: it goes back to its place, and was no
         attempt."""
@@ -1009,6 +1001,19 @@ class Dispatcher:
 
     def request(self, queue: Queue, request: PullRequest) -> DelayedFetch:
         """Let a consumer wait: it is answered when enough messages are due, or its time is up."""
+        request.until_ms = self._stopwatch() + request.wait_ms
+        return self._wait(queue, request)
+
+    def _wait_on(self, queue: Queue, request: PullRequest) -> None:
+        """Nothing of what was read for a consumer can be given to it: let it wait for what is left
+        of its time."""
+        request.wait_ms = max(0, request.until_ms - self._stopwatch())
+        fetch = self._wait(queue, request)
+        if not fetch.is_completed:
+            request.again = fetch
+            self._ports.tick_soon()
+
+    def _wait(self, queue: Queue, request: PullRequest) -> DelayedFetch:
 
         def ready() -> bool:
             return self._ready(queue, request) >= request.min_messages
