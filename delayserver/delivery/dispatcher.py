@@ -581,7 +581,9 @@ class Dispatcher:
         if subscription.is_pushed:
             queue.want(instant)
             left = REQUESTS_MAX
-            while left > 0 and (count := self._push_out(queue, instant, left)):
+            while left > 0 and queue.rows.count:
+                if not (count := self._push_out(queue, instant, left)):
+                    break
                 left -= count
             if left <= 0:
                 self.pump_soon(subscription.id)

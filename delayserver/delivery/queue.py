@@ -117,7 +117,10 @@ class Queue:
     @property
     def count(self) -> int:
         """How many rows wait."""
-        return self.rows.count + sum(len(fired.rows) for fired in self._withheld_slices())
+        count = self.rows.count
+        if self.withheld:
+            count += sum(len(fired.rows) for fired in self._withheld_slices())
+        return count
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
@@ -247,7 +250,8 @@ class Queue:
     def starts_slowly(self, instant: Instant) -> bool:
         """Whether webhooks could leave now, if those that are out might become more at once."""
         return (
-            self.subscription.is_pushed
+            self.rows.count > 0
+            and self.subscription.is_pushed
             and not self.subscription.takes_many
             and not self.slow_start.room(instant.present_ms)
             and self.free_places() > 0
