@@ -138,7 +138,9 @@ class Backlog:
     @property
     def count(self) -> int:
         """How many rows wait."""
-        count = sum(lane.count for lane in self._lanes()) + self._expired.count
+        # Asked several times for each delivery.
+        count = self._fresh.count + self._late.count + self._returned.count
+        count += self._suspects.count + self._expired.count
         return count if self.single_file is None else count + self.single_file.count
 
     def _lanes(self) -> tuple[Ranks, ...]:

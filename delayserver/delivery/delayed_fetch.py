@@ -10,7 +10,8 @@ the oldest of each key, so its cost does not depend on how many consumers wait.
     it is gone        ──▶ cancel ──▶ completed, takes nothing
 
 Fair: among the consumers that could be satisfied, the one that came first is. A consumer that waits
-for more than there is does not hold up those behind it; when its time is up it gets the rest.
+for more than there is does not hold up those behind it; when its time is up it gets the rest. A
+consumer that may have none of the rows that were read for it waits for the rest of its time.
 
 Cost: about 10 µs for a pull that waits and is completed; a cancel is O(1). Threads: belongs to the
 event loop.
@@ -62,6 +63,10 @@ class PullRequest:
     """The most bytes of payloads, unless one alone has more; 0: the most for one handout."""
     is_gone: bool = False
     """The consumer does not wait any more: nothing must be taken for it, or leased to it."""
+    until_ms: int = 0
+    """When its time is up, by the stopwatch of the dispatcher, which sets it."""
+    again: "DelayedFetch | None" = None
+    """Its wait after one that ended with messages it could not be given."""
 
     def may_read(self, subject: str) -> bool:
         """Whether the consumer may have messages of a subject."""
@@ -72,6 +77,7 @@ class PullRequest:
         pull would be left to the garbage collector, which holds up the event loop for tens of
         ms."""
         answer, self.answer = self.answer, _answered
+        self.again = None
         answer(pulled)
 
 
@@ -108,6 +114,9 @@ class DelayedFetch(DelayedOperation):
         are available again."""
         self.request.is_gone = True
         self.force_complete()
+        if self.request.again is not None:
+            self.request.again.force_complete()
+            self.request.again = None
 
 
 _Need = tuple[int, tuple[str, ...]]

@@ -55,7 +55,10 @@ class Pulls:
 
     def request(self, queue: Queue, request: PullRequest) -> DelayedFetch:
         """Let a consumer wait: it is answered when enough messages are due, or its time is up."""
+        request.until_ms = self._queues.stopwatch() + request.wait_ms
+        return self._wait(queue, request)
 
+    def _wait(self, queue: Queue, request: PullRequest) -> DelayedFetch:
         def ready() -> bool:
             return self._ready(queue, request) >= request.min_messages
 
@@ -64,6 +67,15 @@ class Pulls:
                 request.finish(Pulled())
 
         return self.fetches.add(queue.subscription.id, request, ready, complete)
+
+    def _wait_on(self, queue: Queue, request: PullRequest) -> None:
+        """The consumer may have none of the messages that were read: let it wait for the rest of
+        its time."""
+        request.wait_ms = max(0, request.until_ms - self._queues.stopwatch())
+        fetch = self._wait(queue, request)
+        if not fetch.is_completed:
+            request.again = fetch
+            self._ports.tick_soon()
 
     def complete(self, queue: Queue, instant: Instant) -> None:
         """Answer consumers that wait, as far as there are rows for them."""
@@ -142,9 +154,10 @@ class Pulls:
         deliveries = self._pump.without_expired(deliveries, now_ms)
         if request.subjects and len(deliveries):
             deliveries = self._withhold(queue, request, deliveries)
-        # The consumer may have none of the messages that were read: read the next ones.
-        if len(deliveries) or request.is_gone or not self._begin(queue, request):
+        if len(deliveries) or request.is_gone:
             self._ports.hand_out(queue.subscription, request, deliveries)
+        else:
+            self._wait_on(queue, request)
 
     def _withhold(self, queue: Queue, request: PullRequest, deliveries: Deliveries) -> Deliveries:
         """Lay by messages that a consumer may not read, for one that may, and return the rest."""

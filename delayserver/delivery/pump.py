@@ -171,7 +171,9 @@ class Pump:
             return queue.count != before
         queue.want(instant)
         left = REQUESTS_MAX
-        while left > 0 and (count := self.pushes.begin(queue, instant, left)):
+        while left > 0 and queue.rows.count:
+            if not (count := self.pushes.begin(queue, instant, left)):
+                break
             left -= count
         if left <= 0:
             self.soon(queue.subscription.id)

@@ -51,14 +51,17 @@ class Queue:
     """Rows by subject that left for a consumer which may not read them: after another subject, or
     from a deleted subscription, there may be such. They wait for one that may."""
     slow_start: SlowStart = field(default_factory=SlowStart)
-    """The slow start of its requests, if it is a webhook's."""
+    """Limits how fast its requests become more, if it is a webhook's."""
     permit: Permit | None = None
     """The permit of a webhook whose limits are those of several shards together."""
 
     @property
     def count(self) -> int:
         """How many rows wait."""
-        return self.rows.count + sum(len(fired.rows) for fired in self._withheld_slices())
+        count = self.rows.count
+        if self.withheld:
+            count += sum(len(fired.rows) for fired in self._withheld_slices())
+        return count
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
@@ -189,7 +192,8 @@ class Queue:
     def starts_slowly(self, instant: Instant) -> bool:
         """Whether webhooks could leave now, if those that are out might become more at once."""
         return (
-            self.subscription.is_pushed
+            self.rows.count > 0
+            and self.subscription.is_pushed
             and not self.subscription.takes_many
             and not self.slow_start.room(instant.present_ms)
             and self.free_places() > 0

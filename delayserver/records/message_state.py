@@ -86,9 +86,9 @@ OPEN = (State.SCHEDULED, State.DELIVERING)
 
 
 def own_row(first: ScheduleEntry, changes: Mapping[int, Change]) -> ScheduleEntry:
-    """The row by which a message is due that is `first` by its id: the place it was moved to, if it
-    was. If its retry was cancelled, the later of that and `first`: where the clock was set back, a
-    retry may be due before its message."""
+    """The row by which a message is due that is `first` by its id: where it was moved to, if it
+    was. A cancelled retry counts only if it is due later than `first`: where the clock was set
+    back, a retry may be due before its message."""
     whole = changes.get(0)
     if whole is None:
         return first

@@ -44,7 +44,7 @@ from report import (
 from servers import BenchmarkError, Served, add_directory, delay_server, disk_directory
 
 LEVEL_MS = 50.0
-SETTLE_S = 3.0
+SETTLE_S, QUICK_SETTLE_S = 3.0, 0.5
 BATCH = 10_000
 _BUCKET = re.compile(r'^delayserver_loop_turn_seconds_bucket\{le="([^"]+)"\} (\S+)', re.MULTILINE)
 
@@ -202,7 +202,7 @@ CASES: dict[str, tuple[Callable[[Crowd], None], int]] = {
 """By name, what is done, and of how many times as many."""
 
 
-def figure_of(name: str, directory: Path, count: int) -> Figure:
+def figure_of(name: str, directory: Path, count: int, settle_s: float) -> Figure:
     """The longest turn of a server of its own meanwhile."""
     begin, times = CASES[name]
     settings = ["--subscriptions-max=100000", "--disk-reserve-bytes=1000000"]
@@ -211,7 +211,7 @@ def figure_of(name: str, directory: Path, count: int) -> Figure:
         bench = Crowd(served, data_dir, count)
         before = bench.turns()
         begin(bench)
-        time.sleep(SETTLE_S)
+        time.sleep(settle_s)
         after = bench.turns()
         served.kill()
     return figure(name, count * times, before, after)
@@ -256,11 +256,12 @@ def main() -> int:
     add_directory(parser)
     options = parse(parser, count=100)
     console = make_console()
+    settle_s = QUICK_SETTLE_S if options.quick else SETTLE_S
     figures = []
     with disk_directory(options.dir) as directory:
         for name in options.only.split(","):
             with console.status(name):
-                figures.append(figure_of(name, directory, options.count))
+                figures.append(figure_of(name, directory, options.count, settle_s))
     if options.quick:
         without_levels(figures)
     show_figures(f"longest turns of the event loop, {options.count:,} of each", figures, console)

@@ -208,13 +208,14 @@ class Receiver:
                 with hook.lock:
                     hook.busy += 1
                     hook.most_busy = max(hook.most_busy, hook.busy)
-                hook.received.put(Received(self.path, headers, body, now_ms(), self.command))
+                    # The first to be seen by `next` gets the first answer, however many come.
+                    hook.received.put(Received(self.path, headers, body, now_ms(), self.command))
+                    status, extra, text = next(iter(hook.answers))
                 hook.gate.wait(DEADLINE_S)
                 time.sleep(hook.takes_s)
                 with hook.lock:
                     # Before the answer: who gets it may send the next at once.
                     hook.busy -= 1
-                    status, extra, text = next(iter(hook.answers))
                 answer = text.encode()
                 self.send_response(status)
                 for name, value in {**extra, "content-length": str(len(answer))}.items():

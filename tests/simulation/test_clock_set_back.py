@@ -35,7 +35,7 @@ class Machine:
         self.received: list[tuple[int, str]] = []
         """Bodies, and the subscriptions they came to."""
         self.status = 200
-        """What receivers answer."""
+        """The status with which receivers answer."""
         self.start()
 
     def start(self) -> None:

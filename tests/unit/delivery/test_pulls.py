@@ -309,8 +309,9 @@ def test_a_consumer_gets_nothing_where_all_has_expired() -> None:
     parts.fire((1, START_MS), route=WITH_OPTIONS)
     parts.pull(consumer, 2)
     parts.read_columns(options={1: OVER})
-    [(_, given)] = parts.ports.handed_out
-    assert len(given) == 0
+    assert not parts.ports.handed_out and not parts.answers
+    parts.wait(1001)
+    assert parts.answers == [[]]
 
 
 def pull_of(parts: Parts, one: Subscription, *subjects: str, wait_ms: int = 0) -> None:
@@ -326,8 +327,7 @@ def test_what_a_consumer_may_not_read_waits_for_one_that_may() -> None:
     parts.fire((5, START_MS), (6, START_MS + 1))
     pull_of(parts, mine, "refund")
     parts.read()
-    (_, handed_out) = parts.ports.handed_out.pop()
-    assert not len(handed_out)
+    assert not parts.ports.handed_out
     assert (queue.count, queue.in_flight, parts.dispatcher.queued_count()) == (2, 0, 2)
     assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     assert parts.dispatcher.oldest_due_ms() == START_MS == queue.first_ms()
@@ -338,6 +338,32 @@ def test_what_a_consumer_may_not_read_waits_for_one_that_may() -> None:
     pull_of(parts, mine, "refund", "order.*")
     assert [one.entry.seq for one in parts.read()] == [5, 6]
     assert not queue.withheld
+
+
+@pytest.mark.parametrize("end", ["rows", "time", "gone"])
+def test_a_consumer_waits_on_when_it_may_read_nothing_of_what_was_read(end: str) -> None:
+    mine = subscription(subject="*")
+    parts = Parts(mine)
+    parts.fire((5, START_MS), (6, START_MS + 1))
+    answers: list[Pulled] = []
+    request = PullRequest(10, 30_000, 1000, answers.append, subjects=("refund",))
+    fetch = parts.dispatcher.pulls.request(parts.dispatcher.queues.of(mine), request)
+    parts.read()
+    fetches = parts.dispatcher.pulls.fetches
+    assert not parts.ports.handed_out and not answers and fetches.count() == 1
+    if end == "gone":
+        fetch.cancel()
+        assert not answers and request.again is None
+    elif end == "time":
+        parts.wait(999)
+        assert not answers
+        parts.wait(1001)
+        assert [len(one.tokens) for one in answers] == [0] and request.again is None
+    else:
+        request.subjects = ()
+        parts.fire((7, START_MS))
+        assert [one.entry.seq for one in parts.read()] == [5, 6, 7]
+    assert fetches.count() == 0
 
 
 def test_what_a_consumer_may_not_read_goes_to_another_that_waits() -> None:
