@@ -47,7 +47,7 @@ MODULES = (
     "delayserver.serve.supervisor",
     "delayserver.cluster.joining",
     "delayserver.cluster.news",
-    "delayserver.serve.node",
+    "delayserver.serve.candidacy",
     "delayserver.delivery.amqp_sink",
     "delayserver.delivery.kafka_sink",
     "delayserver.delivery.kafka_source",

@@ -4,8 +4,9 @@ Cost: only when something is wrong. Threads: pure.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -102,83 +103,84 @@ def _problem(name: str, title: str, status: int, error: Exception) -> Problem:
     return Problem(document)
 
 
+_KINDS: Final[Sequence[tuple[type | tuple[type, ...], str, str, int]]] = (
+    (TooLargeError, "too-large", "The request is too large", 413),
+    ((InputErrors, InputError), "invalid", "The request is invalid", 422),
+    (NotFoundError, "not-found", "Not found", 404),
+    (KeyConflictError, "key-conflict", "The key stands for other content", 409),
+    (ConflictError, "conflict", "The state does not allow it", 409),
+    (PreconditionError, "precondition", "It has changed since", 412),
+    (OverloadedError, "overloaded", "Too much at once", 503),
+    (RateLimitedError, "rate-limited", "Too many requests", 429),
+    (HeadTooLargeError, "head-too-large", "The request's headers are too large", 431),
+    (MalformedError, "malformed", "The request is malformed", 400),
+    (CodingError, "coding", "The request's body is compressed", 415),
+    (MediaTypeError, "media-type", "The content type is not taken", 415),
+    (AckTimeoutError, "ack-timeout", "Not durable in time", 504),
+    (StoppingError, "stopping", "The server is stopping", 503),
+    (ShardAwayError, "shard-away", "A shard is away", 503),
+    (StandbyError, "standby", "On standby", 503),
+    (MisdirectedError, "misdirected", "Another shard has it", 421),
+    ((DiskReserveError, DiskFullError), "disk-full", "The disk is nearly full", 507),
+    (ExhaustedError, "overloaded", "Too much at once", 503),
+    (StagingError, "invalid", "The staged import is invalid", 422),
+    (DamageError, "damaged", "The stored message is damaged", 500),
+)
+"""What is said of each kind of error: the end of its URN, a title and the status. The first one
+that fits counts."""
+
+
 def problem_of(error: Exception) -> Problem:
     """The answer to an error. One that is not of our trees is a bug; whoever asks logs it."""
+    if isinstance(error, AccessError):
+        if error.authenticated:
+            return _problem("forbidden", "Not allowed", 403, error)
+        problem = _problem("unauthorized", "A token is needed", 401, error)
+        problem.headers["www-authenticate"] = "Bearer"
+        return problem
+    for kinds, name, title, status in _KINDS:
+        if isinstance(error, kinds):
+            problem = _problem(name, title, status, error)
+            _say_more(problem, error)
+            return problem
+    problem = _problem("internal", "The server failed", 500, error)
+    if not isinstance(error, DelayServerError | StorageError):
+        problem.document.detail = "an unexpected error, which is in the server's log"
+    return problem
+
+
+def _say_more(problem: Problem, error: Exception) -> None:
+    """The fields and headers that only some kinds of errors have."""
+    document, headers = problem.document, problem.headers
     match error:
-        case TooLargeError():
-            problem = _problem("too-large", "The request is too large", 413, error)
-            problem.document.errors = [FieldError(error.pointer, error.detail)]
         case InputErrors():
-            problem = _problem("invalid", "The request is invalid", 422, error)
-            problem.document.errors = [
+            document.errors = [
                 FieldError(one.pointer, one.detail) for one in error.errors[:POINTED_ERRORS_MAX]
             ]
-        case InputError():
-            problem = _problem("invalid", "The request is invalid", 422, error)
-            problem.document.errors = [FieldError(error.pointer, error.detail)]
-        case NotFoundError():
-            problem = _problem("not-found", "Not found", 404, error)
-        case KeyConflictError():
-            problem = _problem("key-conflict", "The key stands for other content", 409, error)
-            problem.document.state = error.state
-        case ConflictError():
-            problem = _problem("conflict", "The state does not allow it", 409, error)
-            problem.document.state = error.state
+        case TooLargeError() | InputError():
+            document.errors = [FieldError(error.pointer, error.detail)]
+        case KeyConflictError() | ConflictError():
+            document.state = error.state
         case PreconditionError():
-            problem = _problem("precondition", "It has changed since", 412, error)
             if error.version:
-                problem.headers["etag"] = entity_tag(error.version)
-        case OverloadedError():
-            problem = _problem("overloaded", "Too much at once", 503, error)
-            problem.headers["retry-after"] = _seconds(error.retry_after_ms)
-        case RateLimitedError():
-            problem = _problem("rate-limited", "Too many requests", 429, error)
-            problem.headers["retry-after"] = _seconds(error.retry_after_ms)
-        case HeadTooLargeError():
-            problem = _problem("head-too-large", "The request's headers are too large", 431, error)
-        case MalformedError():
-            problem = _problem("malformed", "The request is malformed", 400, error)
+                headers["etag"] = entity_tag(error.version)
+        case OverloadedError() | RateLimitedError():
+            headers["retry-after"] = _seconds(error.retry_after_ms)
         case CodingError():
-            problem = _problem("coding", "The request's body is compressed", 415, error)
-            problem.headers["accept-encoding"] = "identity"  # RFC 9110, 15.5.16
-        case MediaTypeError():
-            problem = _problem("media-type", "The content type is not taken", 415, error)
+            headers["accept-encoding"] = "identity"  # RFC 9110, 15.5.16
         case AckTimeoutError():
-            problem = _problem("ack-timeout", "Not durable in time", 504, error)
-            problem.document.ids = [*error.ids]
+            document.ids = [*error.ids]
         case StoppingError():
-            problem = _problem("stopping", "The server is stopping", 503, error)
-            problem.headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)
+            headers["retry-after"] = _seconds(STOPPING_RETRY_AFTER_MS)
         case ShardAwayError():
-            problem = _problem("shard-away", "A shard is away", 503, error)
-            problem.headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
-            problem.document.outcome = "unknown" if error.is_unknown else ""
+            headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
+            document.outcome = "unknown" if error.is_unknown else ""
         case StandbyError():
-            problem = _problem("standby", "On standby", 503, error)
-            problem.headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
+            headers["retry-after"] = _seconds(SHARD_AWAY_RETRY_AFTER_MS)
         case MisdirectedError():
-            problem = _problem("misdirected", "Another shard has it", 421, error)
-            problem.headers["delay-owner"] = error.owner
-        case DiskReserveError() | DiskFullError():
-            problem = _problem("disk-full", "The disk is nearly full", 507, error)
+            headers["delay-owner"] = error.owner
         case ExhaustedError():
-            problem = _problem("overloaded", "Too much at once", 503, error)
-            problem.headers["retry-after"] = _seconds(EXHAUSTED_RETRY_AFTER_MS)
-        case AccessError(authenticated=True):
-            problem = _problem("forbidden", "Not allowed", 403, error)
-        case AccessError():
-            problem = _problem("unauthorized", "A token is needed", 401, error)
-            problem.headers["www-authenticate"] = "Bearer"
-        case StagingError():
-            problem = _problem("invalid", "The staged import is invalid", 422, error)
-        case DamageError():
-            problem = _problem("damaged", "The stored message is damaged", 500, error)
-        case DelayServerError() | StorageError():
-            problem = _problem("internal", "The server failed", 500, error)
-        case _:
-            problem = _problem("internal", "The server failed", 500, error)
-            problem.document.detail = "an unexpected error, which is in the server's log"
-    return problem
+            headers["retry-after"] = _seconds(EXHAUSTED_RETRY_AFTER_MS)
 
 
 def _seconds(duration_ms: int) -> str:

@@ -414,7 +414,6 @@ def go_ahead(
         damage: list[Damage] = []
         next_seq, _ = file_message_log(
             store.write_ahead_log,
-            store.schedule,
             store.replay,
             damage,
             now_ms=now_ms,

@@ -55,7 +55,15 @@ class GroupPorts(Protocol):
 class Groups:
     """The groups that are on their way."""
 
-    def __init__(self, settings: Settings, sequencer: Sequencer, ports: GroupPorts) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sequencer: Sequencer,
+        ports: GroupPorts,
+        holds_office: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`holds_office`: whether nobody else can own the shard by now. Nothing is logged that
+        could not be."""
         self._settings = settings
         self._sequencer = sequencer
         self._ports = ports
@@ -74,8 +82,7 @@ class Groups:
         self._imports: deque[Callable[[], None]] = deque()
         self._import_seq = 0
         self.stopping = False
-        self.holds_office: Callable[[], bool] = lambda: True
-        """Whether no other node can own the shard by now: otherwise nothing is logged."""
+        self._holds_office = holds_office
         self.committed_total = 0
 
     # ── the door ───────────────────────────────────────────────────────────────────────────────
@@ -86,7 +93,7 @@ class Groups:
         Raises OverloadedError, StoppingError."""
         if self.stopping:
             raise StoppingError("the server is stopping")
-        if not self.holds_office():
+        if not self._holds_office():
             raise OverloadedError("the log of the shard does not answer", 1000)
         open_bytes = self._sequencer.group.total_bytes
         if open_bytes and open_bytes + total_bytes > self._settings.group_max_bytes:

@@ -22,7 +22,7 @@ loop.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -89,6 +89,18 @@ SOURCE: Final = DefinitionKind(
     read_source_state,
     lambda *change: pack_source_change(SourceChange(*change)),
 )
+
+
+class _Read(NamedTuple):
+    """What came of records of a topic."""
+
+    messages: list[NewMessage]
+    positions: dict[int, int]
+    """By partition, the offset behind the last one."""
+    skipped: int
+    last_skipped: UnpublishedRecord | None
+    is_stopped: bool = False
+    """A record cannot be published, and the source stops at it."""
 
 
 class Sourcing(Defining[WantedSource, Source, SourceState]):
@@ -188,33 +200,16 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
         source, state = known.definition, known.state
         if state.version != version:
             return None
-        positions = dict(state.positions)
-        messages: list[NewMessage] = []
-        skipped, last_skipped, is_stopped = 0, state.last_skipped, False
-        for record in records:
-            if record.offset < positions.get(record.partition, 0):
-                continue  # it was taken before the reader had begun
-            if record.is_mark:
-                positions[record.partition] = record.offset + 1
-                continue
-            try:
-                messages.append(self._message(source, record, now_ms))
-            except InputError as error:
-                reason = str(error)[:REASON_CHARACTERS_MAX]
-                last_skipped = UnpublishedRecord(record.partition, record.offset, reason, now_ms)
-                if source.on_error == OnError.STOP:
-                    is_stopped = True
-                    break
-                skipped += 1
-            positions[record.partition] = record.offset + 1
-        if positions == state.positions and not is_stopped:
+        read = self._read(known, records, now_ms)
+        messages, is_stopped = read.messages, read.is_stopped
+        if read.positions == state.positions and not is_stopped:
             return None
         state = msgspec.structs.replace(
             state,
-            positions=positions,
+            positions=read.positions,
             taken=state.taken + len(messages),
-            skipped=state.skipped + skipped,
-            last_skipped=last_skipped,
+            skipped=state.skipped + read.skipped,
+            last_skipped=read.last_skipped,
             is_paused=is_stopped,
             is_stopped=is_stopped,
             identity=identity or state.identity,
@@ -233,11 +228,35 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
         self._record(Known(source, state), has_room=True)
         assert self._sequencer.group is group
         self.taken_total += len(messages)
-        self.skipped_total += skipped
+        self.skipped_total += read.skipped
         self._groups.wake()
         if is_stopped:
             self.on_changed(name)
         return group
+
+    def _read(
+        self, known: Known[Source, SourceState], records: Sequence[SourceRecord], now_ms: int
+    ) -> _Read:
+        """Records that were not taken before, up to one at which the source stops."""
+        source, state = known.definition, known.state
+        positions, messages = dict(state.positions), list[NewMessage]()
+        skipped, last_skipped = 0, state.last_skipped
+        for record in records:
+            if record.offset < positions.get(record.partition, 0):
+                continue  # it was taken before the reader had begun
+            if record.is_mark:
+                positions[record.partition] = record.offset + 1
+                continue
+            try:
+                messages.append(self._message(source, record, now_ms))
+            except InputError as error:
+                reason = str(error)[:REASON_CHARACTERS_MAX]
+                last_skipped = UnpublishedRecord(record.partition, record.offset, reason, now_ms)
+                if source.on_error == OnError.STOP:
+                    return _Read(messages, positions, skipped, last_skipped, is_stopped=True)
+                skipped += 1
+            positions[record.partition] = record.offset + 1
+        return _Read(messages, positions, skipped, last_skipped)
 
     def _message(self, source: Source, record: SourceRecord, now_ms: int) -> NewMessage:
         """What is published of a record. Raises InputError."""

@@ -162,12 +162,8 @@ class HttpWebhookSender:
             route.doubted_address = "" if connection is None else connection.address
         if connection is None or connection.status is None:
             return WebhookResponse(None, error=failure)
-        retry_after_ms = None
-        if connection.status >= 300:
-            for name, value in connection.headers:
-                if name.lower() == b"retry-after":
-                    text = value.decode("latin-1")
-                    retry_after_ms = parse_retry_after_ms(text, request.timestamp_s)
+        is_refused = connection.status >= 300
+        retry_after_ms = _retry_after_ms(connection, request.timestamp_s) if is_refused else None
         return WebhookResponse(connection.status, retry_after_ms, body=connection.body)
 
     async def close(self) -> None:
@@ -403,3 +399,12 @@ def _request_head(request: WebhookRequest, first_lines: str) -> bytes:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         raise InputError("a header holds other characters than Latin-1") from None
+
+
+def _retry_after_ms(connection: HttpConnection, now_s: int) -> int | None:
+    """How long an answer asks to be left alone; None: it does not say."""
+    retry_after_ms = None
+    for name, value in connection.headers:
+        if name.lower() == b"retry-after":
+            retry_after_ms = parse_retry_after_ms(value.decode("latin-1"), now_s)
+    return retry_after_ms

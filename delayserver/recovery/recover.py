@@ -63,7 +63,6 @@ class Recovered:
 def recover(
     catalog: Catalog,
     message_log: TailLog,
-    schedule: HourLog,
     replay: Replay,
     settler: Settler,
     loader: Loader,
@@ -84,7 +83,6 @@ def recover(
         raise found.error()  # What is written of it must be right.
     next_seq, replayed = file_message_log(
         message_log,
-        schedule,
         replay,
         damage,
         now_ms=now_ms,
@@ -93,24 +91,15 @@ def recover(
     )
     # After the replay, which may have opened a settled hour again.
     damage += settler.recover(hour for hour in settler.hours() if not replay.is_retired(hour))
-    for found in damage:
-        replay.effects.note_damage(found, now_ms)
-    if damage:
-        replay.effects.name_lost_subjects()
+    _note_damage(replay, damage, now_ms)
     # What has fired once was live, and stays so, also if the clock was set back since.
     through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
-    slices = 0
-    while replay.must_split(through_hour):
-        damage += replay.split(through_hour, now_ms).damage
-        slices += 1
-        progress("splitting days", slices, slices)
+    damage += _split_days(replay, through_hour, now_ms, progress)
     snapshots = replay.snapshot(through_hour)
-    for hour in {*schedule.buckets(), *settler.hours()} - replay.hours.keys():
+    for hour in {*replay.schedule.buckets(), *settler.hours()} - replay.hours.keys():
         replay.purging.delete_files(hour)
     replay.delete_adopted()
-    registry = Registry(read_subscriptions(catalog))
-    names = read_subjects(catalog)
-    subjects = {name: number for number, name in names.items()}
+    registry, names = Registry(read_subscriptions(catalog)), read_subjects(catalog)
     loaded = []
     leased = leased_by_hour(leases, registry, now_ms)
     for done, snapshot in enumerate(snapshots):
@@ -121,7 +110,7 @@ def recover(
     retired = [hour for hour, state in replay.hours.items() if state.retired_ms]
     return Recovered(
         next_seq,
-        subjects,
+        {name: number for number, name in names.items()},
         registry,
         through_hour,
         loaded,
@@ -131,6 +120,24 @@ def recover(
         max(retired, default=-1),
         [*_fired_ahead(replay, retired, now_ms), *(mark for hour in loaded for mark in hour.fired)],
     )
+
+
+def _note_damage(replay: Replay, damage: list[Damage], now_ms: int) -> None:
+    for found in damage:
+        replay.effects.note_damage(found, now_ms)
+    if damage:
+        replay.effects.name_lost_subjects()
+
+
+def _split_days(replay: Replay, through_hour: int, now_ms: int, progress: Progress) -> list[Damage]:
+    """Have no hour that is due wait in the file of its day. Returns what was found damaged."""
+    damage: list[Damage] = []
+    slices = 0
+    while replay.must_split(through_hour):
+        damage += replay.split(through_hour, now_ms).damage
+        slices += 1
+        progress("splitting days", slices, slices)
+    return damage
 
 
 def leased_by_hour(leases: Rows, registry: Registry, now_ms: int) -> dict[int, Leased]:
@@ -154,7 +161,6 @@ def _fired_ahead(replay: Replay, retired: list[int], now_ms: int) -> Iterator[Ma
 
 def file_message_log(
     message_log: TailLog,
-    schedule: HourLog,
     replay: Replay,
     damage: list[Damage],
     *,
@@ -165,7 +171,7 @@ def file_message_log(
     """Cut the logs back to the checkpoint and file what stands behind it; a checkpoint is not made
     yet. Returns the next seq and the number of records, and adds to `damage`."""
     first_seq = message_log.first_seq()
-    damage += cut_to_checkpoint(first_seq, schedule, replay, is_carried_over=is_carried_over)
+    damage += cut_to_checkpoint(first_seq, replay, is_carried_over=is_carried_over)
     known = len(damage)
     next_seq, replayed = _replay_tail(message_log, replay, damage, now_ms, progress)
     lost = [(found.first_seq, found.last_seq) for found in damage[known:]]
@@ -174,12 +180,12 @@ def file_message_log(
 
 
 def cut_to_checkpoint(
-    first_seq: int | None, schedule: HourLog, replay: Replay, *, is_carried_over: bool = False
+    first_seq: int | None, replay: Replay, *, is_carried_over: bool = False
 ) -> list[Damage]:
     """Cut the logs back to the checkpoint (I7): what stands behind it is filed again. Returns what
     is missing of what it covers. `first_seq`: where the message log begins; None: it is empty."""
-    _check_catalog(first_seq, schedule, replay)
-    _cut_schedule(schedule, replay)
+    _check_catalog(first_seq, replay.schedule, replay)
+    _cut_schedule(replay.schedule, replay)
     missing = replay.resume_definitions(from_catalog=is_carried_over)
     return [] if missing is None else [missing]
 

@@ -561,7 +561,7 @@ class _Repair:
                 replay = Replay(catalog, schedule, dispatch, log, staging, definitions)
                 damage: list[Damage] = []
                 next_seq, _ = file_message_log(
-                    log, schedule, replay, damage, now_ms=self._now_ms, progress=self._progress
+                    log, replay, damage, now_ms=self._now_ms, progress=self._progress
                 )
                 replay.effects.name_lost_subjects()
                 replay.skip_to(next_seq - 1)

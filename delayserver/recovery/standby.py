@@ -118,7 +118,7 @@ class Standby:
         self._clock = clock
         self._stopwatch = stopwatch
         first_seq = self._followed.place.next_seq
-        damage = cut_to_checkpoint(first_seq, store.schedule, store.replay)
+        damage = cut_to_checkpoint(first_seq, store.replay)
         self.damage: list[Damage] = damage
         """What was found and has not been told to anybody."""
         self._reader = RecordReader(log, store.identity.stamp, self._followed.place, adoptions)

@@ -188,7 +188,6 @@ class Store:
         recovered = recover(
             self.catalog,
             self.write_ahead_log,
-            self.schedule,
             self.replay,
             self.settler,
             self.loader,

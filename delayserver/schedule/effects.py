@@ -222,38 +222,15 @@ class Effects:
                 writes[Table.CHANGES].append((key, pack_change(replayed)))
             case RecordKind.DEAD:
                 state, entry_seq, due_ms = ChangeState.DEAD, target_seq, row.target_due_ms
-            case RecordKind.SUBJECT:
-                assert payload is not None
-                key = number_key(row.subject_id)
-                writes[Table.SUBJECTS].append((key, payload))
-                return
-            case RecordKind.SUBSCRIPTION:
-                key = number_key(subscription_id)
-                writes[Table.SUBSCRIPTIONS].append((key, payload))
-                return
-            case RecordKind.HEARTBEAT:
-                assert payload is not None
-                # The next process may understand a heartbeat that this one does not.
-                heartbeat, _ = HEARTBEATS.read(payload)
-                value = payload if heartbeat.subject_id else None
-                if heartbeat.key:
-                    writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
+            case RecordKind.DISCARD:
+                key = dead_letter_key(subscription_id, target_seq)
+                writes[Table.DEAD_LETTERS].append((key, None))
                 return
             case RecordKind.RUN:
                 self._note_run(row, blob)
                 return
-            case RecordKind.SCHEDULE:
-                assert payload is not None
-                self._note_schedule(payload)
-                return
-            case RecordKind.SOURCE:
-                assert payload is not None
-                self._note_source(payload)
-                return
             case _:
-                assert row.kind == RecordKind.DISCARD, row.kind
-                key = dead_letter_key(subscription_id, target_seq)
-                writes[Table.DEAD_LETTERS].append((key, None))
+                self._note_definition(row, payload)
                 return
         change = Change(state, entry_seq, due_ms, row.attempt, row.subject_id)
         if row.kind in MOVES:
@@ -266,6 +243,27 @@ class Effects:
         elif row.kind == RecordKind.REDRIVE:
             key = dead_letter_key(subscription_id, target_seq)
             writes[Table.DEAD_LETTERS].append((key, None))
+
+    def _note_definition(self, row: MessageRow, payload: bytes | None) -> None:
+        writes = self.writes
+        if row.kind == RecordKind.SUBSCRIPTION:
+            writes[Table.SUBSCRIPTIONS].append((number_key(row.subscription_id), payload))
+            return
+        assert payload is not None
+        match row.kind:
+            case RecordKind.SUBJECT:
+                writes[Table.SUBJECTS].append((number_key(row.subject_id), payload))
+            case RecordKind.HEARTBEAT:
+                # The next process may understand a heartbeat that this one does not.
+                heartbeat, _ = HEARTBEATS.read(payload)
+                value = payload if heartbeat.subject_id else None
+                if heartbeat.key:
+                    writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
+            case RecordKind.SCHEDULE:
+                self._note_schedule(payload)
+            case _:
+                assert row.kind == RecordKind.SOURCE, row.kind
+                self._note_source(payload)
 
     # ── of damage ──────────────────────────────────────────────────────────────────────────────
 

@@ -102,7 +102,7 @@ class Replay:
         self._catalog = catalog
         self._definitions = definitions
         self._staging = staging
-        self._schedule = schedule
+        self.schedule = schedule
         self._message_log = message_log
         self.hours = read_hours(catalog)
         """The filed rows, by hour, and by day if they are far off."""
@@ -223,7 +223,7 @@ class Replay:
         of the frame begin."""
         seqs = part.rows["seq"]
         first_seq = int(seqs[0])
-        payload_start, end = self._schedule.append(
+        payload_start, end = self.schedule.append(
             part.bucket,
             buffer_of(part.rows),
             part.payload,
@@ -297,7 +297,7 @@ class Replay:
         keys come first, in transactions of some length, and the checkpoint with all the rest last.
         Until then the message log has every record of the keys, and files it again after a
         crash."""
-        self._schedule.sync()
+        self.schedule.sync()
         writes = self.effects.writes
         place = self._definitions.record(definitions_among(writes), self.filed_seq)
         if (found := self._definitions.damage) is not None:

@@ -4,7 +4,9 @@ process            the wiring of a server
 app                what stands before what: access, the hot calls, the others
 supervisor         a process for each shard: starts, watches and stops them
 shard              the process of one shard, as a supervisor starts it
-node               a process of a node for one shard: on standby, then its server
+node               a process of a node for one shard: on standby, and in office, by turns
+candidacy          … on standby: until it holds the office
+owner              … in office: until another is to have the shard
 standby            a process on standby, as clients see it
 listening          the sockets that clients connect to
 acceptor           takes connections from them, never more than there may be

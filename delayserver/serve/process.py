@@ -15,10 +15,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
@@ -47,7 +47,7 @@ from delayserver.serve.reporting import (
     tell_supervisor,
 )
 from delayserver.serve.uvicorn_interface import check_uvicorn
-from delayserver.server.descriptors import within_limit
+from delayserver.server.descriptors import Budget, within_limit
 from delayserver.server.server import Server
 from delayserver.shards.book import OwnerBook
 from delayserver.shards.exposition import Figure
@@ -60,6 +60,7 @@ from storage.shards import find_directory_above, fix_shard_count
 
 if TYPE_CHECKING:
     from delayserver.serve.node import NodeShard
+    from delayserver.serve.owner import OwnerNode
 
 GRACE_S = 5
 GIVE_AWAY_MS = 1000
@@ -95,17 +96,7 @@ def serve(
         Hangups(partial(_on_hangup, certificates), certificates.renew_if_changed)
         budget = within_limit(settings)
         settings = budget.settings
-        listeners = [bind(settings, shares=place is not None)]
-        if place is None:
-            require_servable(str(settings.data_dir))
-            if (above := find_directory_above(str(settings.data_dir))) is not None:
-                raise InputError(
-                    f"{settings.data_dir} is one shard of {above}: start the server of all of "
-                    f"them, --data-dir {above} --shards N"
-                )
-            fix_shard_count(OsFiles(str(settings.data_dir)), 1)
-        else:
-            listeners.append(bind(settings.model_copy(update={"port": 0})))
+        listeners = _open_listeners(settings, place)
         node = None
         if place is not None and membership is not None:
             from delayserver.serve.node import NodeShard
@@ -116,6 +107,7 @@ def serve(
                 membership,
                 rest,
                 certificates,
+                listeners=listeners,
                 figures=figures,
                 tell=tell_line,
                 fatal=_end,
@@ -125,28 +117,16 @@ def serve(
         if faults.was_seen:
             log.critical("the last run ended with a memory fault: the whole catalog is verified")
         moving = Moving()
-        while node is None or _stand_by(node, listeners, moving):
-            server = Server(
-                settings,
-                fatal=_end,
-                progress=_progress,
-                verify_catalog=faults.was_seen,
-                schedule_hours_max=budget.schedule_hours_max,
-                shard=0 if place is None else place.shard,
-                shards=1 if place is None else place.count,
-                tokens_directory=None if place is None else place.data_dir,
-                around=(lambda surroundings: surroundings) if node is None else node.around,
-            )
-            for name, text, value in figures:
-                if name.endswith("_total"):
-                    server.metrics.counter(name.removesuffix("_total"), text, value)
-                else:
-                    server.metrics.gauge(name, text, value)
-            faults.remove_notes()
+        goes_on = True
+        while goes_on:
+            owner = None
+            if node is not None and (owner := _stand_by(node, moving)) is None:
+                break
+            server = _make_server(budget, place, owner, figures, faults)
             for listener in listeners:
                 listen(settings, listener)
-            if not _serve_until_end(settings, server, listeners, certificates, place, node, moving):
-                break
+            serving = _serve(settings, server, listeners, certificates, place, owner, moving)
+            goes_on = _run_until_end(serving)
         moving.close()
     except FencedError as error:
         log.critical("cannot go on", error=str(error))
@@ -157,16 +137,54 @@ def serve(
     return 0
 
 
-def _serve_until_end(
-    settings: Settings,
-    server: Server,
-    listeners: list[socket.socket],
-    certificates: Certificates,
+def _open_listeners(settings: Settings, place: ShardPlace | None) -> list[socket.socket]:
+    """The sockets that clients will connect to: of the server, and of the shard alone if it is one
+    of several. Raises OSError, and for a server alone InputError, StorageError: it cannot serve
+    what is in the directory."""
+    listeners = [bind(settings, shares=place is not None)]
+    if place is not None:
+        return [*listeners, bind(settings.model_copy(update={"port": 0}))]
+    data_dir = str(settings.data_dir)
+    require_servable(data_dir)
+    if (above := find_directory_above(data_dir)) is not None:
+        raise InputError(
+            f"{data_dir} is one shard of {above}: start the server of all of them, "
+            f"--data-dir {above} --shards N"
+        )
+    fix_shard_count(OsFiles(data_dir), 1)
+    return listeners
+
+
+def _make_server(
+    budget: Budget,
     place: ShardPlace | None,
-    node: "NodeShard | None",
-    moving: Moving,
-) -> bool:
-    """Serve until it is told to stop, or gives its office away; whether it is to go on then."""
+    owner: "OwnerNode | None",
+    figures: list[Figure],
+    faults: MemoryFaults,
+) -> Server:
+    """A server that has recovered. Raises StorageError, AccessError."""
+    server = Server(
+        budget.settings,
+        fatal=_end,
+        progress=_progress,
+        verify_catalog=faults.was_seen,
+        schedule_hours_max=budget.schedule_hours_max,
+        shard=0 if place is None else place.shard,
+        shards=1 if place is None else place.count,
+        tokens_directory=None if place is None else place.data_dir,
+        around=(lambda surroundings: surroundings) if owner is None else owner.around,
+    )
+    for name, text, value in figures:
+        if name.endswith("_total"):
+            server.metrics.counter(name.removesuffix("_total"), text, value)
+        else:
+            server.metrics.gauge(name, text, value)
+    faults.remove_notes()
+    return server
+
+
+def _run_until_end(serving: Coroutine[Any, Any, bool]) -> bool:
+    """Until it is told to stop, or gives its office away; whether the process is to go on then."""
     import uvloop
 
     # What is alive now lives until the end: the collector need not look at it again.
@@ -174,7 +192,6 @@ def _serve_until_end(
     _collect()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            serving = _serve(settings, server, listeners, certificates, place, node, moving)
             return runner.run(serving)
     except KeyboardInterrupt:
         return False
@@ -182,16 +199,17 @@ def _serve_until_end(
         gc.unfreeze()
 
 
-def _stand_by(node: "NodeShard", listeners: list[socket.socket], moving: Moving) -> bool:
-    """Follow until this node holds the office; False: it was told to stop."""
+def _stand_by(node: "NodeShard", moving: Moving) -> "OwnerNode | None":
+    """Follow until this node holds the office; None: it was told to stop."""
     import uvloop
 
+    from delayserver.serve.candidacy import stand_by
+
     _collect()
-    for listener in listeners:
+    for listener in node.listeners:
         listener.listen(BACKLOG)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        following = node.stand_by(listeners, partial(tell_supervisor, RECOVERED), moving)
-        return runner.run(following) is not None
+        return runner.run(stand_by(node, partial(tell_supervisor, RECOVERED), moving))
 
 
 def _collect() -> None:
@@ -300,25 +318,68 @@ async def _serve(
     listeners: list[socket.socket],
     certificates: Certificates,
     place: ShardPlace | None,
-    node: "NodeShard | None",
+    owner: "OwnerNode | None",
     moving: Moving | None = None,
 ) -> bool:
     """Whether the process is to go on when it returns."""
-    book = None if place is None else OwnerBook(place.count)
-    lines = None if book is None else Lines(sys.stdin.fileno(), b"", book)
-    if node is None:
-        app = make_app(server.calls, place)
-    else:
-        lines = node.lines
-        app = make_app(
-            server.calls,
-            place,
-            meeting=node.meeting,
-            book=node.book,
-            machines=lambda: node.lines.news.machines,
-        )
-        app = app._replace(asgi=node.sharing(server.want_snapshot)(app.asgi))
+    app = _make_app(server, place, owner)
     await server.start()
+    # A node goes on to listen when its server has ended.
+    shared = listeners if owner is None else [listener.dup() for listener in listeners]
+    uvicorn_server, acceptor = _make_uvicorn(settings, server, app, shared, certificates, moving)
+    if owner is not None:
+        # Before anybody can come: who has proved itself believes that its tunnel is taken.
+        owner.meeting.take_tunnels(acceptor.adopt)
+    if place is not None and app.member is not None:
+        await app.member.begin(listeners[-1].getsockname()[1], 0 if owner is None else owner.epoch)
+        if owner is None:
+            lines = Lines(sys.stdin.fileno(), b"", OwnerBook(place.count))
+        else:
+            lines = owner.node.lines
+            owner.serving(server.message_log, server.metrics)
+        lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, owner, uvicorn_server))
+        tell_supervisor(RECOVERED)
+        app.member.when_ready(partial(tell_supervisor, READY))
+    is_https = certificates.served is not None
+    log.info("listening", url=url_of(listeners[0], is_https), pid=os.getpid())
+    try:
+        await uvicorn_server.serve(sockets=shared)
+    finally:
+        if app.member is not None:
+            await app.member.close()
+        if owner is None:
+            await server.stop()
+        else:
+            owner.node.lines.end()
+            successor = owner.successor() if uvicorn_server.gives_away else None
+            drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
+            await server.stop(partial(owner.leave, successor), drain_ms=drain_ms)
+    return uvicorn_server.ends_hearing()
+
+
+def _make_app(server: Server, place: ShardPlace | None, owner: "OwnerNode | None") -> App:
+    if owner is None:
+        return make_app(server.calls, place)
+    node = owner.node
+    app = make_app(
+        server.calls,
+        place,
+        meeting=owner.meeting,
+        book=node.book,
+        machines=lambda: node.lines.news.machines,
+    )
+    return app._replace(asgi=node.sharing(server.want_snapshot)(app.asgi))
+
+
+def _make_uvicorn(
+    settings: Settings,
+    server: Server,
+    app: App,
+    listeners: list[socket.socket],
+    certificates: Certificates,
+    moving: Moving | None,
+) -> tuple[_Uvicorn, Acceptor]:
+    """Runs the application, once it serves on `listeners`; and takes its connections."""
     config = uvicorn.Config(
         app.asgi,
         http=app.protocol,
@@ -332,49 +393,20 @@ async def _serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,
     )
-    # A node goes on to listen when its server has ended.
-    shared = listeners if node is None else [listener.dup() for listener in listeners]
     server_state = ServerState()
     make_protocol = partial(app.protocol, config=config, server_state=server_state, app_state={})
-    acceptor = Acceptor(shared, make_protocol, settings, certificates)
+    acceptor = Acceptor(listeners, make_protocol, settings, certificates)
     uvicorn_server = _Uvicorn(config, server, app, acceptor, moving)
     uvicorn_server.server_state = server_state
-    if node is not None:
-        # Before anybody can come: who has proved itself believes that its tunnel is taken.
-        node.meeting.take_tunnels(acceptor.adopt)
-    if app.member is not None:
-        assert lines is not None
-        epoch = 0 if node is None else node.epoch
-        await app.member.begin(listeners[-1].getsockname()[1], epoch)
-        if node is not None:
-            node.serving(server.message_log, server.metrics)
-        lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, node, uvicorn_server))
-        tell_supervisor(RECOVERED)
-        app.member.when_ready(partial(tell_supervisor, READY))
-    is_https = certificates.served is not None
-    log.info("listening", url=url_of(listeners[0], is_https), pid=os.getpid())
-    try:
-        await uvicorn_server.serve(sockets=shared)
-    finally:
-        if app.member is not None:
-            await app.member.close()
-        if node is None:
-            await server.stop()
-        else:
-            if lines is not None:
-                lines.end()
-            successor = node.successor() if uvicorn_server.gives_away else None
-            drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
-            await server.stop(partial(node.leave, successor), drain_ms=drain_ms)
-    return uvicorn_server.ends_hearing()
+    return uvicorn_server, acceptor
 
 
-def _on_news(node: "NodeShard | None", uvicorn_server: _Uvicorn) -> None:
+def _on_news(owner: "OwnerNode | None", uvicorn_server: _Uvicorn) -> None:
     """Something else is known of the cluster."""
     uvicorn_server.on_news()
-    if node is not None and not uvicorn_server.should_exit:
+    if owner is not None and not uvicorn_server.should_exit:
         is_slow = uvicorn_server.is_slow
-        successor = node.successor(is_damaged=uvicorn_server.is_damaged, is_slow=is_slow)
+        successor = owner.successor(is_damaged=uvicorn_server.is_damaged, is_slow=is_slow)
         if successor is not None:
             log.info("gives its shard away", to=successor, disk_is_slow=is_slow)
             uvicorn_server.give_away()

@@ -3,13 +3,21 @@ reading order:
 
 server          a shard moved by real threads, an event loop and a clock
 shard           the parts of one data directory, and the ports between them
+settle_queue    what is settled, on its way to the settler
+body_reader     the bodies of rows that leave
 threads         each runs one part, fed by a queue
 engine          everything that the event loop decides, as one synchronous state machine
 calls           all that the API and the queries may ask of a server
+consumer_calls  … of them those of consumers: pulls and their leases
+subscription_calls  … those that define subscriptions
+redrive_calls   … those that have something delivered again
+event_calls     … an event, and all that it completes
+waits           what the threads have done, as futures
 futures         what is told by a callback, as a future
 alarm           rings at its moment, to a tenth of a millisecond
 clock_watch     whether somebody has set the clock
 loop_turns      how long each turn of the event loop takes
+sink_runner     deliveries that leave, and what comes of them
 webhook_sink    each webhook is traced, sent and counted
 source_runner   publishes what a feed reads
 backups         backups are begun, watched, listed, deleted
@@ -17,5 +25,6 @@ carried_leases  leases over a planned restart
 descriptors     the budget of open files and sockets
 gauges          the counts of a server
 metrics         … for Prometheus
+token_keeper    the tokens of a process, as their file is
 telemetry       spans for OpenTelemetry
 """

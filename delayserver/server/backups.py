@@ -39,9 +39,9 @@ from delayserver.errors import ConflictError, DelayServerError, InputError, NotF
 from delayserver.recovery.snapshots import HeldSnapshot, Snapshots, measure_settled
 from delayserver.recovery.store import Store
 from delayserver.security.tokens import TOKENS_FILE
-from delayserver.server.calls import Calls
 from delayserver.server.futures import answering
 from delayserver.server.shard import Shard
+from delayserver.server.waits import Waits
 from delayserver.times import format_time
 from storage.directory import FORMAT_VERSION
 from storage.errors import (
@@ -83,7 +83,7 @@ class BackupMaker:
     def __init__(
         self,
         shard: Shard,
-        calls: Calls,
+        waits: Waits,
         *,
         shards: int,
         life: str,
@@ -93,7 +93,7 @@ class BackupMaker:
         """`shards`: how many the server has; `life`: that it is in; `tokens_directory`: where
         TOKENS is. The rest of a snapshot of an earlier process is removed. Raises DiskError."""
         self._shard = shard
-        self._calls = calls
+        self._waits = waits
         self._clock = shard.clock
         self._settings = shard.settings
         self._shards = shards
@@ -273,7 +273,7 @@ class BackupMaker:
                 return
             # A group that is written later in this millisecond is not in it.
             through_ms = self._clock() - 1
-            await self._calls.all_durable()
+            await self._waits.all_durable()
             async with self._log_lock:
                 await asyncio.to_thread(shipper.step, through_ms)
             self._log_error = ""
@@ -431,9 +431,9 @@ class BackupMaker:
         """What is settled is measured before the checkpoint: then that covers its messages."""
         snapshots = self._snapshots
         assert snapshots is not None
-        await self._calls.settled()
+        await self._waits.settled()
         settled = await asyncio.to_thread(measure_settled, self._shard.files)
-        await self._calls.all_durable()
+        await self._waits.all_durable()
         clock = self._clock
         asked: asyncio.Future[_Taken]
         asked = asyncio.get_running_loop().create_future()

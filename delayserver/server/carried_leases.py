@@ -1,6 +1,6 @@
 """How leases go over a planned restart: from the engine into the record, and back.
 
-    engine that stops ── left_behind ──▶ KeptLeases ──▶ take_over ──▶ engine that starts
+    engine that stops ── leave ──▶ KeptLeases ──▶ take_over ──▶ engine that starts
 
 Rows that consumers hold do not wait at the start: the loader leaves them out and hands them over
 beside the others (`LoadedHour.leased`). Here they are read and leased again, under their old tokens
@@ -11,18 +11,20 @@ Cost: at a stop, columns; at a start what reading the messages costs, some micro
 Threads: the event loop.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.deliveries import NO_STARTS, Deliveries
 from delayserver.delivery.handout import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.records.kept_leases import ATTEMPT_DTYPE, KeptLeases
 from delayserver.records.subscriptions import Subscription
+from delayserver.recovery.store import Store
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE, FiredRows
 from delayserver.server.engine import Engine
@@ -31,6 +33,41 @@ from storage.rows import HOUR_MS, concatenate, is_among, select
 
 TOGETHER_MAX: Final = 10_000
 """Leases that are read at once, unless one pull has more."""
+
+
+class CarriedLeases:
+    """Those that the process before has left, and those that this one leaves."""
+
+    def __init__(
+        self, store: Store, loaded: Sequence[LoadedHour], now_ms: int, *, is_first: bool
+    ) -> None:
+        """`loaded`: the hours that a recovery has loaded; `is_first`: there was no message yet."""
+        self._store = store
+        self._leased: LeasedRows | None = LeasedRows.of(loaded, store.kept, now_ms)
+        self._is_first = is_first
+        self._starts_ms = NO_STARTS
+        """When a process began after a kill."""
+
+    def take_over(self, engine: Engine, readers: Sequence[Reader], now_ms: int) -> None:
+        """Hold the leases that the process before has left; `readers`: of which the first one is
+        free. The last step before anything runs: as long as nobody is answered, a stop leaves them
+        to the next process, and limits that are shared are known by now.
+
+        Raises StorageError."""
+        store, leased, self._leased = self._store, self._leased, None
+        assert leased is not None
+        begun = store.kept.begun(now_ms, is_first=self._is_first)
+        self._starts_ms = begun.starts_ms
+        for reader in readers:
+            reader.starts_ms = begun.starts_ms
+        take_over(store.kept, leased, engine, readers[0])
+        # Behind this the leases are those of this process alone.
+        store.leases.begin(begun)
+
+    def leave(self, engine: Engine) -> Callable[[], None]:
+        """Returns a function that keeps the leases that are held now for the next process. It is
+        called in any thread once all that was settled is durable."""
+        return partial(self._store.leases.keep, left_behind(engine, self._starts_ms))
 
 
 def left_behind(engine: Engine, starts_ms: NDArray[np.int64]) -> KeptLeases:

@@ -134,7 +134,7 @@ class Engine:
         self.timeouts = timeouts = Timeouts(stopwatch)
         self.slices = slices = Slices(ports.call_soon)
         self.watches = watches = Watches(catalog, ports.forget_watches)
-        self.groups = groups = Groups(settings, sequencer, ports)
+        self.groups = groups = Groups(settings, sequencer, ports, may_deliver)
         self.whereabouts = Whereabouts(settings, catalog, groups, wheel, hours)
         self.dispatcher = Dispatcher(
             registry,

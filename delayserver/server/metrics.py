@@ -284,6 +284,14 @@ class Metrics(Collector):
         self.webhook_answers[subscription_id, kind] += 1
         self.webhook_seconds[subscription_id].observe(seconds)
 
+    def on_begun(self, subscription_id: int, late_ms: list[int]) -> None:
+        """Messages leave, so late each."""
+        of_subscription = self.lateness_by_subscription[subscription_id]
+        counts = {late_ms[0]: 1} if len(late_ms) == 1 else Counter(late_ms)
+        for one_ms, count in counts.items():
+            self.lateness_seconds.observe(one_ms / 1000, count)
+            of_subscription.observe(one_ms / 1000, count)
+
     def on_sink(self, subscription_id: int, kind: str, count: int, seconds: float) -> None:
         """So many messages that went to brokers together have come to that."""
         self.sink_results[subscription_id, kind] += count

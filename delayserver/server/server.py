@@ -11,13 +11,11 @@ Cost: one loop wake-up per commit group. Threads: everything belongs to the even
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import random
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,21 +27,13 @@ from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
-from delayserver.delivery.feeds import FeedOpener
-from delayserver.delivery.outlets import NoClient, OutletSink, body_bytes
-from delayserver.delivery.sender import HttpWebhookSender
-from delayserver.delivery.sink import Answer, Failed, Gone, Later, Result, Sink
 from delayserver.delivery.webhook import WebhookSender
-from delayserver.errors import AccessError
 from delayserver.records import zones
 from delayserver.records.message import DueDelivery
 from delayserver.records.schedules import forget_zones
 from delayserver.records.subscriptions import StandIn, Subscription
-from delayserver.records.understanding import reason_of
 from delayserver.recovery.recover import Progress, Recovered
 from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
-from delayserver.security.targets import TargetPolicy
-from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.alarm import Alarm
 from delayserver.server.backups import BackupMaker
 from delayserver.server.calls import Calls
@@ -51,11 +41,13 @@ from delayserver.server.gauges import Gauges
 from delayserver.server.loop_turns import LoopTurns
 from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard
+from delayserver.server.sink_runner import SinkRunner, about
 from delayserver.server.source_runner import SourceRunner
-from delayserver.server.webhook_sink import WebhookSink
+from delayserver.server.token_keeper import TokenKeeper, open_tokens
+from delayserver.server.waits import Waits
 from storage.catalog import Catalog, LmdbCatalog
 from storage.directory import CATALOG_DIRECTORY, keep_mark, life_of
-from storage.errors import DamageError, StorageError
+from storage.errors import DamageError
 from storage.files import Files, OsFiles
 from storage.frame import Damage
 from storage.kinds import Kind
@@ -64,10 +56,6 @@ if TYPE_CHECKING:
     from delayserver.server.telemetry import Telemetry
 
 DISK_CHECK_S = 1.0
-REASON_CHARACTERS_MAX = 1000
-"""The longest reason that a client may give for an attempt that failed; the rest is cut."""
-ANSWERS_MAX = 32
-"""Answers whose consequences are drawn in one turn of the event loop: 0.1 ms each."""
 CLIENTS = frozenset(("aiormq", "confluent_kafka", "nats", "pamqp", "redis"))
 """Modules of others whose callbacks are on our event loop: the clients of brokers."""
 LOOK_MS = 1000
@@ -116,33 +104,16 @@ class Server(Shard):
         AccessError where others could call without a token."""
         offset_ms = settings.clock_offset_ms
         self._fatal = fatal
-        self._sender = sender
-        self._targets = TargetPolicy(settings.webhook_targets)
-        self._sinks: dict[str, Sink] = {}
-        """By type of subscription; made at first use."""
         files = TimedFiles(str(settings.data_dir))
         tokens_dir = settings.data_dir if tokens_directory is None else tokens_directory
         token_files = files if tokens_directory is None else OsFiles(str(tokens_directory))
-        self.tokens = TokenTable(TokenFile(token_files), settings.token, time.monotonic)
-        self._tokens_error = ""
-        self._is_refreshing = False
-        self._tokens_told: set[tuple[str, str]] = set()
-        """Tokens that are not understood, and why, as the log has them."""
-        self._attempts_broken = 0
         self.telemetry = telemetry
         if settings.otel and telemetry is None:
             from delayserver.server.telemetry import Telemetry, provider_of_environment
 
             self.telemetry = Telemetry(provider_of_environment())
         own_clock: Callable[[], int] = (lambda: clock() + offset_ms) if offset_ms else clock
-        self.tokens.refresh(own_clock())
-        if not settings.on_loopback and not len(self.tokens):
-            raise AccessError(
-                f"{settings.host} is not a loopback address: make a token (delayserver token "
-                f"create NAME --scope admin --data-dir {tokens_dir}), or set one "
-                "(DELAYSERVER_TOKEN, at least 16 characters), before others can reach the server"
-            )
-
+        self.tokens = open_tokens(settings, token_files, tokens_dir, own_clock())
         surroundings = Surroundings(
             clock=own_clock,
             stopwatch=stopwatch,
@@ -168,30 +139,41 @@ class Server(Shard):
             lambda: self.engine.dispatcher.pushes.connections.waiting,
         )
         files.on_sync = self.metrics.on_sync
+        self._token_keeper = TokenKeeper(
+            self.tokens, self.engine.slices, self.clock, self._on_not_understood
+        )
+        self.sinks = SinkRunner(self, self.metrics, sender, self.telemetry)
         self.turns = LoopTurns(
             self._call_in_loop, self.metrics.loop_turn_seconds.observe, time.perf_counter
         )
-        self.calls = Calls(self, self.gauges, self.tokens, self.telemetry, turns=self.turns)
-        self.backups = self.calls.backups = BackupMaker(
+        self.backups = BackupMaker(
             self,
-            self.calls,
+            Waits(self),
             shards=shards,
             life=life,
             tokens_directory=tokens_dir,
             monotonic=time.monotonic,
         )
         self.gauges.add_backups(self.backups)
-        self.gauges.add_brokers(self.broker_bodies, self._broker_sinks)
+        self.gauges.add_brokers(self.broker_bodies, self.sinks.of_brokers)
         self._sources = SourceRunner(
-            self.engine.sources, self._make_feed_opener, self.clock, self.on_fatal
+            self.engine.sources, self.sinks.make_feed_opener, self.clock, self.on_fatal
+        )
+        self.calls = Calls(
+            self,
+            self.gauges,
+            self.tokens,
+            self.telemetry,
+            turns=self.turns,
+            backups=self.backups,
+            source_errors=self._sources.errors,
         )
         self.gauges.not_understood_tokens = lambda: len(self.tokens.not_understood)
-        self.calls.source_errors = self._sources.errors
         self.metrics.gauge("sources_failing", "Sources that cannot go on", self._sources.failing)
         self.metrics.counter(
             "attempts_broken",
             "Attempts that ended by an error that nobody had foreseen",
-            lambda: self._attempts_broken,
+            lambda: self.sinks.broken_total,
         )
         self.metrics.counter("damage", "Damaged places that were found", lambda: self.damage_count)
 
@@ -215,7 +197,8 @@ class Server(Shard):
 
     async def start(self) -> None:
         """Start the threads and the clock: from now on messages fire. Raises StorageError."""
-        self.take_over_leases()
+        readers = self.reader, self.reader_now
+        self.carried_leases.take_over(self.engine, readers, self.clock())
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._alarm = Alarm(self._loop, partial(self._call, self._tick))
@@ -226,8 +209,6 @@ class Server(Shard):
         self.engine.on_clock_set = self._on_clock_set
         for kind in (self.engine.schedules, self.engine.sources, self.engine.heartbeats):
             kind.on_not_understood = self._on_not_understood
-        self._sending: set[asyncio.Task[None]] = set()
-        self._answers: list[Answer] = []
         for subscription in self.engine.registry:
             self._on_defined(subscription)
         for thread in self.workers:
@@ -274,28 +255,19 @@ class Server(Shard):
         # Leases were waited for meanwhile.
         drain_s = max(0, self._held_back_ms + drain_ms - self.stopwatch()) / 1000
         deadline = self._loop.time() + drain_s
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=drain_s)
-            while self._answers:
-                self._on_answers()
-        for task in self._sending:
-            task.cancel()
-        # Behind this nothing leaves any more, whoever owns the shard then.
-        await asyncio.gather(*self._sending, return_exceptions=True)
-        for sink in self._sinks.values():
-            await sink.close()
+        await self.sinks.stop(drain_s)
         while not engine.groups.is_idle and self._loop.time() < deadline + 10:
             self._flush()
             await asyncio.sleep(0.002)
         await self.backups.finish_log()
         self._alarm.close()
         self._disk_timer.cancel()
-        self._flush_settle()
+        self.settles.flush()
         for thread in self.workers:
             thread.finish()
             await asyncio.to_thread(thread.join)
             if thread is self.settling:
-                await asyncio.to_thread(self.leave_leases())
+                await asyncio.to_thread(self.carried_leases.leave(self.engine))
                 await asyncio.to_thread(on_recorded)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
@@ -362,18 +334,7 @@ class Server(Shard):
         )
 
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
-        log.warning("dead letter", reason=reason, **self._about(delivery))
-
-    def _about(self, delivery: DueDelivery) -> dict[str, object]:
-        """What a log line about a delivery holds."""
-        subscription = self.engine.registry.by_id(delivery.subscription_id)
-        return {
-            "message_id": delivery.message_id,
-            "subject": delivery.subject,
-            "key": delivery.payload.key,
-            "subscription": subscription.name if subscription else None,
-            "attempt": delivery.attempt,
-        }
+        log.warning("dead letter", reason=reason, **about(delivery, self.engine.registry))
 
     def commit(self, group: Group, *, at_once: bool) -> None:
         self.metrics.group_records.observe(group.count)
@@ -391,161 +352,19 @@ class Server(Shard):
         self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
     ) -> None:
         late_ms = (self.clock() - deliveries.settled["due_ms"]).tolist()
-        self._observe_lateness(subscription, late_ms)
+        self.metrics.on_begun(subscription.id, late_ms)
         if self.telemetry is not None:
             for delivery in deliveries:
                 self.telemetry.delivery("receive", subscription.name, delivery).end({})
         super().hand_out(subscription, request, deliveries)
 
-    def _observe_lateness(self, subscription: Subscription, late_ms: list[int]) -> None:
-        of_all = self.metrics.lateness_seconds
-        of_subscription = self.metrics.lateness_by_subscription[subscription.id]
-        counts = {late_ms[0]: 1} if len(late_ms) == 1 else Counter(late_ms)
-        for one_ms, count in counts.items():
-            of_all.observe(one_ms / 1000, count)
-            of_subscription.observe(one_ms / 1000, count)
-
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        if subscription.takes_many:
-            self.broker_bodies.take(subscription.id, sum(map(body_bytes, deliveries)))
-        task = self._loop.create_task(self._send(subscription, deliveries))
-        self._sending.add(task)
-        task.add_done_callback(self._sent)
-
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            # The office or the disk is lost, and the deliveries would stay on their way for good.
-            self.on_fatal(error)
-
-    async def _send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        """One attempt. Whatever goes wrong in the client of one receiver ends this attempt, and
-        nothing else."""
-        began_at = time.perf_counter()
-        left = {id(delivery): delivery for delivery in deliveries}
-        may_begin = partial(self._may_begin, subscription)
-
-        def told(some: list[DueDelivery], result: Result) -> None:
-            known = [one for one in some if left.pop(id(one), None) is not None]
-            if known:
-                self._on_result(subscription, began_at, known, _writable(result))
-
-        try:
-            await self._sink(subscription.type).deliver(subscription, deliveries, may_begin, told)
-            reason = "the client has not said what came of it"
-        except StorageError:
-            raise  # of the settled logs of a cluster: another node may own the shard
-        except Exception as error:
-            self._attempts_broken += 1
-            # Without its locals, which may hold secrets.
-            reason = f"an error that was not foreseen: {type(error).__name__}: {error}"
-            log.error("an attempt is broken", subscription=subscription.name, error=reason[:300])
-        if left:
-            told(list(left.values()), Failed(reason))
-
-    def _may_begin(self, subscription: Subscription, deliveries: Sequence[DueDelivery]) -> bool:
-        """See `MayBegin`. How late a message is, is counted when it begins."""
-        now_ms = self.clock()
-        if not self.engine.dispatcher.pushes.may_begin(subscription, deliveries, now_ms):
-            return False
-        self._observe_lateness(subscription, [now_ms - one.entry.due_ms for one in deliveries])
-        return True
-
-    def _sink(self, kind: str) -> Sink:
-        sink = self._sinks.get(kind)
-        if sink is None:
-            sink = self._sinks[kind] = self._make_sink(kind)
-        return sink
-
-    def _broker_sinks(self) -> list[OutletSink]:
-        return [sink for sink in self._sinks.values() if isinstance(sink, OutletSink)]
+        self.sinks.send(subscription, deliveries)
 
     def _on_defined(self, subscription: Subscription) -> None:
         if isinstance(subscription, StandIn):
             self._on_not_understood("subscription", subscription.name, subscription.problem)
-        try:
-            sink = self._sinks.get(subscription.type)
-            if sink is not None:
-                sink.on_subscription(subscription)
-            elif subscription.target is not None and not _stands_still(subscription):
-                self._sink(subscription.type)
-        except StorageError:
-            raise
-        except Exception as error:
-            # Its first attempt fails with the same, and says so.
-            self._attempts_broken += 1
-            log.error(
-                "a client cannot be made", subscription=subscription.name, error=reason_of(error)
-            )
-
-    def _make_sink(self, kind: str) -> Sink:
-        if kind == "webhook":
-            sender = self._sender or HttpWebhookSender(
-                self._targets,
-                connections_max=self.settings.webhook_connections_max,
-                answer_kept_max_bytes=self.settings.answer_kept_max_bytes,
-            )
-            return WebhookSink(sender, self.clock, self.metrics, self.telemetry)
-        try:
-            return self._make_broker_sink(kind)
-        except ModuleNotFoundError as error:
-            # The subscription was made when it was installed. Its messages are tried again.
-            log.error("a client is missing", type=kind, error=str(error))
-            return OutletSink(NoClient(kind))
-
-    def _make_broker_sink(self, kind: str) -> Sink:
-        """Their clients are extras, and take up to 0.3 s to import: only where there is a
-        subscription, and before anything is due for it. Raises ModuleNotFoundError."""
-        match kind:
-            case "kafka":
-                from delayserver.delivery.kafka_sink import make_kafka_sink
-
-                return make_kafka_sink(self._targets, self.transactions, self.clock)
-            case "redis":
-                from delayserver.delivery.redis_sink import RedisOpener
-
-                return OutletSink(RedisOpener(self._targets))
-            case "nats":
-                from delayserver.delivery.nats_sink import NatsOpener
-
-                return OutletSink(NatsOpener(self._targets))
-            case _:
-                assert kind == "amqp", kind
-                from delayserver.delivery.amqp_sink import AmqpOpener
-
-                return OutletSink(AmqpOpener(self._targets))
-
-    def _make_feed_opener(self) -> FeedOpener:
-        """As `_make_broker_sink`, once there is a source. Raises ModuleNotFoundError."""
-        from delayserver.delivery.kafka_source import KafkaFeedOpener
-
-        return KafkaFeedOpener(self._targets)
-
-    def _on_result(
-        self,
-        subscription: Subscription,
-        began_at: float,
-        deliveries: list[DueDelivery],
-        result: Result,
-    ) -> None:
-        if subscription.takes_many:
-            self.broker_bodies.give_back(subscription.id, sum(map(body_bytes, deliveries)))
-            kind, seconds = type(result).__name__.lower(), time.perf_counter() - began_at
-            self.metrics.on_sink(subscription.id, kind, len(deliveries), seconds)
-        if isinstance(result, Failed | Later | Gone):
-            for delivery in deliveries:
-                log.debug("a delivery failed", error=result.reason, **self._about(delivery))
-        if not self._answers:
-            self.call_soon(self._on_answers)
-        self._answers.append((deliveries, result))
-
-    def _on_answers(self) -> None:
-        """Those that came in this turn of the loop, or some of them if there are many."""
-        answers, self._answers = self._answers[:ANSWERS_MAX], self._answers[ANSWERS_MAX:]
-        if self._answers:
-            self.call_soon(self._on_answers)
-        self.engine.outcomes.on_sent(answers, self.clock())
+        self.sinks.on_defined(subscription)
 
     # ── time, disk and memory ──────────────────────────────────────────────────────────────────
 
@@ -572,45 +391,13 @@ class Server(Shard):
     def _check_disk(self) -> None:
         free = self.gauges.free_bytes = self.files.free_bytes()
         self.engine.publishing.disk_is_low = free < self.settings.disk_reserve_bytes
-        self._refresh_tokens()
+        self._token_keeper.refresh()
         if zones.have_changed():
             log.info("the files of time zones have changed")
             forget_zones()
             self.engine.schedules.look_again()
             self.tick_soon()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._call, self._check_disk)
-
-    def _refresh_tokens(self) -> None:
-        """Take over what `delayserver token` has changed."""
-        if not self._is_refreshing:
-            self._is_refreshing = True
-            work = self.tokens.refreshing(self.clock())
-            self.engine.slices.begin(work, self._on_tokens)
-
-    def _on_tokens(self, nothing: None, error: Exception | None) -> None:
-        self._is_refreshing = False
-        if error is not None and not isinstance(error, StorageError):
-            raise error
-        if error is not None and str(error) != self._tokens_error:
-            log.error("the tokens stay as they were", error=str(error))
-        self._tokens_error = "" if error is None else str(error)
-        not_understood = set(self.tokens.not_understood.items())
-        for name, reason in not_understood - self._tokens_told:
-            self._on_not_understood("token", name, reason)
-        self._tokens_told = not_understood
-
-
-def _writable(result: Result) -> Result:
-    """A result whose reason can be recorded: a client may say anything, at any length."""
-    if not isinstance(result, Failed | Later | Gone):
-        return result
-    reason = result.reason[:REASON_CHARACTERS_MAX].encode("utf-8", "replace").decode()
-    return result if reason == result.reason else dataclasses.replace(result, reason=reason)
-
-
-def _stands_still(subscription: Subscription) -> bool:
-    """Whether nothing is ever sent for a subscription as it is now."""
-    return subscription.deleted or isinstance(subscription, StandIn)
 
 
 def _is_of_client(error: BaseException) -> bool:

@@ -26,22 +26,21 @@ from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.handout import Handout
 from delayserver.delivery.leases import EPOCH_BYTES, epoch_of
-from delayserver.delivery.reader import Fetched, Found, Reader
+from delayserver.delivery.reader import Reader
 from delayserver.records.ids import IdCodec, KeyHasher
-from delayserver.records.message import DueDelivery, ScheduleEntry
+from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.recover import Recovered
 from delayserver.recovery.store import Store, Surroundings
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Snapshot
-from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
-from delayserver.server.carried_leases import LeasedRows, left_behind, take_over
+from delayserver.server.body_reader import BodyReader
+from delayserver.server.carried_leases import CarriedLeases
 from delayserver.server.engine import Engine
+from delayserver.server.settle_queue import SettleQueue
 from delayserver.server.threads import (
-    CallRequest,
     CommitterThread,
     ForgetRequest,
-    HandoutRequest,
     HourRequest,
     ImporterThread,
     LoaderThread,
@@ -49,7 +48,6 @@ from delayserver.server.threads import (
     ReaderThread,
     ReplayThread,
     RetireRequest,
-    SettleRequest,
     SettlerThread,
     SnapshotRequest,
     Worker,
@@ -82,14 +80,12 @@ class Shard(ABC):
         self.stopwatch = surroundings.stopwatch
         self.random = surroundings.random
         self.files = files
+        self.space_bytes = files.free_bytes
         self.transactions = surroundings.transactions
         """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
         self.may_answer = surroundings.may_deliver
         """Whether nobody else can own the shard by now. If its log has not answered for a while
         another process may have accepted, moved or cancelled what this one does not know of."""
-        self._settle = SettleRequest()
-        self._settle_asked = False
-        """Whether the request goes to the settler at the end of this turn of the event loop."""
         store = self.store = Store(settings, files, open_catalog, surroundings)
         try:
             self._recover(store, surroundings)
@@ -118,25 +114,25 @@ class Shard(ABC):
             for _ in range(2)
         )
         """The one of the reader thread, and the one of the event loop, which never waits."""
-        self.broker_bodies = BrokerBodies(settings.broker_bodies_max_bytes)
-        first_hour = min([recovered.through_hour, *(hour.hour for hour in recovered.loaded)])
-        self.engine = Engine(
-            settings,
-            catalog,
-            sequencer,
-            recovered.registry,
-            ids,
-            KeyHasher(identity.id_secret),
-            self,
-            first_hour=first_hour,
-            now_ms=now_ms,
-            stopwatch=self.stopwatch,
-            epoch=epoch_of(surroundings.random_bytes(EPOCH_BYTES), identity.shard),
-            random=surroundings.random,
-            may_deliver=surroundings.may_deliver,
-            broker_room=self.broker_bodies.room,
+        self.settling = SettlerThread(
+            self.settler,
+            self.clock,
+            surroundings.monotonic,
+            self.post,
+            self.on_fatal,
+            sync_ms=settings.settle_sync_ms,
+            durable=settings.durability is Durability.FSYNC or self.settler.is_shared,
         )
-        self.engine.groups.holds_office = surroundings.may_deliver
+        self.settles = SettleQueue(self.call_soon, self.settling.put)
+        self.settle_recorded = self.settles.settle_recorded
+        self.when_settled = self.settles.when_settled
+        self.reading = ReaderThread(self.reader, self.post, self.on_fatal)
+        self.broker_bodies = BrokerBodies(settings.broker_bodies_max_bytes)
+        self.engine = _make_engine(self, recovered, sequencer, ids, surroundings, now_ms)
+        self.bodies = BodyReader(
+            self.engine, self.reader_now, self.broker_bodies, self.clock, self.reading.put
+        )
+        self.unfiled = self.bodies.unfiled
         self.engine.start(
             recovered.through_hour,
             recovered.loaded,
@@ -144,31 +140,11 @@ class Shard(ABC):
             recovered.fired,
         )
         self.on_recovered(recovered)
-        self._leased = LeasedRows.of(recovered.loaded, store.kept, now_ms)
-        self._is_first = recovered.next_seq == 1
+        self.carried_leases = CarriedLeases(
+            store, recovered.loaded, now_ms, is_first=recovered.next_seq == 1
+        )
         importer = Importer(self.files, catalog, identity.stamp)
         self._make_workers(store.loader, importer, surroundings)
-
-    def take_over_leases(self) -> None:
-        """Hold the leases that the process before has left. The last step before anything runs: as
-        long as nobody is answered, a stop leaves them to the next process, and limits that are
-        shared are known by now.
-
-        Raises StorageError."""
-        store, leased = self.store, self._leased
-        del self._leased
-        begun = store.kept.begun(self.clock(), is_first=self._is_first)
-        self.starts_ms = self.reader.starts_ms = self.reader_now.starts_ms = begun.starts_ms
-        """When a process began after a kill."""
-        take_over(store.kept, leased, self.engine, self.reader)
-        # Behind this the leases are those of this process alone.
-        store.leases.begin(begun)
-
-    def leave_leases(self) -> Callable[[], None]:
-        """Returns a function that keeps the leases that are held now for the next process. It is
-        called in any thread once all that was settled is durable."""
-        kept = left_behind(self.engine, self.starts_ms)
-        return partial(self.store.leases.keep, kept)
 
     def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
         settings, post, fatal = self.settings, self.post, self.on_fatal
@@ -195,19 +171,9 @@ class Shard(ABC):
             retention_ms=settings.kept_ms,
             archive=settings.archive,
             file_bytes_max=settings.group_max_bytes,
-            on_deleted=self._on_deleted,
+            on_deleted=self.bodies.release,
         )
         self.loading = LoaderThread(loader, post, self._on_loaded, fatal)
-        self.reading = ReaderThread(self.reader, post, fatal)
-        self.settling = SettlerThread(
-            self.settler,
-            self.clock,
-            surroundings.monotonic,
-            post,
-            fatal,
-            sync_ms=settings.settle_sync_ms,
-            durable=settings.durability is Durability.FSYNC or self.settler.is_shared,
-        )
         self.importing = ImporterThread(importer, post, self.engine.imports.on_verified, fatal)
         # In the order in which they may end: nobody hands anything to one before it.
         self.workers: list[Worker[Any]] = [
@@ -289,9 +255,6 @@ class Shard(ABC):
     def verify(self, request: VerifyRequest) -> None:
         self.importing.put(request)
 
-    def space_bytes(self) -> int:
-        return self.files.free_bytes()
-
     def _on_filed(self, filed: Filed) -> None:
         for damage in filed.damage:
             self.on_damage(damage.error())
@@ -325,40 +288,11 @@ class Shard(ABC):
         self.engine.on_loaded(loaded)
         self.tick_soon()
 
-    def _on_deleted(self, hours: list[int]) -> None:
-        def release(reader: Reader) -> None:
-            for hour in hours:
-                reader.release(hour)
-
-        release(self.reader_now)
-        self.reading.put(CallRequest(release, lambda result, error: None))
-
     def retire(self, hours: list[int], through_seq: int) -> None:
         def recorded() -> None:
             self.replayer.put(RetireRequest(hours, through_seq))
 
-        self._settle.settled_hours += hours
-        self.when_settled(recorded)
-
-    def read(self, handout: Handout) -> None:
-        self.broker_bodies.take(handout.subscription_id, handout.broker_bytes)
-        unfiled: dict[int, bytes] = {}
-        for batch in handout.slices:
-            is_unfiled = batch.rows["locator"] <= PAYLOAD_MAX_BYTES
-            for seq in batch.rows["seq"][is_unfiled].tolist():
-                found = self.engine.groups.payload(seq)
-                if found is not None:
-                    unfiled[seq] = found[0]
-        fetched = self.reader_now.fetch_now(handout, unfiled)
-        if fetched is not None:
-            self._on_fetched(handout, fetched)
-        else:
-            self.reading.put(HandoutRequest(handout, unfiled, self._on_fetched))
-
-    def _on_fetched(self, handout: Handout, fetched: Fetched) -> None:
-        deliveries = self.reader_now.open(handout, fetched)
-        self.broker_bodies.give_back(handout.subscription_id, handout.broker_bytes)
-        handout.answer(deliveries, self.clock())
+        self.settles.retire(hours, recorded)
 
     def hand_out(
         self, subscription: Subscription, request: PullRequest, deliveries: Deliveries
@@ -367,46 +301,41 @@ class Shard(ABC):
         self.engine.leasing.hand_out(subscription, request, deliveries)
         self.tick_for_timeouts()
 
+    def read(self, handout: Handout) -> None:
+        self.bodies.read(handout)
+
+    def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
+        self.settles.settle(hour, rows, note)
+
     def tick_for_timeouts(self) -> None:
         """A timeout was added: have the next tick come early enough for it."""
         next_ms = self.engine.timeouts.next_ms()
         if next_ms is not None:
             self.tick_soon(max(0, next_ms - self.stopwatch()))
 
-    def settle(self, hour: int, rows: bytes, note: NoteBytes | None) -> None:
-        items = self._settle.rows_by_hour.setdefault(hour, [])
-        items.append(rows)
-        if note is not None:
-            items.append(note)
-        self._settle_soon()
 
-    def settle_recorded(self, hour: int, rows: bytes, offset: int) -> None:
-        at_offset = self._settle.recorded.setdefault(offset, {})
-        at_offset.setdefault(hour, []).append(rows)
-        self._settle_soon()
-
-    def when_settled(self, done: Callable[[], None]) -> None:
-        """Call back once everything that was settled so far is durable."""
-        self._settle.done.append(done)
-        self._settle_soon()
-
-    def _settle_soon(self) -> None:
-        if not self._settle_asked:
-            self._settle_asked = True
-            self.call_soon(self._flush_settle)
-
-    def _flush_settle(self) -> None:
-        self._settle_asked = False
-        request, self._settle = self._settle, SettleRequest()
-        if request.rows_by_hour or request.recorded or request.done:
-            self.settling.put(request)
-
-    # ── rows of messages ───────────────────────────────────────────────────────────────────────
-
-    def unfiled(self, entry: ScheduleEntry) -> Found | None:
-        """Payload and subject of a schedule row that is not in its hour's file yet."""
-        found = self.engine.groups.payload(entry.seq)
-        if found is None:
-            return None
-        sealed, subject_id = found
-        return Found(self.reader.decode(entry, sealed, "messages"), subject_id, 0)
+def _make_engine(
+    shard: Shard,
+    recovered: Recovered,
+    sequencer: Sequencer,
+    ids: IdCodec,
+    surroundings: Surroundings,
+    now_ms: int,
+) -> Engine:
+    identity = shard.store.identity
+    return Engine(
+        shard.settings,
+        shard.catalog,
+        sequencer,
+        recovered.registry,
+        ids,
+        KeyHasher(identity.id_secret),
+        shard,
+        first_hour=min([recovered.through_hour, *(one.hour for one in recovered.loaded)]),
+        now_ms=now_ms,
+        stopwatch=shard.stopwatch,
+        epoch=epoch_of(surroundings.random_bytes(EPOCH_BYTES), identity.shard),
+        random=surroundings.random,
+        may_deliver=surroundings.may_deliver,
+        broker_room=shard.broker_bodies.room,
+    )

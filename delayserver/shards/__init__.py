@@ -8,6 +8,12 @@ link         one kept connection between each two shards
 peers        what one shard asks of another: a whole call, whose caller was checked
 local        the own shard, as other shards ask it
 front        what comes in, asked of whom it belongs to
+all_shards   all of them asked at the same time, and what they say together
+merged_lists  lists of all shards as one list
+merged_subscriptions  subscriptions, with what waits in all shards
+merged_backups  backups, of which each shard makes its part
+import_routes  imports and archives, which each shard has of its own
+many_cancels  a cancel of messages of several shards
 router       has a call answered by the shard that it is for, or by all of them
 routed       the hot calls: publishes and cancels of one message
 batches      batches over several shards

@@ -32,7 +32,7 @@ class SharedConsuming(Consuming):
         demand = Demand(calls, peers, self._look)
         self._sources = PullSources(calls, peers.own, peers.count, demand)
         self._endings = Endings(calls, peers)
-        calls.when_ready(self._on_ready)
+        calls.consumers.when_ready(self._on_ready)
 
     @property
     def handlers(self) -> Sequence[Handler]:
@@ -47,7 +47,7 @@ class SharedConsuming(Consuming):
         """Complete the pulls for which there is enough, the oldest first."""
         calls, sources = self._calls, self._sources
         while (total := sources.total(subscription_id)) and (
-            fetch := calls.oldest_wait(subscription_id, total)
+            fetch := calls.consumers.oldest_wait(subscription_id, total)
         ):
             fetch.force_complete()
 
@@ -55,7 +55,7 @@ class SharedConsuming(Consuming):
         self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
     ) -> Cancel:
         calls = self._calls
-        calls.check_handing_out()
+        calls.consumers.check_handing_out()
         gathering = Gathering(self._sources, subscription, asked, tell)
         if leases is not None:
 

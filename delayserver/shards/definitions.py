@@ -109,12 +109,12 @@ class Definitions:
         self.whole = asyncio.Event()
         """Set once all shards have met, and have all definitions; it stays set."""
         if self._is_home:
-            calls.spreading = self
-        calls.when_paused(self._on_paused)
+            calls.subscriptions.spreading = self
+        calls.subscriptions.when_paused(self._on_paused)
         self._failing: dict[int, int] = {}
         """What the home is being told of subscriptions: since when they fail."""
         if self._others:
-            calls.when_failing(self._on_failing)
+            calls.subscriptions.when_failing(self._on_failing)
 
     def begin(self) -> None:
         """From now on others may come."""
@@ -249,7 +249,7 @@ class Definitions:
             case _Paths.DEFINE:
                 told = _decode(call.body)
                 said = [decode_subscription(bytes(one)) for one in told.subscriptions]
-                await self._calls.take_subscriptions(said, are_all=told.are_all)
+                await self._calls.subscriptions.take(said, are_all=told.are_all)
                 self._has_all = self._has_all or told.are_all
                 self._look()
             case _Paths.PAUSE:
@@ -257,7 +257,7 @@ class Definitions:
                 number, _, reason = call.body.decode().partition(" ")
                 subscription = self._calls.registry.by_id(int(number))
                 if subscription is not None and not subscription.paused:
-                    await self._calls.change_subscription(
+                    await self._calls.subscriptions.change(
                         subscription.name, paused=True, pause_reason=reason or GONE
                     )
             case _Paths.FAILING:
@@ -292,7 +292,7 @@ class Definitions:
     async def _note_failing(self, subscription_id: int, since_ms: int) -> None:
         """At the home. What cannot be recorded now comes again with the next attempt."""
         with suppress(DelayServerError, StorageError):
-            changed = await self._calls.note_failing(subscription_id, since_ms)
+            changed = await self._calls.subscriptions.note_failing(subscription_id, since_ms)
             if changed is not None:
                 self._put(changed)
 

@@ -144,13 +144,13 @@ class Endings:
         calls = self._calls
         match ending:
             case Ending.ACK:
-                calls.ack(subscription_id, tokens, done)
+                calls.consumers.ack(subscription_id, tokens, done)
             case Ending.ACK_SOON:
-                done(calls.ack_soon(subscription_id, tokens))
+                done(calls.consumers.ack_soon(subscription_id, tokens))
             case Ending.NACK:
-                calls.nack(subscription_id, tokens, duration_ms, done)
+                calls.consumers.nack(subscription_id, tokens, duration_ms, done)
             case Ending.EXTEND:
-                done(calls.extend(subscription_id, tokens, duration_ms))
+                done(calls.consumers.extend(subscription_id, tokens, duration_ms))
 
 
 class _Joined:

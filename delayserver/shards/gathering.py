@@ -53,7 +53,7 @@ class PullSources:
 
     def total(self, subscription_id: int) -> int | None:
         """How much there is in all shards; None: nothing will leave any more."""
-        own = self.calls.ready(subscription_id)
+        own = self.calls.consumers.ready(subscription_id)
         if own is None:
             return None
         subscription = self.calls.registry.by_id(subscription_id)
@@ -67,7 +67,7 @@ class PullSources:
             return []
         there = {
             **self.demand.counts(subscription_id),
-            self.own: self.calls.ready(subscription_id) or 0,
+            self.own: self.calls.consumers.ready(subscription_id) or 0,
         }
         first = self.demand.next_turn(subscription_id)
         shares = []
@@ -180,7 +180,9 @@ class Gathering:
         left_ms = max(0, self._deadline_ms - self._calls.stopwatch())
         most, least, _, lease_ms, subjects = self._asked
         request = PullRequest(most, lease_ms, left_ms, _not_answered, least, subjects)
-        fetch = self._calls.wait(self._subscription, request, self._is_ready, self._complete)
+        fetch = self._calls.consumers.wait(
+            self._subscription, request, self._is_ready, self._complete
+        )
         if not fetch.is_completed:
             self._fetch = fetch
 
@@ -193,7 +195,7 @@ class Gathering:
         if self._tell is None:
             return
         demand, subscription_id = self._sources.demand, self._subscription.id
-        own = self._calls.ready(subscription_id)
+        own = self._calls.consumers.ready(subscription_id)
         is_enough = own is None or own >= self._asked.max_messages
         if is_enough or demand.is_known(subscription_id):
             self._take()
@@ -239,7 +241,7 @@ class Gathering:
             max_bytes=max_bytes,
         )
         try:
-            fetch = self._calls.pull(self._subscription, request)
+            fetch = self._calls.consumers.pull(self._subscription, request)
         except StoppingError:  # after a failed sync; nobody drains what waits
             round_.missing -= 1
             return
@@ -310,7 +312,7 @@ class Gathering:
         for taken in round_.taken:
             self._sources.demand.back(taken)
         if round_.own is not None and round_.own.lease_prefix:
-            self._calls.give_back(round_.own.lease_prefix)
+            self._calls.consumers.give_back(round_.own.lease_prefix)
 
     def _answer(self, round_: _Round) -> None:
         tell, demand = self._tell, self._sources.demand

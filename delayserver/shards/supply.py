@@ -114,7 +114,7 @@ class Supply:
     def _tell(self) -> None:
         changed, self._changed = self._changed, set()
         for subscription_id in changed:
-            count = self._calls.ready(subscription_id) or 0
+            count = self._calls.consumers.ready(subscription_id) or 0
             for shard, asker in self._askers.items():
                 if asker.told.get(subscription_id, count) != count:
                     asker.told[subscription_id] = count
@@ -136,7 +136,7 @@ class Supply:
         for lending in list(asker.reading):
             lending.cancel()
         for prefix in asker.lent:
-            self._calls.give_back(prefix)
+            self._calls.consumers.give_back(prefix)
 
     def _hear(self, shard: int, notice: bytes) -> None:
         asker = self._askers[shard]
@@ -153,7 +153,7 @@ class Supply:
                 asker.lent.pop(prefix, None)
             case Want.BACK, str(prefix):
                 asker.lent.pop(prefix, None)
-                self._calls.give_back(prefix)
+                self._calls.consumers.give_back(prefix)
             case _:
                 raise AssertionError(notice)
 
@@ -172,7 +172,7 @@ class Supply:
         subscription = self._calls.registry.by_id(wanted.subscription_id)
         if subscription is None:
             return Lent()
-        there = min(self._calls.ready(subscription.id) or 0, wanted.max_messages)
+        there = min(self._calls.consumers.ready(subscription.id) or 0, wanted.max_messages)
         lending = _Lending(asker)
         request = PullRequest(
             wanted.max_messages,
@@ -182,7 +182,7 @@ class Supply:
             subjects=wanted.subjects,
             max_bytes=wanted.max_bytes,
         )
-        lending.begin(self._calls.pull(subscription, request))
+        lending.begin(self._calls.consumers.pull(subscription, request))
         self._tell_anew(asker, subscription.id)
         pulled = await lending.lent
         deliveries = pulled.deliveries

@@ -61,7 +61,7 @@ async def _look_at_definitions(
         for key, name in (("k1", "with key"), ("k2", "unfiled")):
             assert calls.message_id(states[name][0]).seq == calls.by_key("order.unpaid", key).seq
         assert calls.heartbeat("probe") is not None
-        (refuses,) = await calls.dead_letter_owners("refuses")
-        assert len(calls._some_letters(refuses, 0, 1 << 40, None)) == 1
+        (refuses,) = await calls.redrives.owners("refuses")
+        assert len(calls.redrives._some_letters(refuses, 0, 1 << 40, None)) == 1
     finally:
         await server.stop()

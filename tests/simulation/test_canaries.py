@@ -71,9 +71,10 @@ from delayserver.schedule.loader import Loader
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay, Snapshot
 from delayserver.schedule.wheel import Wheel
-from delayserver.server import calls, shard
-from delayserver.server.calls import Calls
+from delayserver.server import carried_leases, redrive_calls, shard
+from delayserver.server.body_reader import BodyReader
 from delayserver.server.engine import Engine
+from delayserver.server.redrive_calls import RedriveCalls
 from delayserver.timers.rates import TokenBucket
 from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
@@ -158,11 +159,11 @@ def the_checkpoint_comes_before_the_schedule_is_synced(patch: Patch) -> None:
     original = Replay.checkpoint
 
     def checkpoint(self: Any) -> int:
-        sync, self._schedule.sync = self._schedule.sync, lambda: None
+        sync, self.schedule.sync = self.schedule.sync, lambda: None
         try:
             return original(self)
         finally:
-            self._schedule.sync = sync
+            self.schedule.sync = sync
             sync()
 
     patch.setattr(Replay, "checkpoint", checkpoint)
@@ -211,7 +212,7 @@ def the_dispatch_logs_of_older_hours_are_forgotten(patch: Patch) -> None:
 @canary(Violation)
 def leases_are_forgotten_at_a_planned_stop(patch: Patch) -> None:
     """I4"""
-    patch.setattr(shard, "take_over", lambda *arguments: None)
+    patch.setattr(carried_leases, "take_over", lambda *arguments: None)
 
 
 @canary(Violation)
@@ -237,12 +238,10 @@ def hours_are_loaded_before_the_replay_has_ended(patch: Patch) -> None:
     """I11"""
     original = recovery.recover
 
-    def recover(
-        catalog: Any, log: Any, schedule: Any, replay: Any, settler: Any, loader: Any, **rest: Any
-    ) -> Any:
-        recovery._cut_schedule(schedule, replay)
+    def recover(catalog: Any, log: Any, replay: Any, settler: Any, loader: Any, **rest: Any) -> Any:
+        recovery._cut_schedule(replay.schedule, replay)
         early = replay.snapshot((rest["now_ms"] + rest["lead_ms"]) // HOUR_MS)
-        recovered = original(catalog, log, schedule, replay, settler, loader, **rest)
+        recovered = original(catalog, log, replay, settler, loader, **rest)
         names = {number: name for name, number in recovered.subjects.items()}
         recovered.loaded = [loader.load(part, recovered.registry, names) for part in early]
         return recovered
@@ -427,7 +426,7 @@ def a_retry_is_settled_before_it_is_durable(patch: Patch) -> None:
 @canary(Violation)
 def files_are_not_closed_when_they_are_deleted(patch: Patch) -> None:
     """I8: a reader would take the bytes of a deleted file for those of its successor."""
-    patch.setattr(server.SimulatedServer, "_on_deleted", lambda self, hours: None)
+    patch.setattr(BodyReader, "release", lambda self, hours: None)
 
 
 @canary(Violation)
@@ -917,12 +916,12 @@ def a_pause_is_made_of_the_definition_in_force(patch: Patch) -> None:
 @canary(Violation)
 def a_redrive_takes_what_dies_again_meanwhile(patch: Patch) -> None:
     """I3: it does not end while the receiver refuses."""
-    original = Calls._some_letters
+    original = RedriveCalls._some_letters
 
     def some_letters(self: Any, owner: Any, from_seq: int, end_seq: int, *rest: Any) -> Any:
         return original(self, owner, from_seq, SEQ_MAX, *rest)
 
-    patch.setattr(Calls, "_some_letters", some_letters)
+    patch.setattr(RedriveCalls, "_some_letters", some_letters)
 
 
 @canary(Violation)
@@ -930,16 +929,16 @@ def a_replay_is_answered_before_it_is_durable(patch: Patch) -> None:
     """I3"""
 
     async def replay(self: Any, found: Any, subscription_ids: Any) -> Any:
-        receivers, _ = self._engine.redriving.replay(found, subscription_ids, self.clock())
-        return [self.registry.by_id(one) for one in receivers]
+        receivers, _ = self._engine.redriving.replay(found, subscription_ids, self._shard.clock())
+        return [self._engine.registry.by_id(one) for one in receivers]
 
-    patch.setattr(Calls, "replay", replay)
+    patch.setattr(RedriveCalls, "replay", replay)
 
 
 @canary(Violation)
 def a_deleted_subscription_takes_its_dead_letters_along(patch: Patch) -> None:
     """I3"""
-    patch.setattr(calls, "read_dead_letter_owners", lambda catalog, name: [])
+    patch.setattr(redrive_calls, "read_dead_letter_owners", lambda catalog, name: [])
 
 
 @canary(Violation)

@@ -346,7 +346,7 @@ class Scenario:
                 self.ledger.returned(delivery, seen=True)
                 self.leases.append(token)
 
-        server.calls.pull(queue, PullRequest(100, 60_000, 0, take))
+        server.calls.consumers.pull(queue, PullRequest(100, 60_000, 0, take))
         server.tick()
         self.work()
         tokens, self.leases = self.leases, []

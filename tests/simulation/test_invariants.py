@@ -39,6 +39,7 @@ from delayserver.records.understanding import Understanding
 from delayserver.schedule.archives import Archives, retired_hours
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
+from delayserver.server.body_reader import BodyReader
 from delayserver.server.threads import CheckpointRequest, ConfirmRequest
 from storage import frame, kinds
 from storage.buckets import bucket_path
@@ -419,14 +420,14 @@ def the_neighbours_of_a_bad_sector_are_lost(patch: Patch) -> None:
 
 
 def what_cannot_be_read_counts_as_settled(patch: Patch) -> None:
-    original = SimulatedServer._on_fetched
+    original = BodyReader._on_fetched
 
     def on_fetched(self: Any, handout: Any, fetched: Any) -> None:
         original(self, handout, fetched)
-        lost = handout.unread(self.reader_now.open(handout, fetched))
-        self.engine.hours.add(handout.slices[0].hour, -len(lost))
+        lost = handout.unread(self._reader.open(handout, fetched))
+        self._engine.hours.add(handout.slices[0].hour, -len(lost))
 
-    patch.setattr(SimulatedServer, "_on_fetched", on_fetched)
+    patch.setattr(BodyReader, "_on_fetched", on_fetched)
 
 
 def an_hour_that_cannot_be_read_is_kept() -> None:

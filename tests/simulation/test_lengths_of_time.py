@@ -70,7 +70,9 @@ class Machine:
         def answer(pulled: Pulled) -> None:
             self.got += pulled.tokens
 
-        fetch = self.server.calls.pull(PULL, PullRequest(10, TEN_MINUTES_MS, wait_ms, answer))
+        fetch = self.server.calls.consumers.pull(
+            PULL, PullRequest(10, TEN_MINUTES_MS, wait_ms, answer)
+        )
         self.server.rest()
         return fetch
 

@@ -315,7 +315,7 @@ class Model(RuleBasedStateMachine):
         got: list[tuple[DueDelivery, str]] = []
         subscription = self.server.engine.subscribing.subscription("queue")
         request = PullRequest(2, lease_ms, 0, got.extend)
-        self.server.calls.pull(subscription, request)
+        self.server.calls.consumers.pull(subscription, request)
         self.server.rest()
         for delivery, token in got:
             message = self.known[delivery.origin.message_seq]

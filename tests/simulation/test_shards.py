@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import structlog
 
-from delayserver.server.calls import Calls
+from delayserver.server.subscription_calls import SubscriptionCalls
 from delayserver.shards import endings
 from delayserver.shards.allotment import Allotment
 from delayserver.shards.definitions import Definitions
@@ -135,7 +135,7 @@ def a_count_is_told_once(patch: Patch) -> None:
             if known is not None
         ]
         for counts, key, _ in told:
-            counts[key] = self._calls.ready(key) or 0
+            counts[key] = self._calls.consumers.ready(key) or 0
         original(self)
 
     patch.setattr(Supply, "_tell", tell)
@@ -234,12 +234,12 @@ def a_new_link_is_not_told_the_definitions(patch: Patch) -> None:
 
 @canary
 def a_list_of_all_deletes_nothing(patch: Patch) -> None:
-    original = Calls.take_subscriptions
+    original = SubscriptionCalls.take
 
     async def take(self: Any, subscriptions: Any, *, are_all: bool) -> None:
         await original(self, subscriptions, are_all=False)
 
-    patch.setattr(Calls, "take_subscriptions", take)
+    patch.setattr(SubscriptionCalls, "take", take)
 
 
 @canary

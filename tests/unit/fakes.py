@@ -452,7 +452,6 @@ class Disk:
         return recover(
             self.catalog,
             self.message_log,
-            self.schedule,
             self.replay,
             self.settler,
             self.loader,

@@ -295,6 +295,138 @@ def test_a_string_behind_an_attribute_documents_it() -> None:
     assert found == []
 
 
+# ---- measures ------------------------------------------------------------------------------------
+
+FILE_LINES_MAX = 600
+CLASS_LINES_MAX = 400
+METHODS_MAX = 30
+FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 10
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+OVERSIZED = {
+    "delayserver/api/documents.py",
+    "delayserver/api/hot/protocol.py",
+    "delayserver/api/hot/protocol.py:_HotProtocol",
+    "delayserver/api/hot/protocol.py:_HotProtocol.data_received",
+    "delayserver/api/intake.py",
+    "delayserver/api/intake.py:Intake",
+    "delayserver/api/rest/models.py",
+    "delayserver/cli/cluster/adopt.py:adopt",
+    "delayserver/cli/messages.py:publish",
+    "delayserver/cli/messages.py:replace",
+    "delayserver/cli/pipeline_archive.py:archive",
+    "delayserver/cli/pipeline_lateness.py:lateness",
+    "delayserver/cli/pipeline_load.py:load",
+    "delayserver/cli/pipeline_watch.py:watch",
+    "delayserver/cli/schedules.py:put",
+    "delayserver/cli/session.py:server_command",
+    "delayserver/cli/sources.py:put",
+    "delayserver/cli/subscriptions.py:subscribe",
+    "delayserver/client/consumer.py:AsyncConsumer.__init__",
+    "delayserver/client/producer.py",
+    "delayserver/client/producer.py:AsyncProducer",
+    "delayserver/client/producer.py:AsyncProducer.__init__",
+    "delayserver/client/producer.py:AsyncProducer.publish",
+    "delayserver/client/producer.py:AsyncProducer.replace",
+    "delayserver/client/schedules.py:AsyncSchedules.put",
+    "delayserver/client/sources.py:AsyncSources.put",
+    "delayserver/client/subscriptions.py:AsyncSubscriptions.put_amqp",
+    "delayserver/client/subscriptions.py:AsyncSubscriptions.put_kafka",
+    "delayserver/client/subscriptions.py:AsyncSubscriptions.put_nats",
+    "delayserver/client/subscriptions.py:AsyncSubscriptions.put_redis",
+    "delayserver/client/subscriptions.py:AsyncSubscriptions.put_webhook",
+    "delayserver/client/writing.py:new_message",
+    "delayserver/cluster/forwarding.py",
+    "delayserver/decisions/messages.py:Messages.__init__",
+    "delayserver/decisions/sequencer.py:Sequencer.append",
+    "delayserver/delivery/backlog.py:Backlog",
+    "delayserver/delivery/dispatcher.py:Dispatcher.__init__",
+    "delayserver/delivery/outlets.py",
+    "delayserver/delivery/outlets.py:OutletSink",
+    "delayserver/delivery/pump.py:Pump.__init__",
+    "delayserver/integrations/celery/tasks.py:DelayedTasks.__init__",
+    "delayserver/pipeline/archive/archive.py",
+    "delayserver/pipeline/load/load.py",
+    "delayserver/pipeline/load/load.py:_Run",
+    "delayserver/pipeline/reports/forecast.py:forecast",
+    "delayserver/pipeline/states/hour_files.py:read_hour",
+    "delayserver/pipeline/states/settlement.py",
+    "delayserver/records/tables.py",
+    "delayserver/recovery/repair.py",
+    "delayserver/recovery/repair.py:_Repair",
+    "delayserver/recovery/standby.py:Standby",
+    "delayserver/recovery/standby.py:Standby.__init__",
+    "delayserver/serve/standby.py:StandbyFront.__init__",
+    "delayserver/server/backups.py:BackupMaker",
+    "delayserver/server/engine.py:Engine.__init__",
+    "delayserver/server/server.py:Server.__init__",
+    "delayserver/server/threads.py",
+    "delayserver/server/threads.py:ReplayThread.__init__",
+    "delayserver/shards/link.py",
+    "storage/check.py",
+    "storage/replicated/kafka.py",
+}
+"""Files, classes and functions that are larger than these measures. The list only gets shorter:
+split a new one by the stories that it tells, and give each story its object."""
+OVERSIZED_MAX = 61
+
+
+def oversized(path: str, source: str) -> Iterator[str]:
+    """The names of the file (`path`), its classes and functions (`path:Class.method`) that are.
+
+    `self` and `cls` do not count as parameters."""
+    if source.count("\n") > FILE_LINES_MAX:
+        yield path
+    yield from oversized_in(ast.parse(source), f"{path}:")
+
+
+def oversized_in(parent: ast.AST, prefix: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(parent):
+        if not isinstance(node, ast.ClassDef | FUNCTION):
+            yield from oversized_in(node, prefix)
+            continue
+        lines = (node.end_lineno or 0) - node.lineno + 1
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(one, FUNCTION) for one in node.body)
+            is_too_large = lines > CLASS_LINES_MAX or methods > METHODS_MAX
+        else:
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = len(given) - (given[:1] != [] and given[0].arg in ("self", "cls"))
+            is_too_large = lines > FUNCTION_LINES_MAX or count > PARAMETERS_MAX
+        if is_too_large:
+            yield f"{prefix}{node.name}"
+        yield from oversized_in(node, f"{prefix}{node.name}.")
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("\n" * 600, []),
+        ("\n" * 601, ["a.py"]),
+        ("class C:" + "\n  a = 1" * 399, []),
+        ("class C:" + "\n  a = 1" * 400, ["a.py:C"]),
+        ("class C:" + "\n  def f(self): ..." * 30, []),
+        ("class C:" + "\n  async def f(self): ..." * 31, ["a.py:C"]),
+        ("def f():" + "\n  run()" * 59, []),
+        ("if 1:\n def f():" + "\n  run()" * 60, ["a.py:f"]),
+        ("class C:\n def f(self, a, /, b, c, d, e, *, g, h, i, j, k): ...", []),
+        ("class C:\n def f(self, a, /, b, c, d, e, *, g, h, i, j, k, l): ...", ["a.py:C.f"]),
+    ],
+)
+def test_what_is_too_large_is_found(source: str, names: list[str]) -> None:
+    assert list(oversized("a.py", source)) == names
+
+
+def test_nothing_grows_beyond_its_measure() -> None:
+    """Else a reader cannot take in a file, a class or a function in one sitting."""
+    sources = python_sources("delayserver", "storage")
+    found = {name for path, source in sources.items() for name in oversized(path, source)}
+    assert found - OVERSIZED == set(), "split it by the stories that it tells"
+    assert OVERSIZED - found == set(), "is small enough, or is gone: take it off the list"
+    assert len(OVERSIZED) <= OVERSIZED_MAX
+
+
 # ---- the modules of a folder ---------------------------------------------------------------------
 
 PACKAGES = sorted(

@@ -133,11 +133,11 @@ class Operators(Actor):
         if known is None and name not in PASSING:
             return
         if known is None or dice < 0.3:
-            change = partial(calls.put_subscription, name, partial(self._define, name))
+            change = partial(calls.subscriptions.put, name, partial(self._define, name))
         elif dice < 0.6 and name in PASSING:
-            change = partial(calls.change_subscription, name, deleted=True)
+            change = partial(calls.subscriptions.change, name, deleted=True)
         else:
-            change = partial(calls.change_subscription, name, paused=not known.paused)
+            change = partial(calls.subscriptions.change, name, paused=not known.paused)
         self._ask(self._change(change))
 
     def _define(self, name: str, existing: Subscription | None, decided: Registry) -> Subscription:
@@ -205,7 +205,7 @@ class Operators(Actor):
     def make_all(self) -> None:
         """Make all subscriptions that come and go: those that were deleted have heirs then."""
         for name in PASSING:
-            make = partial(self._server.calls.put_subscription, name, partial(self._define, name))
+            make = partial(self._server.calls.subscriptions.put, name, partial(self._define, name))
             self._ask(self._change(make))
 
     def redrive_all(self) -> None:
@@ -217,17 +217,17 @@ class Operators(Actor):
 
     async def _redrive(self, name: str, ids: set[str] | None) -> None:
         calls = self._server.calls
-        owners = await calls.dead_letter_owners(name)
+        owners = await calls.redrives.owners(name)
         heir = calls.registry.by_name(name)
         if heir is None and name != DIRECT_NAME:
             return
         self._counts["redrives"] += 1
         self._ledger.redriving(owners, self._server.engine.sequencer.next_seq)
-        self._counts["redriven"] += await calls.redrive(owners, heir, ids)
+        self._counts["redriven"] += await calls.redrives.redrive(owners, heir, ids)
 
     async def _discard(self, name: str, message_id: str) -> None:
         calls = self._server.calls
-        await calls.discard(await calls.dead_letter_owners(name), message_id)
+        await calls.redrives.discard(await calls.redrives.owners(name), message_id)
 
     def list_dead_letters(self) -> None:
         """Every dead letter is found by the name of its subscription, deleted or not (I3)."""
@@ -237,7 +237,7 @@ class Operators(Actor):
     async def _list(self, subscription_id: int, entry_seq: int) -> None:
         name = self._ledger.name_of(subscription_id)
         try:
-            owners = await self._server.calls.dead_letter_owners(name)
+            owners = await self._server.calls.redrives.owners(name)
         except NotFoundError:
             owners = []
         if subscription_id not in {owner.id for owner in owners}:
@@ -278,7 +278,7 @@ class Operators(Actor):
                 return
             ids = [wanted.id]
         self._counts["replays"] += 1
-        receivers = await calls.replay(found, ids)
+        receivers = await calls.redrives.replay(found, ids)
         self._ledger.replayed(message_seq, [one.id for one in receivers], before)
 
     # ── archives ───────────────────────────────────────────────────────────────────────────────

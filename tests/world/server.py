@@ -326,7 +326,7 @@ class SimulatedServer(Shard):
         tokens = TokenTable(TokenFile(files), None, clock.monotonic_s)
         self.calls = Calls(self, gauges, tokens)
         try:
-            self.take_over_leases()
+            self.carried_leases.take_over(self.engine, (self.reader, self.reader_now), clock())
         except BaseException:
             self.close()
             raise
@@ -351,7 +351,7 @@ class SimulatedServer(Shard):
         # As with a million keys, much may happen while they are decided.
         self.engine.imports.decide_keys = 1
         # As with very many dead letters, much may happen while they are redriven.
-        self.calls.redrive_max = 1
+        self.calls.redrives.redrive_max = 1
         # As with ten thousand leases of one consumer, or a backlog that expires.
         self.engine.slices.turn_items = 2
         # As with many thousand rows that fall due together.
@@ -496,7 +496,7 @@ class SimulatedServer(Shard):
             self.run(self.committer, 1000)
             while self.turn():
                 pass
-        self._flush_settle()
+        self.settles.flush()
         for worker in self.workers:
             worker.step(1000)
             while worker.backlog:
@@ -504,7 +504,7 @@ class SimulatedServer(Shard):
             worker.close()
             if worker is self.settling:
                 self.observer.leaving()
-                self.leave_leases()()
+                self.carried_leases.leave(self.engine)()
         self.close()
 
     # ── what is watched on its way out ─────────────────────────────────────────────────────────

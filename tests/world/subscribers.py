@@ -132,10 +132,10 @@ class Subscribers(Actor):
         done = [] if self.is_refusing else held[: rng.choice((0, 0, 1, 3))]
         for lease in done:
             self._give_up(lease, seen=True)
-        server.calls.ack_soon(subscription.id, [lease.token for lease in done])
+        server.calls.consumers.ack_soon(subscription.id, [lease.token for lease in done])
         self._counts["acked by a pull"] += len(done)
         request = PullRequest(most, lease_ms, wait_ms, answer, least)
-        fetch = server.calls.pull(subscription, request)
+        fetch = server.calls.consumers.pull(subscription, request)
         if not is_answered:
             self.waiting[number] = Waiting(fetch, self._clock.stopwatch_ms() + wait_ms)
 
@@ -193,7 +193,7 @@ class Subscribers(Actor):
         server = self._server
         for subscription in server.engine.registry:
             if subscription.type == "pull":
-                server.calls.pull(subscription, PullRequest(1000, 60_000, 0, answer))
+                server.calls.consumers.pull(subscription, PullRequest(1000, 60_000, 0, answer))
                 server.rest()
 
     def return_all(self) -> None:

@@ -1,10 +1,10 @@
 """The calls of consumers: pull, ack, nack, extend. From request to answer.
 
-    pull   ─▶ Calls.pull   ──▶ messages, at once or within `wait` ──▶ answered
-              with `ack`: Calls.ack_soon before, whose record nobody waits for
-    ack    ─▶ Calls.ack    ──▶ the dispatch log is synced         ──▶ answered
-    nack   ─▶ Calls.nack   ──▶ with a delay: its records are durable ──▶ answered
-    extend ─▶ Calls.extend ──▶ answered
+    pull   ─▶ ConsumerCalls.pull   ──▶ messages, at once or within `wait` ──▶ answered
+              with `ack`: ConsumerCalls.ack_soon before, whose record nobody waits for
+    ack    ─▶ ConsumerCalls.ack    ──▶ the dispatch log is synced         ──▶ answered
+    nack   ─▶ ConsumerCalls.nack   ──▶ with a delay: its records are durable ──▶ answered
+    extend ─▶ ConsumerCalls.extend ──▶ answered
 
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
 two ways in, as for publishing (`delayserver.api.hot.publish`). What is done for a call that was
@@ -122,6 +122,7 @@ class Consuming:
 
     def __init__(self, calls: Calls, intake: Intake) -> None:
         self._calls = calls
+        self._consumers = calls.consumers
         self._intake = intake
 
     def serve(self, call: ConsumerCall, data: bytes, caller: Caller | None, told: Told) -> Cancel:
@@ -192,10 +193,10 @@ class Consuming:
         """Acknowledge leases, and then have `tell` called once with messages, at once or later.
 
         Returns what to call if the consumer is gone before that. Raises StoppingError."""
-        self._calls.check_handing_out()
+        self._consumers.check_handing_out()
         acked: AckedDocument | None = None
         if leases is not None:
-            over = self._calls.ack_soon(subscription.id, leases)
+            over = self._consumers.ack_soon(subscription.id, leases)
             acked = AckedDocument(len(leases) - len(over), over)
 
         def answer(pulled: Pulled) -> None:
@@ -207,7 +208,7 @@ class Consuming:
 
         most, least, wait_ms, lease_ms, subjects = asked
         request = PullRequest(most, lease_ms, wait_ms, answer, least, subjects)
-        return self._calls.pull(subscription, request).cancel
+        return self._consumers.pull(subscription, request).cancel
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         leases = _decode(_decode_leased, data, LeasesBody).leases
@@ -229,20 +230,20 @@ class Consuming:
         self.extend(subscription, leases, lease_ms, done)
 
     def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
-        """As `Calls.ack`."""
-        self._calls.ack(subscription.id, leases, done)
+        """As `ConsumerCalls.ack`."""
+        self._consumers.ack(subscription.id, leases, done)
 
     def nack(
         self, subscription: Subscription, leases: list[str], delay_ms: int, done: ToldExpired
     ) -> None:
-        """As `Calls.nack`. Raises OverloadedError."""
-        self._calls.nack(subscription.id, leases, delay_ms, done)
+        """As `ConsumerCalls.nack`. Raises OverloadedError."""
+        self._consumers.nack(subscription.id, leases, delay_ms, done)
 
     def extend(
         self, subscription: Subscription, leases: list[str], lease_ms: int, done: ToldExpired
     ) -> None:
-        """As `Calls.extend`, and `done` is told."""
-        done(self._calls.extend(subscription.id, leases, lease_ms))
+        """As `ConsumerCalls.extend`, and `done` is told."""
+        done(self._consumers.extend(subscription.id, leases, lease_ms))
 
 
 def _nothing() -> None:

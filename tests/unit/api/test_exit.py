@@ -111,7 +111,7 @@ def test_no_call_is_answered_by_a_process_without_a_lease(impatient: None) -> No
     holds = True
     server.may_answer = lambda: holds
     server.calls.may_answer = server.may_answer
-    server.calls.backups = NoBackups()  # type: ignore[assignment]
+    server.calls._backups = NoBackups()  # type: ignore[assignment]
     app = make_app(server.calls).asgi
 
     async def ask(method: str, path: str) -> PeerAnswer:

@@ -474,7 +474,6 @@ def test_progress_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> 
     recovery_module.recover(
         disk.catalog,
         disk.message_log,
-        disk.schedule,
         disk.replay,
         disk.settler,
         disk.loader,

@@ -309,7 +309,7 @@ def test_an_ack_is_answered_if_the_next_owner_knows_it(cluster: Cluster, is_clai
     assert not first.deliver(200)
     pulled: list[str] = []
     request = PullRequest(1, 60_000, 0, lambda got: pulled.extend(token for _, token in got))
-    first.server.calls.pull(pulls, request)
+    first.server.calls.consumers.pull(pulls, request)
     first.server.rest()
     assert pulled
     if is_claimed:
@@ -464,7 +464,7 @@ def pulled_by(node: Node) -> dict[str, int]:
     server = node.server
     subscription = server.calls.subscription("p")
     got: dict[str, int] = {}
-    server.calls.pull(
+    server.calls.consumers.pull(
         subscription,
         PullRequest(
             9,

@@ -16,10 +16,10 @@ from delayserver.serve.process import _on_news, _Uvicorn
 from storage.errors import FencedError
 
 if TYPE_CHECKING:
-    from delayserver.serve.node import NodeShard
+    from delayserver.serve.owner import OwnerNode
 
 
-class FakeNode:
+class FakeOwner:
     """Gives its shard away if the disk is slow."""
 
     def successor(self, *, is_damaged: bool, is_slow: bool) -> str | None:
@@ -44,7 +44,7 @@ class FakeServing:
 def test_an_owner_whose_disk_is_of_no_use_gives_its_shard_away(what: str | None) -> None:
     serving = FakeServing(**({} if what is None else {what: True}))
     for _ in range(2):
-        _on_news(cast("NodeShard", FakeNode()), cast("_Uvicorn", serving))
+        _on_news(cast("OwnerNode", FakeOwner()), cast("_Uvicorn", serving))
     assert (serving.heard, serving.should_exit) == (2, what is not None)
 
 

@@ -167,14 +167,16 @@ def test_what_was_settled_before_is_not_pending(tmp_path: Path) -> None:
             found.extend(pulled.tokens)
             answered.set()
 
-        server.calls.pull(worker, PullRequest(10, 60_000, 20_000, answer, min_messages=count))
+        server.calls.consumers.pull(
+            worker, PullRequest(10, 60_000, 20_000, answer, min_messages=count)
+        )
         await answered.wait()
         acked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        server.calls.ack(worker.id, found, lambda expired, error: acked.set_result(None))
+        server.calls.consumers.ack(worker.id, found, lambda expired, error: acked.set_result(None))
         await acked
 
     async def body(server: Server) -> None:
-        await server.calls.put_subscription(
+        await server.calls.subscriptions.put(
             "worker", lambda known, registry: subscription(name="worker", subject="orders")
         )
         await publish(server, "a", "b", delay_ms=0)

@@ -78,7 +78,7 @@ class Machine:
         """Returns the deliveries that a consumer gets at once, by their tokens."""
         got: list[Pulled] = []
         subscription = self.server.calls.subscription(name)
-        self.server.calls.pull(subscription, PullRequest(most, lease_ms, 0, got.append))
+        self.server.calls.consumers.pull(subscription, PullRequest(most, lease_ms, 0, got.append))
         self.server.rest()
         return {token: delivery for pulled in got for delivery, token in pulled}
 

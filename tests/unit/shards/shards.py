@@ -15,7 +15,8 @@ from delayserver.api.hot.asgi import Asgi
 from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.problems import problem_of
 from delayserver.config import Settings
-from delayserver.errors import OverloadedError
+from delayserver.errors import AccessError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.security.tokens import Caller, Token
 from delayserver.serve.app import make_app
 from delayserver.server.server import Server
 from delayserver.shards.peers import PeerAnswer, PeerCall
@@ -40,7 +41,28 @@ def document_answer(document: Any, status: int = 200) -> PeerAnswer:
     return PeerAnswer(status, JSON_TYPE, msgspec.json.encode(document))
 
 
+FORBIDDEN = AccessError("not this one", authenticated=True)
+MISSING = NotFoundError("nobody")
 AWAY = problem_answer_of(OverloadedError("shard 1 is starting", 2000))
+
+
+def own_answer(shard: int, call: PeerCall) -> PeerAnswer:
+    return document_answer({"shard": shard}, 200)
+
+
+def body_of(answer: PeerAnswer | None) -> Any:
+    assert answer is not None
+    return msgspec.json.decode(answer.body)
+
+
+def caller(*scopes: str) -> Caller:
+    return Caller(Token("t", "00" * 32, scopes, 0), lambda: 0.0)
+
+
+def refusing(errors: dict[int, DelayServerError], document: Any) -> Any:
+    return lambda shard, call: (
+        problem_answer_of(errors[shard]) if shard in errors else document_answer(document)
+    )
 
 
 class ToldPeers:

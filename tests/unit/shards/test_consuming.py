@@ -628,7 +628,7 @@ def test_a_fetch_that_is_refused_is_made_again(world: World, reached: bool) -> N
         await world.settle()
         with pytest.MonkeyPatch.context() as patch:
             if reached:
-                patch.setattr(world.servers[1].calls, "pull", refuse_pull)
+                patch.setattr(world.servers[1].calls.consumers, "pull", refuse_pull)
             else:
                 patch.setattr(world.nodes[0], "ask", refuse)
             due = world.publish(1)
@@ -870,7 +870,7 @@ def test_what_a_shard_refuses_is_the_answer(world: World, action: str) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             for name in ("ack_soon", "nack"):
-                patch.setattr(world.servers[2].calls, name, refuse)
+                patch.setattr(world.servers[2].calls.consumers, name, refuse)
             if action == "pull":
                 refused = world.pull(1, ack=leases)
             else:

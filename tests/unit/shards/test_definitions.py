@@ -94,7 +94,7 @@ class Cluster:
             number = existing.id if existing else known.next_id()
             return Subscription(number, name, "a", "pull", START_MS, **more)
 
-        return await self.shards.servers[0].calls.put_subscription(name, define)
+        return await self.shards.servers[0].calls.subscriptions.put(name, define)
 
     async def put_when_there(self, name: str) -> None:
         """As a client does that is told to come again."""
@@ -107,7 +107,7 @@ class Cluster:
         pytest.fail("the shard stays away")
 
     async def change(self, name: str, **changes: bool) -> None:
-        await self.shards.servers[0].calls.change_subscription(name, **changes)
+        await self.shards.servers[0].calls.subscriptions.change(name, **changes)
 
     def close(self) -> None:
         async def close() -> None:
@@ -277,7 +277,7 @@ def test_a_new_link_is_told_everything_though_nothing_was_changed(cluster: Clust
         await cluster.put("s")
         cluster.network.cut(0, 2)
         # As if that shard had lost what it had confirmed.
-        await cluster.shards.servers[2].calls.change_subscription("s", deleted=True)
+        await cluster.shards.servers[2].calls.subscriptions.change("s", deleted=True)
         assert cluster.names(2) == []
         cluster.network.connect(0, 2)
         await cluster.until_same()

@@ -68,7 +68,7 @@ class ReplicaLedger(Ledger):
         self._left = None
         if len(server.store.kept.leases):
             raise Violation("leases of an owner that was killed are good (I4)")
-        starts_ms = server.starts_ms.tolist()
+        starts_ms = server.reader.starts_ms.tolist()
         if self._was_out and self._was_out > max(starts_ms, default=0):
             raise Violation(
                 f"a message of {self._was_out} was out at a kill, and starts are {starts_ms} (I4)"

@@ -170,12 +170,12 @@ class Definers:
         calls = home.running.calls
         known = calls.registry.by_name(name)
         if known is None or dice < 0.4:
-            self._ask(name, partial(calls.put_subscription, name, partial(self._define, name)))
+            self._ask(name, partial(calls.subscriptions.put, name, partial(self._define, name)))
         elif dice < 0.6 and name not in ALWAYS:
-            self._ask(name, partial(calls.change_subscription, name, deleted=True))
+            self._ask(name, partial(calls.subscriptions.change, name, deleted=True))
         else:
             paused = not known.paused
-            self._ask(name, partial(calls.change_subscription, name, paused=paused))
+            self._ask(name, partial(calls.subscriptions.change, name, paused=paused))
 
     def put_always(self) -> None:
         """Make what is always there, or have it go on."""
@@ -185,9 +185,9 @@ class Definers:
             if name in self._busy:
                 continue
             if known is None and name in ALWAYS:
-                self._ask(name, partial(calls.put_subscription, name, partial(self._define, name)))
+                self._ask(name, partial(calls.subscriptions.put, name, partial(self._define, name)))
             elif known is not None and known.paused:
-                self._ask(name, partial(calls.change_subscription, name, paused=False))
+                self._ask(name, partial(calls.subscriptions.change, name, paused=False))
 
     def _ask(self, name: str, change: Callable[[], Awaitable[Subscription]]) -> None:
         home = self._machine.shards[HOME]

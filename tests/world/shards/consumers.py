@@ -87,7 +87,7 @@ class ShardConsumers:
 
     def _there(self, subscription: Subscription) -> list[int]:
         shards = self._machine.shards
-        return [one.running.calls.ready(subscription.id) or 0 for one in shards]
+        return [one.running.calls.consumers.ready(subscription.id) or 0 for one in shards]
 
     def _of(self, subscription_id: int) -> list[Held]:
         """What is held of a subscription. Who is patient asks again what was not answered."""

@@ -125,7 +125,7 @@ class ShardServer(SimulatedServer):
 
         leases._end = ended  # type: ignore[method-assign]
         leases.grant = granted  # type: ignore[method-assign]
-        self.calls.give_back = given_back
+        self.calls.consumers.give_back = given_back
 
 
 class MachineShard:

@@ -256,9 +256,9 @@ class Promises(Outside):
         for subscription in shards[0].running.engine.registry:
             if subscription.type != "pull":
                 continue
-            there = [one.running.calls.ready(subscription.id) or 0 for one in shards]
+            there = [one.running.calls.consumers.ready(subscription.id) or 0 for one in shards]
             for shard in shards:
-                fetch = shard.running.calls.oldest_wait(subscription.id, sum(there))
+                fetch = shard.running.calls.consumers.oldest_wait(subscription.id, sum(there))
                 if fetch is not None:
                     raise Violation(
                         f"a consumer at shard {shard.number} waits for "

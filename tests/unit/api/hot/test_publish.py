@@ -46,6 +46,7 @@ class Machine(MessageParts):
             locate=self.messages.locate,
             version=self.messages.version,
             decide_when_free=self.groups.decide_when_free,
+            consumers=None,
         )
         self.calls = calls
         intake = Intake(self.settings, self.sequencer.subjects, lambda: 0.5)

@@ -1,0 +1,49 @@
+"""What is waited for: what the threads of a shard have done, as futures.
+
+    decided ──▶ all_durable ──▶ checkpoint: the catalog shows it
+    delivered ─▶ settled
+    read ──────▶ what the reader thread returns
+
+Cost: a future each, and that of what is waited for. Threads: belongs to the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from delayserver.delivery.reader import Reader
+from delayserver.server.futures import answering, durable, ending
+from delayserver.server.shard import Shard
+from delayserver.server.threads import CallRequest, CheckpointRequest
+
+T = TypeVar("T")
+
+
+class Waits:
+    """How far a shard has come."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def all_durable(self) -> None:
+        """Done when everything that was decided so far is durable; raises what kept it from it."""
+        await durable(self._shard.engine.groups.not_durable())
+
+    async def settled(self) -> None:
+        """Done when every delivery that ended so far is recorded."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shard.when_settled(ending(future))
+        await future
+
+    async def checkpoint(self) -> None:
+        """File everything that was accepted so far, so that the catalog shows it."""
+        await self.all_durable()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shard.replayer.put(CheckpointRequest(ending(future)))
+        await future
+
+    def read(self, function: Callable[[Reader], T]) -> "asyncio.Future[T]":
+        """Run something in the reader thread."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._shard.reading.put(CallRequest(function, answering(future)))
+        return future
