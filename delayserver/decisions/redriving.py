@@ -93,12 +93,9 @@ class Redriving:
                 f"the message is {located.state}; what is settled can be replayed", located.state
             )
         changes = self._sequencer.changes(seq)
-        receivers = [
-            one
-            for one in subscription_ids
-            if self._registry.by_id(one) is not None
-            and (one not in changes or changes[one].state != ChangeState.DEAD)
-        ]
+        letters = {one for one, change in changes.items() if change.state == ChangeState.DEAD}
+        there = (one for one in subscription_ids if self._registry.by_id(one) is not None)
+        receivers = [one for one in there if one not in letters]
         if not receivers:
             raise ConflictError(
                 "no subscription that had the message can have it again: it is a dead letter of "

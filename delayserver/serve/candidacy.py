@@ -53,7 +53,7 @@ log = structlog.get_logger()
 
 
 class Awaited:
-    """What a standby waits for: the office, or that it is told to stop; the other one may come as
+    """A standby waits for the office, or to be told to stop; the other one may come as
     well, as long as it is not a server."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class Candidacy:
         with contextlib.suppress(RuntimeError):  # The loop is closed already.
             self._loop.call_soon_threadsafe(self._ended.set)
 
-    # ── what the front asks, and what it hears ─────────────────────────────────────────────────
+    # ── questions of the front, and its news ───────────────────────────────────────────────────
 
     def _on_news(self) -> None:
         node = self._node

@@ -1,7 +1,7 @@
-"""What consumers ask of a server: messages with leases, and what becomes of the leases.
+"""Calls of consumers: messages with leases, and the ends of the leases.
 
     pull ──▶ leases ──▶ ack: done │ nack: again │ extend: later
-    wait ──▶ for what may come of other shards, too
+    wait ──▶ for messages of other shards, too
 
 An answer is given through a callback: no future waits for it. Cost: that of `Leasing`. Threads:
 belongs to the event loop.
@@ -17,7 +17,7 @@ from delayserver.server.shard import Shard
 
 
 class ConsumerCalls:
-    """The calls, and what other shards are told of."""
+    """The calls, and the news for other shards."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -42,7 +42,7 @@ class ConsumerCalls:
         ready: Callable[[], bool],
         complete: Callable[[DelayedFetch], None],
     ) -> DelayedFetch:
-        """Let a consumer wait for what may come of other shards, too. `complete` is called when
+        """Let a consumer wait for messages of other shards, too. `complete` is called when
         `ready` says so, the time is up, or the wait is in vain: see `ready` of the calls.
 
         Whoever changes what `ready` says completes the `oldest_wait` for so many."""
@@ -65,7 +65,7 @@ class ConsumerCalls:
         done: Callable[[list[str], Exception | None], None],
     ) -> None:
         """Acknowledge leases; `done` gets those that were over, once the others are recorded, or
-        with what kept a message with the outcome from being so."""
+        with the error that kept a message with the outcome from being so."""
 
         def settled(expired: list[str], error: Exception | None) -> None:
             if error is None and len(expired) < len(tokens):
@@ -100,7 +100,7 @@ class ConsumerCalls:
         done: Callable[[list[str], Exception | None], None],
     ) -> None:
         """Give leased messages back; `done` gets the tokens that were over, once the others are
-        recorded, or what kept them from being so. Raises OverloadedError."""
+        recorded, or the error that kept them from being so. Raises OverloadedError."""
         self._engine.leasing.nack(tokens, delay_ms, self._shard.clock(), subscription_id, done)
         self._shard.tick_soon()
 

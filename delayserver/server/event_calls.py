@@ -1,7 +1,7 @@
 """An event: all that watches its key is cancelled, or fires with its body, and is durable then.
 
 Watchers are looked for, and their bodies read, a part at a time: there may be many, and long ones.
-Cost: two turns of the event loop for each part, and a read for what is on the disk. Threads:
+Cost: two turns of the event loop for each part, and a read for rows on the disk. Threads:
 belongs to the event loop.
 """
 
@@ -20,7 +20,7 @@ from storage.errors import DamageError
 
 
 class EventCalls:
-    """Completes what watches a key."""
+    """Completes messages that watch a key."""
 
     def __init__(self, shard: Shard, waits: Waits) -> None:
         self._shard = shard
@@ -28,7 +28,7 @@ class EventCalls:
         self._waits = waits
 
     async def event(self, key: str) -> tuple[int, int]:
-        """Complete what watches a key; durable on return. How many were cancelled and fired."""
+        """Complete all that watches a key; durable on return. How many were cancelled and fired."""
         events, before_seq = self._engine.events, self._engine.sequencer.next_seq
         cancelled = fired = 0
         from_seq: int | None = 0
@@ -44,7 +44,7 @@ class EventCalls:
                 watchers = done.left + watchers[count:]
             # Also where nothing waited: others have their turn.
             await asyncio.sleep(0)
-        # What another event has decided must be durable, too.
+        # The decisions of another event must be durable, too.
         await self._waits.all_durable()
         return cancelled, fired
 

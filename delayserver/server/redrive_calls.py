@@ -1,4 +1,4 @@
-"""What is asked to be delivered again: dead letters, and messages that are kept.
+"""Messages that are delivered again: dead letters, and messages that are kept.
 
     owners ──▶ redrive, or discard: the dead letters of a subscription, also of a deleted one
     receiver ─▶ replay: one message, to subscriptions that had it or would have it
@@ -33,7 +33,7 @@ from storage.catalog import Table
 REDRIVE_MAX = 64
 """Dead letters that are redriven in one turn of the event loop: a few ms."""
 REDRIVE_BYTES_MAX = 4 * 1024 * 1024
-"""Of their payloads together, unless one alone has more."""
+"""Bytes of their payloads together, unless one alone has more."""
 
 
 class RedriveCalls:
@@ -73,9 +73,9 @@ class RedriveCalls:
         with these message ids, or all. `may_read`: asked for the subject of each. Durable on
         return. Returns how many.
 
-        What dies again meanwhile has a row of its own, and is not taken once more: else the call
+        A letter that dies again meanwhile has another row, and is not taken again: else the call
         would not end while the receiver refuses. Raises ConflictError, OverloadedError,
-        StoppingError; what was redriven by then stays so."""
+        StoppingError; letters that were redriven by then stay so."""
         end_seq, count = self._engine.sequencer.next_seq, 0
         for owner in owners:
             taker, from_seq = heir or owner, 0

@@ -1,4 +1,4 @@
-"""What is settled, on its way to the settler: all of a turn of the event loop is one request.
+"""Settled rows on their way to the settler: those of a turn of the event loop is one request.
 
 Cost: an append for each call, and one request for each turn. Threads: belongs to the event loop.
 """
@@ -54,7 +54,7 @@ class SettleQueue:
             self._call_soon(self.flush)
 
     def flush(self) -> None:
-        """Give the settler what there is."""
+        """Give the settler all that there is."""
         self._is_asked = False
         request, self._request = self._request, SettleRequest()
         if request.rows_by_hour or request.recorded or request.done:

@@ -1,4 +1,4 @@
-"""Deliveries that leave: each attempt is a task, and what its sink says of it goes to the outcomes.
+"""Deliveries that leave: each attempt is a task, and the verdict of its sink goes to the outcomes.
 
     send ──▶ Sink.deliver ──▶ told ──▶ all answers of a turn of the loop ──▶ Outcomes.on_sent
                  └── begins: how late it is, is counted
@@ -68,7 +68,7 @@ class SinkRunner:
         """Attempts that ended by an error that nobody had foreseen."""
 
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        """Begin an attempt; what comes of it goes to `Outcomes.on_sent`."""
+        """Begin an attempt; its outcome goes to `Outcomes.on_sent`."""
         if subscription.takes_many:
             self._shard.broker_bodies.take(subscription.id, sum(map(body_bytes, deliveries)))
         task = asyncio.get_running_loop().create_task(self._send(subscription, deliveries))
@@ -76,7 +76,7 @@ class SinkRunner:
         task.add_done_callback(self._sent)
 
     async def stop(self, drain_s: float) -> None:
-        """Let what is on its way finish, for so long. Behind this nothing leaves any more, whoever
+        """Let attempts under way finish, for so long. Behind this nothing leaves any more, whoever
         owns the shard then."""
         if self._sending:
             await asyncio.wait(self._sending, timeout=drain_s)
@@ -230,7 +230,7 @@ class SinkRunner:
 
 
 def about(delivery: DueDelivery, registry: Registry) -> dict[str, object]:
-    """What a log line about a delivery holds."""
+    """The fields of a log line about a delivery."""
     subscription = registry.by_id(delivery.subscription_id)
     return {
         "message_id": delivery.message_id,

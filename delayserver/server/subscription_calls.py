@@ -1,4 +1,4 @@
-"""What is asked of subscriptions: they are defined and changed, here and at the other shards.
+"""Calls about subscriptions: they are defined and changed, here and at the other shards.
 
     put, change ──▶ decided ──▶ durable and in force ──▶ spread ──▶ answered
     another shard has decided ──▶ take ──▶ durable and in force
@@ -48,7 +48,7 @@ class SubscriptionCalls:
         """Add or change a subscription; durable and in force on return.
 
         `define`: makes its definition of the one that has the name and of all that were decided.
-        Raises what it raises, OverloadedError, StoppingError, ShardAwayError."""
+        Raises its errors, OverloadedError, StoppingError, ShardAwayError."""
         if self.spreading is not None:
             await self.spreading.check()
         async with self._lock:
@@ -75,7 +75,7 @@ class SubscriptionCalls:
     async def take(self, subscriptions: Iterable[Subscription], *, are_all: bool) -> None:
         """Take over definitions that another shard has decided; durable and in force on return.
 
-        `are_all`: what is not among them is deleted. Raises OverloadedError, StoppingError: some
+        `are_all`: any other is deleted. Raises OverloadedError, StoppingError: some
         of them may be in force."""
         async with self._lock:
             for changed in self._engine.subscribing.differing(subscriptions, are_all=are_all):
@@ -97,7 +97,7 @@ class SubscriptionCalls:
         """Record since when a subscription fails (0: it does not); as it is then, durable. None:
         nothing is recorded.
 
-        Raises what keeps it from being durable."""
+        Raises the error that keeps it from being durable."""
         group = self._engine.subscribing.note_failing(subscription_id, since_ms)
         if group is None:
             return None

@@ -54,7 +54,7 @@ class TokenKeeper:
         """Tokens that are not understood, and why, as the log has them."""
 
     def refresh(self) -> None:
-        """Take over what `delayserver token` has changed, soon."""
+        """Take over the changes of `delayserver token`, soon."""
         if not self._is_refreshing:
             self._is_refreshing = True
             self._slices.begin(self._tokens.refreshing(self._clock()), self._on_refreshed)

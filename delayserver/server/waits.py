@@ -1,10 +1,10 @@
-"""What is waited for: what the threads of a shard have done, as futures.
+"""Waits for the threads of a shard, as futures.
 
     decided ──▶ all_durable ──▶ checkpoint: the catalog shows it
     delivered ─▶ settled
-    read ──────▶ what the reader thread returns
+    read ──────▶ the result of the reader thread
 
-Cost: a future each, and that of what is waited for. Threads: belongs to the event loop.
+Cost: a future each, and that of the work itself. Threads: belongs to the event loop.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Waits:
         self._shard = shard
 
     async def all_durable(self) -> None:
-        """Done when everything that was decided so far is durable; raises what kept it from it."""
+        """Done when everything that was decided so far is durable; or raises."""
         await durable(self._shard.engine.groups.not_durable())
 
     async def settled(self) -> None:

@@ -1,7 +1,8 @@
-"""All shards of a server, asked at the same time; and what their answers say together.
+"""All shards of a server, asked at the same time; and their answers put together.
 
-What is read of all shards is there whole, or the answer is what the shard said that could not give
-its part. What changes something in all of them says who has done it: it may be asked again.
+An answer that is read from all shards is whole; if a shard cannot give its part, the answer is the
+error of that shard. A change in all of them names the shards that have done it: it may be asked
+again.
 
 Cost: a call to each shard. Threads: belongs to the event loop.
 """
@@ -37,7 +38,7 @@ class AllShards:
         self.ask_one = peers.ask
 
     async def forward(self, to: int, call: PeerCall, as_asked: PeerCall) -> PeerAnswer:
-        """What another shard says to all of a client's call, or who it is."""
+        """The answer of another shard to all of a client's call, or its name."""
         return self._peers.misdirected(to, as_asked) or await self._peers.ask(to, call)
 
     def others(self) -> Iterator[int]:
@@ -132,12 +133,12 @@ def with_body(call: PeerCall, body: bytes) -> PeerCall:
 
 
 def detail(answer: PeerAnswer) -> str:
-    """What a problem document says."""
+    """The fields of a problem document."""
     return str(msgspec.json.decode(answer.body)["detail"])
 
 
 def is_unknown(answer: PeerAnswer) -> bool:
-    """Whether nobody knows what became of the call."""
+    """Whether the outcome of the call is unknown."""
     return answer.status >= 400 and msgspec.json.decode(answer.body).get("outcome") == "unknown"
 
 

@@ -80,7 +80,7 @@ class ImportRoutes:
         return self._lists.archives(call) if shard is None else shard
 
     def _named_shard(self, call: PeerCall) -> int | None:
-        """What `shard=` says."""
+        """The shard that `shard=` names."""
         if call.caller is not None:
             call.caller.require((Action.ADMIN,))
         text = query(call).get("shard")

@@ -26,7 +26,7 @@ _read_results = msgspec.json.Decoder(_Results).decode
 
 
 class _Part(NamedTuple):
-    """What of a call that names many messages is for one shard."""
+    """The part for one shard of a call that names many messages."""
 
     indexes: list[int]
     """Which they are, in the order of the call."""

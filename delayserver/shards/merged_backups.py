@@ -44,7 +44,7 @@ class MergedBackups:
         answers = await self._all.ask(dict.fromkeys(self._all.others(), wanted))
         taken = [shard for shard, one in answers.items() if one.status == _ACCEPTED]
         if len(taken) < len(answers):
-            # What another has under that name already stays.
+            # The backup that another has under that name already stays.
             given_up = PeerCall("DELETE", f"/v1/backups/{begun.name}", caller=call.caller)
             await self._all.ask(dict.fromkeys((self._all.own, *taken), given_up))
             return next(one for one in answers.values() if one.status != _ACCEPTED)

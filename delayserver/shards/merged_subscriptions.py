@@ -1,6 +1,6 @@
-"""Subscriptions of a server of several shards: the own shard's, with what waits in all of them.
+"""Subscriptions of a server of several shards: the own shard's, with the counts of all of them.
 
-Their home decides what they are. Cost: a call to each shard. Threads: belongs to the event loop.
+Their home defines them. Cost: a call to each shard. Threads: belongs to the event loop.
 """
 
 import msgspec
@@ -66,7 +66,7 @@ class MergedSubscriptions:
         return json_answer(encode(add_waiting(read_row(own.body), others)))
 
     async def define(self, call: PeerCall, name: str, _verb: str = "") -> PeerAnswer:
-        """The home decides; what waits for the subscription is counted in all shards."""
+        """The home decides; messages that wait for the subscription are counted in all shards."""
         answer = await self._all.ask_one(HOME, call)
         if answer.status not in (200, 201):
             return answer

@@ -1,4 +1,4 @@
-"""What the routes have in common: who answers, the statuses that may come, types of parameters.
+"""Common parts of the routes: who answers, the statuses that may come, types of parameters.
 
 Cost: none. Threads: belongs to the event loop.
 """
@@ -39,9 +39,9 @@ CONFLICT: Responses = {409: PROBLEM, **MISSING}
 CONDITIONAL: Responses = {412: PROBLEM, **CONFLICT}
 PUBLISH: Responses = {409: PROBLEM, 507: PROBLEM, **INVALID}
 STORED: Responses = {500: PROBLEM}
-"""What is read from the disk may turn out to be damaged."""
+"""A read from the disk may find damage."""
 LOGGED: Responses = {507: PROBLEM}
-"""What is recorded may find the disk full."""
+"""A record may find the disk full."""
 
 
 class _KeyConvertor(Convertor[str]):
@@ -80,7 +80,7 @@ PlacesHeader = Annotated[str | None, Header(alias=PLACES_HEADER, include_in_sche
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What answers the calls of one server."""
+    """Answers the calls of one server."""
 
     calls: Calls
     intake: Intake

@@ -45,11 +45,11 @@ CursorQuery = Annotated[str | None, Query(pattern=f"^{SUBJECT_PATTERN}$")]
 """The name behind which a page begins."""
 
 CHANGED: Responses = {412: PROBLEM, **MISSING, **LOGGED}
-"""Of a change of one that is there."""
+"""Answers to a change of one that is there."""
 
 
 def put_answers(document: type[msgspec.Struct]) -> Responses:
-    """What may be answered to a PUT."""
+    """The answers that a PUT may get."""
     was_there = answer(document, "It was there, and is as the request says now")
     return {201: answer(document), 200: was_there, 412: PROBLEM, **INVALID, **LOGGED}
 
@@ -151,7 +151,7 @@ class NamedRoutes(Generic[W, D, S, N]):
 
 
 def subject_of(parts: Parts, known: Known[D, S]) -> str:
-    """What one publishes to."""
+    """The name that one publishes to."""
     return subject_name(parts, known.definition.subject_id)
 
 

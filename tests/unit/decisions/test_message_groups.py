@@ -347,7 +347,7 @@ def test_of_two_retries_of_a_group_after_a_power_loss_none_is_overtaken(
     machine.work(5)
     machine.answer("a1", 500)
     machine.work(90_000)
-    monkeypatch.setattr(machine.server.settling, "put", lambda request: None)
+    monkeypatch.setattr(machine.server.settles, "_put", lambda request: None)
     machine.answer("a1")
     machine.answer("a2", 500)
     machine.restart()

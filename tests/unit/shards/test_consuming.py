@@ -649,15 +649,16 @@ def test_what_was_read_for_one_whose_link_has_ended_goes_back(world: World) -> N
         await world.settle()
         fetch_now = server.reader_now.fetch_now
         server.reader_now.fetch_now = lambda *rest: None  # type: ignore[method-assign]
-        read = server.reading.put
+        bodies = server.bodies
+        read = bodies._put
         held: list[Any] = []
-        server.reading.put = held.append  # type: ignore[method-assign,assignment]
+        bodies._put = held.append
         consumer = world.pull(0)
         await world.settle()
         assert len(held) == 1 and not consumer.answers
         world.cut(0, 1)
         server.reader_now.fetch_now = fetch_now  # type: ignore[method-assign]
-        server.reading.put = read  # type: ignore[method-assign]
+        bodies._put = read
         for request in held:
             server.reading.put(request)
         await world.settle()
