@@ -23,6 +23,7 @@ http          one HTTP/1.1 connection, for webhooks and for the client library
 security      tokens, signatures, where webhooks may go
 timers        timing wheels, purgatory, token buckets; usable on their own
 slices        work of any length, between all else that the event loop has to do
+wire          the documents that cross the door, each once
 clocks        one that people set, and one that measures
 times         how times and durations are written
 config        all settings, their defaults, and how they relate

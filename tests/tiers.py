@@ -229,6 +229,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "delayserver/pipeline/states": ("audits", "reading"),
     "delayserver/pipeline/topics": ("topics",),
     "delayserver/queries": ("shards",),
+    "delayserver/wire": ("shards", "celery"),
     "delayserver/records": ("simulation", "audits"),
     "delayserver/recovery": ("simulation", "crash"),
     "delayserver/schedule": ("simulation",),

@@ -8,10 +8,8 @@ schedule_intake  schedules as clients write them
 json_pieces      a long array of JSON, decoded some of its items at a time
 packed           batches in MessagePack
 arrow            batches as a stream of Apache Arrow
-second_look      all that is wrong with a document that was refused
 conditions       versions of a message: If-Match, ETag
 documents        answers that hold messages
-fields           types of fields, with what the OpenAPI document says of them
 problems         errors as problem documents (RFC 9457)
 rest             all other calls, on FastAPI, and the OpenAPI document
 map_call         GET /v1/cluster, whoever answers

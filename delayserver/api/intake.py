@@ -14,20 +14,17 @@ import base64
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from delayserver.api.json_pieces import PIECE_BYTES, decode_pieces
 from delayserver.api.packed import json_items
-from delayserver.api.problems import POINTED_ERRORS_MAX, UNREADABLE, input_error
-from delayserver.api.second_look import in_one, readable_fields
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage, PublishBatch
-from delayserver.decisions.watches import WATCHES_MAX
 from delayserver.errors import InputError, InputErrors, TooLargeError
-from delayserver.records.direct import ATTEMPTS_DEFAULT, WEBHOOK_TIMEOUT_MS, Destination
+from delayserver.records.direct import WEBHOOK_TIMEOUT_MS, Destination
 from delayserver.records.message import (
     Content,
     MessageOptions,
@@ -40,8 +37,7 @@ from delayserver.records.message import (
     check_keys,
 )
 from delayserver.records.nesting import NESTED_MIN_BYTES, check_nesting
-from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
-from delayserver.records.subscriptions import RetrySchedule
+from delayserver.records.subjects import is_subject
 from delayserver.records.tables import OnEvent
 from delayserver.records.tracecontext import Trace
 from delayserver.security.signing import WebhookSecret
@@ -55,7 +51,26 @@ from delayserver.times import (
     parse_duration_ms,
     parse_time_ms,
 )
-from storage.rows import HOUR_MS, PRIORITY_MAX
+from delayserver.wire.fields import SUBJECT_PATTERN
+from delayserver.wire.messages import (
+    WATCHES_MAX,
+    HeartbeatModel,
+    OutcomeMessageModel,
+    PlainMessage,
+    PublishModel,
+    PublishUnderKeyModel,
+    ToModel,
+)
+from delayserver.wire.reading import (
+    POINTED_ERRORS_MAX,
+    UNREADABLE,
+    decoder_of,
+    in_one,
+    input_error,
+    readable_fields,
+)
+from delayserver.wire.subscriptions import RetryModel
+from storage.rows import PRIORITY_MAX
 
 if TYPE_CHECKING:
     from delayserver.api.arrow import ArrowColumns, Numbers
@@ -64,94 +79,30 @@ _UNSET = msgspec.UNSET
 _Unset = msgspec.UnsetType
 
 
-class _Publish(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    subject: str
-    body: msgspec.Raw | _Unset = _UNSET
-    body_base64: str | None = None
-    delay: int | str | None = None
-    deliver_at: int | str | None = None
-    key: str | None = None
-    headers: dict[str, str] | None = None
-    watch: tuple[str, ...] | None = None
-    on_event: Literal["cancel", "fire"] | None = None
-
-
-class _Retry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    max_attempts: int = ATTEMPTS_DEFAULT
-    backoff: tuple[int | str, ...] = ()
-
-
-class _To(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Where one message goes: as in a subscription of type webhook."""
-
-    url: str
-    secret: str | None = None
-    retry: _Retry | None = None
-    timeout: int | str | None = None
-
-
-class _OutcomeMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What is said of a message that is published with the outcome of another."""
-
-    subject: str
-
-
-class _PublishWithOptions(_Publish, forbid_unknown_fields=True, gc=False):
-    """The same where it has options. Few have: a form with their fields as well would cost each of
-    the others, so this one is tried where the other does not fit."""
-
-    ttl: int | str | None = None
-    jitter: int | str | None = None
-    priority: int | None = None
-    to: _To | None = None
-    on_delivered: _OutcomeMessage | None = None
-    on_dead: _OutcomeMessage | None = None
-    group: str | None = None
-
-
-class _PublishUnderKey(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A message whose subject and key stand in the path."""
-
-    body: msgspec.Raw | _Unset = _UNSET
-    body_base64: str | None = None
-    delay: int | str | None = None
-    deliver_at: int | str | None = None
-    headers: dict[str, str] | None = None
-    watch: tuple[str, ...] | None = None
-    on_event: Literal["cancel", "fire"] | None = None
-    ttl: int | str | None = None
-    jitter: int | str | None = None
-    priority: int | None = None
-    to: _To | None = None
-    on_delivered: _OutcomeMessage | None = None
-    on_dead: _OutcomeMessage | None = None
-    group: str | None = None
-
-
-_decode_json_plain = msgspec.json.Decoder(_Publish).decode
-_decode_json_with_options = msgspec.json.Decoder(_PublishWithOptions).decode
-_decode_json_under_key = msgspec.json.Decoder(_PublishUnderKey).decode
-_decode_json_list_plain = msgspec.json.Decoder(list[_Publish]).decode
-_decode_json_list_with_options = msgspec.json.Decoder(list[_PublishWithOptions]).decode
+_decode_json_plain: Callable[[bytes], PlainMessage] = decoder_of(PlainMessage)
+_decode_json_with_options: Callable[[bytes], PublishModel] = decoder_of(PublishModel)
+_decode_json_under_key = decoder_of(PublishUnderKeyModel)
+_decode_json_heartbeat: Callable[[bytes], HeartbeatModel] = decoder_of(HeartbeatModel)
+_decode_json_list_plain: Callable[[bytes], list[PlainMessage]] = decoder_of(list[PlainMessage])
+_decode_json_list_with_options: Callable[[bytes], list[PublishModel]] = decoder_of(
+    list[PublishModel]
+)
 _decode_json_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_json_raw = msgspec.json.Decoder(msgspec.Raw).decode
 _encode_json = msgspec.json.Encoder().encode
+
 ENVELOPE_BYTES = 64 * 1024
 """A request may be longer than its body by this much."""
 COLUMN_ROWS = 1_000
 """Messages of a batch that become columns at a time."""
 BAD_ITEMS = 10
 """The cost of looking at a bad message, as `slices` counts."""
-ATTEMPTS_MAX = 100
-"""A message that says where it goes may have so many attempts, and delays between them, as a
-subscription may."""
-
 
 L = TypeVar("L", bound=Sized)
-_Items = Sequence[_Publish] | Sequence[_PublishWithOptions]
+_Items = Sequence[PlainMessage] | Sequence[PublishModel]
 
 
-def _decode_json(data: bytes) -> _Publish:
+def _decode_json(data: bytes) -> PlainMessage:
     try:
         return _decode_json_plain(data)
     except msgspec.ValidationError:
@@ -180,17 +131,6 @@ def _raw_piece(data: bytes) -> list[list[bytes]]:
     return [list(map(bytes, _decode_json_raw_list(data)))]
 
 
-class _Heartbeat(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    timeout: int | str
-    subject: str
-    body: msgspec.Raw | _Unset = _UNSET
-    body_base64: str | None = None
-    headers: dict[str, str] | None = None
-
-
-_decode_json_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
-
-
 class Intake:
     """Turns requests into messages. `known_subjects` were checked before."""
 
@@ -211,7 +151,7 @@ class Intake:
             check_utf8(data)
             return self._message(_decode_json(data), now_ms)
         except (*UNREADABLE, InputError) as error:
-            raise in_one(self._errors(data, _PublishWithOptions, now_ms)) from error
+            raise in_one(self._errors(data, PublishModel, now_ms)) from error
 
     def many(self, bodies: Sequence[bytes], now_ms: int) -> PublishBatch:
         """Single messages of several requests. Raises for the first that `one` would refuse."""
@@ -231,10 +171,10 @@ class Intake:
             check_utf8(data)
             found = _decode_json_under_key(data)
             fields = msgspec.structs.asdict(found)
-            publish = _PublishWithOptions(subject, key=key, **fields)
+            publish = PublishModel(subject, key=key, **fields)
             return self._message(publish, now_ms)
         except (*UNREADABLE, InputError) as error:
-            errors = self._errors(data, _PublishUnderKey, now_ms, subject=subject, key=key)
+            errors = self._errors(data, PublishUnderKeyModel, now_ms, subject=subject, key=key)
             raise in_one(errors) from error
 
     def heartbeat(self, data: bytes, now_ms: int) -> tuple[int, NewMessage]:
@@ -242,11 +182,13 @@ class Intake:
         try:
             check_utf8(data)
             found = _decode_json_heartbeat(data)
-            timeout_ms = self._timeout_ms(found.timeout)
-            publish = _Publish(found.subject, found.body, found.body_base64, headers=found.headers)
-            return timeout_ms, self._message(publish, now_ms)
+            self.check_wait(found.timeout, "/timeout")
+            publish = PlainMessage(
+                found.subject, found.body, found.body_base64, headers=found.headers
+            )
+            return int(found.timeout), self._message(publish, now_ms)
         except (*UNREADABLE, InputError) as error:
-            raise in_one(self._errors(data, _Heartbeat, now_ms)) from error
+            raise in_one(self._errors(data, HeartbeatModel, now_ms)) from error
 
     def payload(
         self,
@@ -256,14 +198,7 @@ class Intake:
         headers: dict[str, str] | None,
     ) -> Payload:
         """What is to be published under a subject, without a time. Raises the first InputError."""
-        return self._message(_Publish(subject, body, body_base64, headers=headers), 0).payload
-
-    def _timeout_ms(self, timeout: int | str) -> int:
-        timeout_ms = _duration_ms(timeout, "/timeout")
-        if timeout_ms < 1:
-            raise InputError("a timeout is at least 1 ms", "/timeout")
-        self.check_wait(timeout_ms, "/timeout")
-        return timeout_ms
+        return self._message(PlainMessage(subject, body, body_base64, headers=headers), 0).payload
 
     def unpacked(self, data: bytes, now_ms: int) -> Work[bytes]:
         """A batch in MessagePack as JSON, in slices. Raises as `batch`."""
@@ -448,8 +383,8 @@ class Intake:
         )
         traces: list[Trace | None] = [None] * count
         options: list[MessageOptions | None] = []
-        if items and isinstance(items[0], _PublishWithOptions):
-            forms = [one for one in items if isinstance(one, _PublishWithOptions)]  # all are
+        if items and isinstance(items[0], PublishModel):
+            forms = [one for one in items if isinstance(one, PublishModel)]  # all are
             options = list(map(self._options, forms))
             options = options if any(options) else []
             pairs = zip(forms, dues_ms, strict=True)
@@ -458,7 +393,7 @@ class Intake:
             subjects, dues_ms, bodies, contents, keys, headers, watches, traces, options
         )
 
-    def _options(self, publish: _PublishWithOptions) -> MessageOptions | None:
+    def _options(self, publish: PublishModel) -> MessageOptions | None:
         """What was chosen; None: nothing."""
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
         group = publish.group
@@ -475,42 +410,26 @@ class Intake:
             return None
         return MessageOptions(ttl_ms, priority=priority, group=group, to=to, outcomes=outcomes)
 
-    def _outcome_subject(self, wanted: _OutcomeMessage | None, pointer: str) -> str | None:
+    def _outcome_subject(self, wanted: OutcomeMessageModel | None, pointer: str) -> str | None:
         if wanted is None:
             return None
         self._check_subject(wanted.subject, f"{pointer}/subject")
         return wanted.subject
 
-    def _destination(self, to: _To, subject: str) -> Destination:
+    def _destination(self, to: ToModel, subject: str) -> Destination:
         try:
             self._targets.check_url(to.url)
             if to.secret is not None:
                 WebhookSecret.parse(to.secret, "/secret")
-            given = WEBHOOK_TIMEOUT_MS if to.timeout is None else to.timeout
-            timeout_ms = _duration_ms(given, "/timeout")
-            if not 1 <= timeout_ms <= HOUR_MS:
-                raise InputError("a timeout is 1ms to 1h", "/timeout")
-            retry = to.retry or _Retry()
-            if not 1 <= retry.max_attempts <= ATTEMPTS_MAX:
-                raise InputError(f"max_attempts is 1 to {ATTEMPTS_MAX}", "/retry/max_attempts")
-            if len(retry.backoff) > ATTEMPTS_MAX:
-                raise InputError(f"backoff has at most {ATTEMPTS_MAX} delays", "/retry/backoff")
-            backoff_ms = tuple(
-                _duration_ms(one, f"/retry/backoff/{index}")
-                for index, one in enumerate(retry.backoff)
-            )
-            if backoff_ms:
-                try:
-                    RetrySchedule(retry.max_attempts, backoff_ms)
-                except InputError as error:
-                    raise error.below("/retry") from error
         except InputError as error:
             raise error.below("/to") from error
+        retry, timeout_ms = to.retry or RetryModel(), int(to.timeout or WEBHOOK_TIMEOUT_MS)
+        backoff_ms = tuple(map(int, retry.backoff))
         return Destination(
             to.url, subject, to.secret or "", timeout_ms, retry.max_attempts, backoff_ms
         )
 
-    def _spread(self, publish: _PublishWithOptions, due_ms: int, now_ms: int) -> int:
+    def _spread(self, publish: PublishModel, due_ms: int, now_ms: int) -> int:
         """The due time with the jitter that is drawn for the message."""
         if publish.jitter is None:
             return due_ms
@@ -618,7 +537,7 @@ class Intake:
             except (*UNREADABLE, InputError):
                 bad.add(index)
             if len(errors) < POINTED_ERRORS_MAX:
-                found = self._errors(raw, _PublishWithOptions, now_ms)
+                found = self._errors(raw, PublishModel, now_ms)
                 errors += [error.below(f"/{index}") for error in found]
                 yield BAD_ITEMS
             else:
@@ -646,7 +565,7 @@ class Intake:
         if get("to") is not None:
             checks.append(lambda: self._destination(values["to"], ""))
         if "timeout" in values:
-            checks.append(lambda: self._timeout_ms(values["timeout"]))
+            checks.append(lambda: self.check_wait(values["timeout"], "/timeout"))
         if "subject" in values:
             checks.append(lambda: self._check_subject(values["subject"]))
         if get("jitter") is not None:
@@ -694,7 +613,7 @@ class Intake:
                 f"(batch_max_messages); this one has {count} or more"
             )
 
-    def _message(self, publish: _Publish, now_ms: int) -> NewMessage:
+    def _message(self, publish: PlainMessage, now_ms: int) -> NewMessage:
         subject = publish.subject
         self._check_subject(subject)
         key = publish.key
@@ -706,7 +625,7 @@ class Intake:
         body, content = self._body(publish.body, publish.body_base64)
         due_ms = self.due_ms(publish.delay, publish.deliver_at, now_ms)
         watch, options = None, None
-        if isinstance(publish, _PublishWithOptions):
+        if isinstance(publish, PublishModel):
             due_ms = self._spread(publish, due_ms, now_ms)
             options = self._options(publish)
         if publish.watch is not None or publish.on_event is not None:

@@ -15,13 +15,14 @@ from typing import Final, Protocol
 from urllib.parse import parse_qsl
 
 from delayserver.api.conditions import entity_tag, is_known
-from delayserver.api.documents import ClusterDocument, encode
+from delayserver.api.documents import encode
 from delayserver.api.hot.answers import Answer
 from delayserver.api.hot.asgi import Scope
 from delayserver.api.hot.consume import WHEN_GONE
-from delayserver.api.problems import pointer_to
 from delayserver.errors import InputError
 from delayserver.times import format_duration, parse_duration_ms
+from delayserver.wire.operations import ClusterDocument
+from delayserver.wire.reading import pointer_to
 
 WAIT: Final = "30s"
 """How long a long poll takes that does not say it."""

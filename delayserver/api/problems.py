@@ -3,7 +3,6 @@
 Cost: only when something is wrong. Threads: pure.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
@@ -34,15 +33,13 @@ from delayserver.errors import (
     StoppingError,
     TooLargeError,
 )
+from delayserver.wire.reading import POINTED_ERRORS_MAX
 from storage.errors import DamageError, DiskFullError, ExhaustedError, StagingError, StorageError
 
 MEDIA_TYPE = "application/problem+json"
-POINTED_ERRORS_MAX = 1000
 STOPPING_RETRY_AFTER_MS = 2000
 EXHAUSTED_RETRY_AFTER_MS = 1000
 SHARD_AWAY_RETRY_AFTER_MS = 1000
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a document that is not what it should be."""
 
 
 class FieldError(msgspec.Struct, omit_defaults=True):
@@ -91,11 +88,6 @@ class Problem:
     def encode(self) -> bytes:
         """The document as JSON."""
         return msgspec.json.encode(self.document)
-
-
-def pointer_to(*steps: str | int) -> str:
-    """A JSON pointer (RFC 6901)."""
-    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 def _problem(name: str, title: str, status: int, error: Exception) -> Problem:
@@ -185,30 +177,3 @@ def _say_more(problem: Problem, error: Exception) -> None:
 
 def _seconds(duration_ms: int) -> str:
     return str(max(1, -(-duration_ms // 1000)))
-
-
-_AT = " - at `"
-_UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
-_MISSING = re.compile(r"missing required field `(?P<name>.*)`")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
-
-
-def input_error(error: Exception, pointer: str = "") -> InputError:
-    """A decoder's error (UNREADABLE) with a JSON pointer to the field, below `pointer`."""
-    if isinstance(error, UnicodeDecodeError):
-        return InputError(f"not UTF-8: {error.reason} (byte {error.start})", pointer)
-    if isinstance(error, RecursionError):
-        return InputError("nested too deeply", pointer)
-    text = str(error)
-    # The text may quote the client, who may have sent any number of places: the last one is ours.
-    detail, at, path = text.removesuffix("`").rpartition(_AT)
-    if at and text.endswith("`"):
-        text = detail
-        for name, index in _STEP.findall(path):
-            pointer += pointer_to(name or index)
-    if text == "Input data was truncated":
-        text = "the JSON ends too early, or there is none"
-    named = _UNKNOWN.search(text) or _MISSING.search(text)
-    if named is not None:
-        pointer += pointer_to(named["name"])
-    return InputError(text, pointer)

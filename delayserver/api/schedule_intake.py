@@ -8,12 +8,11 @@ Cost: 100 µs. Threads: pure.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final, cast
 
 import msgspec
 
 from delayserver.api.intake import Intake
-from delayserver.api.second_look import in_one, readable_fields
 from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.errors import InputError
 from delayserver.records.message import Payload
@@ -21,32 +20,15 @@ from delayserver.records.recurrence import EVERY_MIN_MS, check_expression
 from delayserver.records.schedules import CatchUp, Overlap
 from delayserver.records.zones import check_zone
 from delayserver.times import parse_duration_ms, parse_time_ms
+from delayserver.wire.reading import in_one, readable_fields
+from delayserver.wire.schedules import ScheduleModel
 
 _UNSET: Final = msgspec.UNSET
-RUNS_MAX: Final = 10**15
-
-
-class ScheduleBody(msgspec.Struct):
-    """What a request says of a schedule. Null is as if the field were missing."""
-
-    subject: str
-    body: msgspec.Raw | msgspec.UnsetType = _UNSET
-    body_base64: str | None = None
-    headers: dict[str, str] | None = None
-    cron: str | None = None
-    every: int | str | None = None
-    timezone: str | None = None
-    jitter: int | str | None = None
-    catch_up: Literal["none", "last", "all"] | None = None
-    overlap: Literal["skip", "allow"] | None = None
-    start_at: int | str | None = None
-    end_at: int | str | None = None
-    max_runs: int | None = None
 
 
 def read_schedule(intake: Intake, name: str, data: bytes, now_ms: int) -> WantedSchedule:
     """A schedule as JSON. Raises InputError, TooLargeError."""
-    found, errors = readable_fields(data, ScheduleBody)
+    found, errors = readable_fields(data, ScheduleModel)
     get = found.get
     done: dict[str, Any] = {}
 
@@ -68,9 +50,6 @@ def read_schedule(intake: Intake, name: str, data: bytes, now_ms: int) -> Wanted
     start_ms, end_ms = done.get("start_ms"), done.get("end_ms")
     if end_ms is not None and start_ms is not None and end_ms <= start_ms:
         errors.append(InputError("it ends before it begins", "/end_at"))
-    runs_max = get("max_runs")
-    if isinstance(runs_max, int) and not 1 <= runs_max <= RUNS_MAX:
-        errors.append(InputError("at least 1", "/max_runs"))
     if errors:
         raise in_one(errors)
     return WantedSchedule(
@@ -85,7 +64,7 @@ def read_schedule(intake: Intake, name: str, data: bytes, now_ms: int) -> Wanted
         Overlap[str(get("overlap") or "allow").upper()],
         start_ms,
         end_ms,
-        runs_max if isinstance(runs_max, int) else None,
+        cast(int | None, get("max_runs")),
     )
 
 

@@ -27,13 +27,14 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import google_crc32c
 import msgspec
 import structlog
 
 from delayserver.recovery.snapshots import COPIED
+from delayserver.wire.bulk import BACKUP_NAME, BackupState, BackupStep
 from storage.directory import FORMAT_FILE, Identity
 from storage.errors import BackupError, DamageError, OtherLifeError, StorageError
 from storage.files import Files, replace_file
@@ -54,12 +55,8 @@ _OTHER_DIRECTORY: Final = (
     "nothing in it was changed: start this server with another backup_dir (--backup-dir), which "
     "may be empty, and make a backup then"
 )
-NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 MANIFEST_VERSION: Final = 1
-_NAME: Final = re.compile(NAME_PATTERN)
-
-BackupState = Literal["running", "complete", "failed"]
-BackupStep = Literal["waiting", "copying", "checking"]
+_NAME: Final = re.compile(BACKUP_NAME)
 
 log = structlog.get_logger()
 

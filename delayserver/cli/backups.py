@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from delayserver.cli.output import (
-    details,
-    help_text,
-    make_console,
-    print_json,
-    progress_bar,
-    rows,
-)
+from delayserver.cli.options import option
+from delayserver.cli.output import details, help_text, make_console, print_json, progress_bar, rows
 from delayserver.cli.session import (
     CannotRun,
     CommandError,
@@ -77,11 +71,12 @@ def backup(
     ] = True,
     keep: Annotated[
         int | None,
-        typer.Option(
-            metavar="COUNT",
+        option(
+            "--keep",
+            "When it is complete, delete older ones, so that so many verified ones are left. Of"
+            " those that were made with --no-verify so many are left besides.",
+            "COUNT",
             min=1,
-            help="When it is complete, delete older ones, so that so many verified ones are left. "
-            "Of those that were made with --no-verify so many are left besides.",
         ),
     ] = None,
 ) -> None:
@@ -182,10 +177,11 @@ def restore(
     ],
     until: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="With all that was accepted by then: RFC 3339, or ms since 1970; `latest`: as far "
+        option(
+            "--until",
+            "With all that was accepted by then: RFC 3339, or ms since 1970; `latest`: as far "
             "as the message log behind the backup reaches.",
+            "TIME",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -12,28 +12,18 @@ from delayserver.cli.options import (
     AtOption,
     BodyArgument,
     DelayOption,
-    GroupOption,
     HeaderOption,
     IdArgument,
-    JitterOption,
     KeyOption,
     MessageIdArgument,
-    OnDeadOption,
-    OnDeliveredOption,
-    PriorityOption,
     SubjectOption,
-    ToAttemptsOption,
-    ToBackoffOption,
-    ToOption,
-    ToSecretOption,
-    ToTimeoutOption,
-    TtlOption,
     due_fields,
     header_fields,
+    message_fields,
     message_path,
-    option_fields,
-    to_fields,
+    option,
     with_body,
+    with_fields,
 )
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
@@ -54,27 +44,17 @@ def register(app: typer.Typer) -> None:
         """publish account.changed '{"user": 7}' --group user:7""",
         "publish report.daily @report.json --at 2026-11-21T06:00:00+01:00",
     )(publish)
-    server_command(
-        app,
-        "replace",
-        """replace session.expired user-7 '{"user": 7}' --delay 30m""",
-    )(replace)
+    server_command(app, "replace", """replace session.expired user-7 '{"user": 7}' --delay 30m""")(
+        replace
+    )
     server_command(
         app,
         "get",
         "get 00000193d2a8b5c0000000000001aa55c3d2",
         "get --subject order.unpaid --key 1001",
     )(get)
-    server_command(
-        app,
-        "cancel",
-        "cancel --subject order.unpaid --key 1001",
-    )(cancel)
-    server_command(
-        app,
-        "move",
-        "move --subject order.unpaid --key 1001 --delay 15m",
-    )(move)
+    server_command(app, "cancel", "cancel --subject order.unpaid --key 1001")(cancel)
+    server_command(app, "move", "move --subject order.unpaid --key 1001 --delay 15m")(move)
     server_command(
         app,
         "list",
@@ -84,11 +64,9 @@ def register(app: typer.Typer) -> None:
 
     group = typer.Typer()
     app.add_typer(group, name="messages", help="Look at one message more closely.")
-    server_command(
-        group,
-        "attempts",
-        "messages attempts 00000193d2a8b5c0000000000001aa55c3d2",
-    )(attempts)
+    server_command(group, "attempts", "messages attempts 00000193d2a8b5c0000000000001aa55c3d2")(
+        attempts
+    )
     server_command(
         group,
         "replay",
@@ -103,7 +81,7 @@ def replay(
     message_id: MessageIdArgument,
     subscription: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="To this subscription alone, not to all that had it."),
+        option("--subscription", "To this subscription alone, not to all that had it.", "NAME"),
     ] = None,
 ) -> None:
     """Deliver a message that is settled again, with the same id.
@@ -135,12 +113,8 @@ def list_pending(
     session: Session,
     *,
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Whose messages.")],
-    since: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Due at this time or later.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="Due before this time.")
-    ] = None,
+    since: Annotated[str | None, option("--from", "Due at this time or later.", "TIME")] = None,
+    until: Annotated[str | None, option("--to", "Due before this time.", "TIME")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most messages to list.")] = 100,
 ) -> None:
     """List the messages that wait, in due order, also those that nobody has subscribed to."""
@@ -148,11 +122,11 @@ def list_pending(
     answer = session.pages(where, "messages", limit, {"from": since, "to": until})
     columns = ("id", "key", "deliver_at", "state", "attempts", "body")
     session.show(
-        answer,
-        lambda: rows(answer["messages"], columns, empty=f"Nothing of {subject} is pending."),
+        answer, lambda: rows(answer["messages"], columns, empty=f"Nothing of {subject} is pending.")
     )
 
 
+@with_fields(message_fields)
 def publish(
     session: Session,
     *,
@@ -162,40 +136,27 @@ def publish(
     at: AtOption = None,
     key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY", help="Your own name for it: publishing the same again changes nothing."
-        ),
+        option("--key", "Your own name for it: publishing the same again changes nothing.", "KEY"),
     ] = None,
     headers: HeaderOption = None,
     watch: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="An event for it completes the message; up to 8."),
+        option("--watch", "An event for it completes the message; up to 8.", "KEY"),
     ] = None,
     on_event: Annotated[
         str | None,
-        typer.Option(
-            metavar="cancel|fire",
-            help="The effect of an event: cancel it (the default), or deliver it now.",
+        option(
+            "--on-event",
+            "The effect of an event: cancel it (the default), or deliver it now.",
+            "cancel|fire",
         ),
     ] = None,
-    ttl: TtlOption = None,
-    jitter: JitterOption = None,
-    priority: PriorityOption = None,
-    to: ToOption = None,
-    to_secret: ToSecretOption = None,
-    to_timeout: ToTimeoutOption = None,
-    to_max_attempts: ToAttemptsOption = None,
-    to_backoff: ToBackoffOption = None,
-    on_delivered: OnDeliveredOption = None,
-    on_dead: OnDeadOption = None,
-    group: GroupOption = None,
+    fields: dict[str, Any],
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
     When this command ends with status 0, the message is stored durably."""
-    document: dict[str, Any] = {"subject": subject, **due_fields(delay, at)}
-    document |= option_fields(ttl, jitter, priority, on_delivered, on_dead, group)
-    document |= to_fields(to, to_secret, to_timeout, to_max_attempts, to_backoff)
+    document: dict[str, Any] = {"subject": subject, **due_fields(delay, at), **fields}
     if key is not None:
         document["key"] = key
     if headers:
@@ -207,6 +168,7 @@ def publish(
     session.show(session.call("POST", path("messages"), content=with_body(document, body)))
 
 
+@with_fields(message_fields)
 def replace(
     session: Session,
     *,
@@ -216,25 +178,12 @@ def replace(
     delay: DelayOption = None,
     at: AtOption = None,
     headers: HeaderOption = None,
-    ttl: TtlOption = None,
-    jitter: JitterOption = None,
-    priority: PriorityOption = None,
-    to: ToOption = None,
-    to_secret: ToSecretOption = None,
-    to_timeout: ToTimeoutOption = None,
-    to_max_attempts: ToAttemptsOption = None,
-    to_backoff: ToBackoffOption = None,
-    on_delivered: OnDeliveredOption = None,
-    on_dead: OnDeadOption = None,
-    group: GroupOption = None,
+    fields: dict[str, Any],
 ) -> None:
     """Publish a message in place of the one that waits under its key, if one does.
 
     A timer that each call pushes back: it fires when no call has come for the delay."""
-    document: dict[str, Any] = due_fields(delay, at) | option_fields(
-        ttl, jitter, priority, on_delivered, on_dead, group
-    )
-    document |= to_fields(to, to_secret, to_timeout, to_max_attempts, to_backoff)
+    document = due_fields(delay, at) | fields
     if headers:
         document["headers"] = header_fields(headers)
     content = with_body(document, body)

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from delayserver.cli.options import number_or_text
+from delayserver.cli.options import number_or_text, option
 from delayserver.cli.output import help_text, make_console, progress_bar, rows
 from delayserver.cli.session import (
     NAMED_PAGE_MAX,
@@ -52,22 +52,18 @@ DataDirOption = Annotated[
 
 SinceOption = Annotated[
     str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Leave out the hours before (RFC 3339); the verdict says so.",
-    ),
+    option("--since", "Leave out the hours before (RFC 3339); the verdict says so.", "TIME"),
 ]
 BodiesOption = Annotated[
     bool, typer.Option("--bodies", help="Read the body of everything in the schedule log, too.")
 ]
 VerdictsOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--verdicts",
-        metavar="DIRECTORY",
-        help="Keep the finding on each settled hour here, and do not work it out again until "
+        "Keep the finding on each settled hour here, and do not work it out again until "
         "the files of the hour change.",
+        "DIRECTORY",
     ),
 ]
 
@@ -105,9 +101,7 @@ def stats(session: Session) -> None:
 
 
 def subjects(
-    session: Session,
-    *,
-    limit: Annotated[int, typer.Option(min=1, help="Most to list.")] = 100,
+    session: Session, *, limit: Annotated[int, typer.Option(min=1, help="Most to list.")] = 100
 ) -> None:
     """List subjects, with what was counted of each since the server started."""
     answer = session.pages(path("subjects"), "subjects", limit, page_max=NAMED_PAGE_MAX)
@@ -161,11 +155,11 @@ def ready(
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--config",
-            metavar="FILE",
+            "With --here: the TOML file that the server was started with.",
+            "FILE",
             envvar="DELAYSERVER_CONFIG",
-            help="With --here: the TOML file that the server was started with.",
         ),
     ] = None,
 ) -> None:
@@ -248,12 +242,7 @@ def check(
 
 
 def _check_settled(
-    data_dir: Path,
-    since_ms: int | None,
-    verdicts: Path | None,
-    *,
-    with_bodies: bool,
-    as_json: bool,
+    data_dir: Path, since_ms: int | None, verdicts: Path | None, *, with_bodies: bool, as_json: bool
 ) -> None:
     import json
 

@@ -5,26 +5,31 @@ Only what the command line itself makes is checked here; the rest is the server'
 Cost: none. Threads: pure, but for a body that is read from a file.
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.session import path
+from delayserver.cli.session import Session, path, use_signature
 from delayserver.errors import InputError
 from delayserver.times import parse_duration_ms, parse_time_ms
+from delayserver.wire.fields import Mechanism
+from delayserver.wire.messages import PRIORITY_MAX
+
+
+def option(flag: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option that may be left out, for which nothing stands then."""
+    return typer.Option(flag, help=help, metavar=metavar, show_default=False, **more)
+
 
 IdArgument = Annotated[str | None, typer.Argument(metavar="[ID]", help="Id of the message.")]
 MessageIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")]
-SubjectOption = Annotated[
-    str | None, typer.Option("--subject", metavar="SUBJECT", help="Subject of the key.")
-]
-KeyOption = Annotated[
-    str | None, typer.Option("--key", metavar="KEY", help="Key instead of an id.")
-]
+SubjectOption = Annotated[str | None, option("--subject", "Subject of the key.", "SUBJECT")]
+KeyOption = Annotated[str | None, option("--key", "Key instead of an id.", "KEY")]
 NameArgument = Annotated[
     str, typer.Argument(metavar="SUBSCRIPTION", help="Name of the subscription.")
 ]
@@ -33,126 +38,31 @@ BodyArgument = Annotated[
     typer.Argument(metavar="BODY", help="JSON text; - reads standard input, @FILE reads a file."),
 ]
 HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="Sent along; may be repeated."),
+    list[str] | None, option("--header", "Sent along; may be repeated.", "NAME=VALUE")
 ]
 LinesArgument = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="One to a line; standard input without it.")
 ]
 DelayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--delay", metavar="DURATION", help="Due this long from now: 500ms, 30m, 1h30m, 2d."
-    ),
+    str | None, option("--delay", "Due this long from now: 500ms, 30m, 1h30m, 2d.", "DURATION")
 ]
 AtOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--at",
-        metavar="TIME",
-        help="Due at this time: 2026-11-20T17:30:00+01:00, or milliseconds since the epoch.",
-    ),
-]
-
-TtlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ttl",
-        metavar="DURATION",
-        help="A dead letter if it cannot be delivered within this time after it is due.",
-    ),
-]
-JitterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--jitter", metavar="DURATION", help="Due up to so much later, drawn by the server."
-    ),
-]
-PriorityOption = Annotated[
-    int | None,
-    typer.Option(
-        "--priority", min=0, max=9, help="Due messages with a higher priority are delivered first."
-    ),
-]
-
-GroupOption = Annotated[
-    str | None,
-    typer.Option(
-        "--group",
-        metavar="NAME",
-        help="Of a group, each subscription has one delivery under way, in due order.",
-    ),
-]
-
-
-ToOption = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        metavar="URL",
-        help="Where it goes by webhook, instead of to subscriptions; see --to-….",
-    ),
-]
-ToSecretOption = Annotated[
-    str | None,
-    typer.Option(
-        "--to-secret",
-        metavar="whsec_…",
-        envvar="DELAYSERVER_TO_SECRET",
-        help="With --to: sign with this secret (Standard Webhooks).",
-        show_default=False,
-    ),
-]
-ToTimeoutOption = Annotated[
-    str | None,
-    typer.Option("--to-timeout", metavar="DURATION", help="With --to: time for an answer."),
-]
-ToAttemptsOption = Annotated[
-    int | None,
-    typer.Option("--to-max-attempts", help="With --to: attempts before it is a dead letter."),
-]
-ToBackoffOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--to-backoff",
-        metavar="DURATION",
-        help="With --to: wait before the next attempt; give it once for each.",
-    ),
-]
-
-
-OnDeliveredOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on-delivered",
-        metavar="SUBJECT",
-        help="Publish a message there when it was delivered; one for each subscription.",
-    ),
-]
-OnDeadOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on-dead",
-        metavar="SUBJECT",
-        help="Publish a message there when it is a dead letter; one for each subscription.",
+        "Due at this time: 2026-11-20T17:30:00+01:00, or milliseconds since the epoch.",
+        "TIME",
     ),
 ]
 KafkaUserOption = Annotated[
     str | None,
-    typer.Option(
-        "--kafka-user",
-        metavar="NAME",
-        help="Kafka: whom the brokers let in (SASL); with --broker-password.",
-        show_default=False,
+    option(
+        "--kafka-user", "Kafka: whom the brokers let in (SASL); with --broker-password.", "NAME"
     ),
 ]
 KafkaMechanismOption = Annotated[
-    Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None,
-    typer.Option(
-        "--kafka-mechanism",
-        help="Kafka: how that user logs in; PLAIN if nothing is said.",
-        show_default=False,
-    ),
+    Mechanism | None,
+    option("--kafka-mechanism", "Kafka: how that user logs in; PLAIN if nothing is said."),
 ]
 KafkaTlsOption = Annotated[
     bool, typer.Option("--kafka-tls", help="Kafka: encrypted, to brokers that the system trusts.")
@@ -175,38 +85,87 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     return given({"delay": duration(delay, "--delay"), "deliver_at": moment(at, "--at")})
 
 
-def to_fields(
-    url: str | None,
-    secret: str | None,
-    timeout: str | None,
-    max_attempts: int | None,
-    backoff: list[str] | None,
+def message_fields(
+    *,
+    ttl: Annotated[
+        str | None,
+        option(
+            "--ttl",
+            "A dead letter if it cannot be delivered within this time after it is due.",
+            "DURATION",
+        ),
+    ] = None,
+    jitter: Annotated[
+        str | None, option("--jitter", "Due up to so much later, drawn by the server.", "DURATION")
+    ] = None,
+    priority: Annotated[
+        int | None,
+        option(
+            "--priority",
+            "Of what is due, higher ones are delivered first.",
+            min=0,
+            max=PRIORITY_MAX,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        option("--to", "Where it goes by webhook, instead of to subscriptions; see --to-….", "URL"),
+    ] = None,
+    to_secret: Annotated[
+        str | None,
+        option(
+            "--to-secret",
+            "With --to: sign with this secret (Standard Webhooks).",
+            "whsec_…",
+            envvar="DELAYSERVER_TO_SECRET",
+        ),
+    ] = None,
+    to_timeout: Annotated[
+        str | None, option("--to-timeout", "With --to: time for an answer.", "DURATION")
+    ] = None,
+    to_max_attempts: Annotated[
+        int | None, option("--to-max-attempts", "With --to: attempts before it is a dead letter.")
+    ] = None,
+    to_backoff: Annotated[
+        list[str] | None,
+        option(
+            "--to-backoff",
+            "With --to: wait before the next attempt; give it once for each.",
+            "DURATION",
+        ),
+    ] = None,
+    on_delivered: Annotated[
+        str | None,
+        option(
+            "--on-delivered",
+            "Publish a message there when it was delivered; one for each subscription.",
+            "SUBJECT",
+        ),
+    ] = None,
+    on_dead: Annotated[
+        str | None,
+        option(
+            "--on-dead",
+            "Publish a message there when it is a dead letter; one for each subscription.",
+            "SUBJECT",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        option(
+            "--group",
+            "Of a group, each subscription has one delivery under way, in due order.",
+            "NAME",
+        ),
+    ] = None,
 ) -> dict[str, Any]:
-    """Where one message goes, as it stands in a request."""
-    if url is None:
-        # A secret may stand in the environment for messages that have a URL.
-        if timeout is not None or max_attempts is not None or backoff:
-            raise typer.BadParameter("the others need --to", param_hint="--to")
-        return {}
-    waits = [duration(wait, "--to-backoff") for wait in backoff] if backoff else None
-    fields = {
-        "url": url,
-        "secret": secret,
-        "timeout": duration(timeout, "--to-timeout"),
-        "retry": given({"max_attempts": max_attempts, "backoff": waits}) or None,
-    }
-    return {"to": given(fields)}
-
-
-def option_fields(
-    ttl: str | None,
-    jitter: str | None,
-    priority: int | None,
-    on_delivered: str | None,
-    on_dead: str | None,
-    group: str | None,
-) -> dict[str, Any]:
-    """What else is wanted of a message, as it stands in a request."""
+    """Further options of a message, as they stand in a request."""
+    waits = [duration(wait, "--to-backoff") for wait in to_backoff] if to_backoff else None
+    retry = given({"max_attempts": to_max_attempts, "backoff": waits}) or None
+    destination = {"timeout": duration(to_timeout, "--to-timeout"), "retry": retry}
+    if to is None and given(destination):
+        raise typer.BadParameter("the others need --to", param_hint="--to")
+    # A secret may stand in the environment for messages that have a URL.
     return given(
         {
             "ttl": duration(ttl, "--ttl"),
@@ -215,8 +174,31 @@ def option_fields(
             "on_delivered": None if on_delivered is None else {"subject": on_delivered},
             "on_dead": None if on_dead is None else {"subject": on_dead},
             "group": group,
+            "to": given({"url": to, "secret": to_secret, **destination})
+            if to is not None
+            else None,
         }
     )
+
+
+def with_fields(
+    make: Callable[..., dict[str, Any]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that has the options of `make` besides its own, and gets as `fields` what that
+    makes of them."""
+    options = [*inspect.signature(make, eval_str=True).parameters.values()]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(session: Session, /, **arguments: Any) -> None:
+            chosen = {one.name: arguments.pop(one.name) for one in options}
+            command(session, fields=make(**chosen), **arguments)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        use_signature(run, [*(one for one in own if one.name != "fields"), *options])
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
 
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:

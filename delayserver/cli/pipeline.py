@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayserver.cli.operations import BodiesOption, SinceOption, VerdictsOption, since_option
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, make_console, print_json, progress_bar
 from delayserver.cli.session import CannotRun, error_exit
 from delayserver.errors import DelayServerError, InputError
@@ -41,11 +42,12 @@ _RAISED = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)+(\S.*)$", re.MULTILINE)
 
 DataDirsOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--data-dir",
-        metavar="DIRECTORY",
-        help="The directory that the server was started with, or the URL of an export; repeat it "
-        "where the shards are in several. Also DELAYSERVER_DATA_DIR; data, if nothing is said.",
+        "The directory that the server was started with, or the URL of an export; repeat it"
+        " where the shards are in several. Also DELAYSERVER_DATA_DIR; data, if nothing is "
+        "said.",
+        "DIRECTORY",
     ),
 ]
 TopicsOption = Annotated[
@@ -71,10 +73,10 @@ MasterOption = Annotated[
 ]
 ConfOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--conf",
-        metavar="NAME=VALUE",
-        help="A setting of Spark, such as spark.driver.memory=4g; may be repeated.",
+        "A setting of Spark, such as spark.driver.memory=4g; may be repeated.",
+        "NAME=VALUE",
         rich_help_panel="Spark",
     ),
 ]
@@ -85,17 +87,13 @@ ServerOption = Annotated[
     typer.Option("--server", metavar="URL", envvar="DELAYSERVER_URL", help="Where the server is."),
 ]
 JsonFileOption = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write it as JSON ('-': print it).")
+    Path | None, option("--json", "Write it as JSON ('-': print it).", "FILE")
 ]
-HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page with drawings.")
-]
+HtmlOption = Annotated[Path | None, option("--html", "Write one HTML page with drawings.", "FILE")]
 ParquetOption = Annotated[
     str | None,
-    typer.Option(
-        "--parquet",
-        metavar="DIR",
-        help="Write its tables as Parquet, to any place that Spark can write to.",
+    option(
+        "--parquet", "Write its tables as Parquet, to any place that Spark can write to.", "DIR"
     ),
 ]
 

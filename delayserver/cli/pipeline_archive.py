@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
@@ -65,19 +66,18 @@ def archive(
     ] = 8,
     until: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Only hours that ended by then (RFC 3339, or ms since 1970)."
-        ),
+        option("--until", "Only hours that ended by then (RFC 3339, or ms since 1970).", "TIME"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the hours that wait, and archive nothing.")
     ] = False,
     again: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="HOUR",
-            help="Archive this hour anew (2026-11-20T15), in place of its rows in the archive, "
+        option(
+            "--again",
+            "Archive this hour anew (2026-11-20T15), in place of its rows in the archive, "
             "even if it was reported to the server already; may be repeated.",
+            "HOUR",
         ),
     ] = None,
     without_unsettled: Annotated[

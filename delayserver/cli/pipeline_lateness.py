@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from delayserver.cli.cluster.brokers import KafkaConfigOption
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, make_console
 from delayserver.cli.pipeline import (
     ConfOption,
@@ -56,11 +57,11 @@ def lateness(
     data_dir: DataDirsOption = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Follow the topics of a cluster instead: kafka://HOST:PORT/NAME. Names "
+        option(
+            "--cluster",
+            "Follow the topics of a cluster instead: kafka://HOST:PORT/NAME. Names "
             "come from --data-dir, or else from the log as far as it reaches back.",
-            show_default=False,
+            "URL",
         ),
     ] = None,
     kafka_config: KafkaConfigOption = None,
@@ -74,16 +75,13 @@ def lateness(
             help="A line for each; subjects cost a look into the schedule log.",
         ),
     ] = "subscription",
-    for_: Annotated[
-        str | None, typer.Option("--for", metavar="DURATION", help="End after so long.")
-    ] = None,
+    for_: Annotated[str | None, option("--for", "End after so long.", "DURATION")] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--json",
-            metavar="FILE",
-            help="Write a line of JSON for each window that has ended ('-': print them, and no "
-            "table).",
+            "Write a line of JSON for each window that has ended ('-': print them, and no table).",
+            "FILE",
         ),
     ] = None,
     master: MasterOption = "local[*]",

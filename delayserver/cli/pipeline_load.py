@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delayserver.cli.operations import DataDirOption
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, make_console, print_json, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
@@ -62,17 +63,13 @@ DueUnitOption = Annotated[
 PastOption = Annotated[
     str, typer.Option(metavar="now|reject", help="Rows in the past are due now, or rejected.")
 ]
-InputOption = Annotated[
-    str | None,
-    typer.Option("--input", metavar="PATH", help="The table.", show_default=False),
-]
+InputOption = Annotated[str | None, option("--input", "The table.", "PATH")]
 FormatOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--format",
-        metavar="FORMAT",
-        help="parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
-        show_default=False,
+        "parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
+        "FORMAT",
     ),
 ]
 SourceSettingsOption = Annotated[
@@ -82,12 +79,10 @@ SourceSettingsOption = Annotated[
     ),
 ]
 SubjectOfAllOption = Annotated[
-    str | None,
-    typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False),
+    str | None, typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False)
 ]
 SubjectColumnOption = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False),
+    str | None, typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False)
 ]
 KeyColumnOption = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Key.", show_default=False)
@@ -107,11 +102,8 @@ HeadersColumnOption = Annotated[
 ]
 ImportIdOption = Annotated[
     str | None,
-    typer.Option(
-        "--id",
-        metavar="NAME",
-        help="Name of the import. The same name is loaded once, however often it is run.",
-        show_default=False,
+    option(
+        "--id", "Name of the import. The same name is loaded once, however often it is run.", "NAME"
     ),
 ]
 OnConflictOption = Annotated[
@@ -205,13 +197,7 @@ def load(
         from storage.staging import OnConflict
 
         columns = MessageColumns(
-            due_column,
-            subject,
-            subject_column,
-            key_column,
-            body_column,
-            headers_column,
-            due_unit,
+            due_column, subject, subject_column, key_column, body_column, headers_column, due_unit
         )
         wanted = LoadJob(
             import_id,

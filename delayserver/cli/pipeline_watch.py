@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from delayserver.cli.cluster.brokers import KafkaConfigOption
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, make_console
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
@@ -64,9 +65,7 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="End when all is read that there is now.")
     ] = False,
-    for_: Annotated[
-        str | None, typer.Option("--for", metavar="DURATION", help="End after so long.")
-    ] = None,
+    for_: Annotated[str | None, option("--for", "End after so long.", "DURATION")] = None,
     patience: Annotated[
         str,
         typer.Option(
@@ -76,10 +75,8 @@ def watch(
     ] = "1h",
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Add a line of JSON for each verdict ('-': print them, and no table).",
+        option(
+            "--json", "Add a line of JSON for each verdict ('-': print them, and no table).", "FILE"
         ),
     ] = None,
     data_dir: DataDirsOption = None,

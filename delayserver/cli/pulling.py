@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.options import NameArgument, duration, number_or_text
+from delayserver.cli.options import NameArgument, duration, number_or_text, option
 from delayserver.cli.output import blocks
 from delayserver.cli.session import TIMEOUT_S, CommandError, Session, path, server_command
 from delayserver.errors import InputError
@@ -37,9 +37,8 @@ def pull(
     ] = "20s",
     lease: Annotated[
         str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Keep them from others this long (default: the subscription's).",
+        option(
+            "--lease", "Keep them from others this long (default: the subscription's).", "DURATION"
         ),
     ] = None,
     acknowledge: Annotated[
@@ -61,10 +60,7 @@ def pull(
     if lease is not None:
         request["lease"] = duration(lease, "--lease")
     answer = session.call(
-        "POST",
-        path("subscriptions", name, "pull"),
-        request,
-        timeout_s=wait_ms / 1000 + TIMEOUT_S,
+        "POST", path("subscriptions", name, "pull"), request, timeout_s=wait_ms / 1000 + TIMEOUT_S
     )
     messages = answer["messages"]
     session.show(answer, lambda: blocks(messages, empty="No message is due."))
@@ -75,12 +71,7 @@ def pull(
         _end(session, name, "ack", leases)
 
 
-def ack(
-    session: Session,
-    *,
-    name: NameArgument,
-    leases: LeasesArgument,
-) -> None:
+def ack(session: Session, *, name: NameArgument, leases: LeasesArgument) -> None:
     """Acknowledge messages that were pulled with --no-ack: they never come again.
 
     Status 1: a lease had expired, and its message may come again."""

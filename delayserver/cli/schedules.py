@@ -15,6 +15,7 @@ from delayserver.cli.options import (
     given,
     header_fields,
     moment,
+    option,
     with_body,
 )
 from delayserver.cli.output import help_text, rows
@@ -37,16 +38,11 @@ EveryOption = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Instead of --cron: 10s, 5m, 1h30m.")
 ]
 ZoneOption = Annotated[
-    str | None,
-    typer.Option("--timezone", metavar="ZONE", help="Of --cron: Europe/Berlin; UTC without it."),
+    str | None, option("--timezone", "Of --cron: Europe/Berlin; UTC without it.", "ZONE")
 ]
-StartOption = Annotated[
-    str | None, typer.Option("--start", metavar="TIME", help="Nothing is planned before.")
-]
-EndOption = Annotated[
-    str | None, typer.Option("--end", metavar="TIME", help="Nothing is planned behind.")
-]
-RunsOption = Annotated[int | None, typer.Option("--max-runs", help="It ends with this run.")]
+StartOption = Annotated[str | None, option("--start", "Nothing is planned before.", "TIME")]
+EndOption = Annotated[str | None, option("--end", "Nothing is planned behind.", "TIME")]
+RunsOption = Annotated[int | None, option("--max-runs", "It ends with this run.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -108,16 +104,15 @@ def put(
     timezone: ZoneOption = None,
     headers: HeaderOption = None,
     jitter: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Each message is due up to so much later."),
+        str | None, option("--jitter", "Each message is due up to so much later.", "DURATION")
     ] = None,
     catch_up: Annotated[
         Literal["none", "last", "all"] | None,
-        typer.Option(help="Which missed runs are made; without it the last one."),
+        option("--catch-up", "Which missed runs are made; without it the last one."),
     ] = None,
     overlap: Annotated[
         Literal["skip", "allow"] | None,
-        typer.Option(help="skip: no run while the message of the one before is not settled."),
+        option("--overlap", "skip: no run while the message of the one before is not settled."),
     ] = None,
     start: StartOption = None,
     end: EndOption = None,

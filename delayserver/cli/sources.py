@@ -13,6 +13,7 @@ from delayserver.cli.options import (
     KafkaTlsOption,
     KafkaUserOption,
     given,
+    option,
 )
 from delayserver.cli.output import help_text, rows
 from delayserver.cli.session import NAMED_PAGE_MAX, Session, path, server_command
@@ -71,28 +72,30 @@ def put(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that it reads.")],
     due_header: Annotated[
         str | None,
-        typer.Option(
-            metavar="HEADER",
-            help="The header that says when a message is due: a time, milliseconds since 1970, or "
-            "a duration; delay-until without it.",
+        option(
+            "--due-header",
+            "The header that says when a message is due: a time, milliseconds since 1970, or a "
+            "duration; delay-until without it.",
+            "HEADER",
         ),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="GROUP", help="The consumer group whose offsets show how far it is."),
+        option("--group", "The consumer group whose offsets show how far it is.", "GROUP"),
     ] = None,
     on_error: Annotated[
         Literal["skip", "stop"] | None,
-        typer.Option(help="With a record that cannot be published; without it that is left out."),
+        option(
+            "--on-error", "With a record that cannot be published; without it that is left out."
+        ),
     ] = None,
     kafka_user: KafkaUserOption = None,
     password: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--broker-password",
+            "The password of --kafka-user.",
             envvar="DELAYSERVER_BROKER_PASSWORD",
-            help="The password of --kafka-user.",
-            show_default=False,
         ),
     ] = None,
     kafka_mechanism: KafkaMechanismOption = None,

@@ -17,6 +17,7 @@ from delayserver.cli.options import (
     duration,
     given,
     header_fields,
+    option,
 )
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
@@ -29,100 +30,79 @@ SubjectPatternArgument = Annotated[
 ]
 WebhookOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--webhook",
-        metavar="URL",
-        help="POST each message to this address. Without it or a broker, messages wait to be "
-        "pulled.",
-        show_default=False,
+        "POST each message to this address. Without it or a broker, messages wait to be pulled.",
+        "URL",
     ),
 ]
 KafkaOption = Annotated[
     str | None,
-    typer.Option(
-        "--kafka",
-        metavar="HOST:PORT[,HOST:PORT…]/TOPIC",
-        help="Write each message to this topic of Kafka.",
-        show_default=False,
-    ),
+    option("--kafka", "Write each message to this topic of Kafka.", "HOST:PORT[,HOST:PORT…]/TOPIC"),
 ]
 RedisOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--redis",
-        metavar="URL",
-        help="Add each message to a stream of Redis: redis://[USER@]HOST[:PORT]\\[/DATABASE], or "
+        "Add each message to a stream of Redis: redis://[USER@]HOST[:PORT]\\[/DATABASE], or "
         "rediss:// for TLS; with --stream.",
-        show_default=False,
+        "URL",
     ),
 ]
-StreamOption = Annotated[
-    str | None,
-    typer.Option("--stream", metavar="KEY", help="Redis: the stream.", show_default=False),
-]
+StreamOption = Annotated[str | None, option("--stream", "Redis: the stream.", "KEY")]
 MaxLengthOption = Annotated[
-    int | None,
-    typer.Option(help="Redis: about how many entries the stream keeps.", show_default=False),
+    int | None, option("--max-length", "Redis: about how many entries the stream keeps.")
 ]
 NatsOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--nats",
-        metavar="URL",
-        help="Publish each message to a stream of NATS JetStream: nats://HOST:PORT, or tls://.",
-        show_default=False,
+        "Publish each message to a stream of NATS JetStream: nats://HOST:PORT, or tls://.",
+        "URL",
     ),
 ]
 NatsSubjectOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--nats-subject",
-        metavar="TEXT",
-        help="NATS: where to; {subject} (the default), {key} and {id} are those of the message.",
-        show_default=False,
+        "NATS: where to; {subject} (the default), {key} and {id} are those of the message.",
+        "TEXT",
     ),
 ]
 AmqpOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--amqp",
-        metavar="URL",
-        help="Publish each message to an exchange of RabbitMQ: "
+        "Publish each message to an exchange of RabbitMQ: "
         "amqp://[USER@]HOST[:PORT]\\[/VHOST], or amqps://; with --exchange.",
-        show_default=False,
+        "URL",
     ),
 ]
 ExchangeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--exchange", metavar="NAME", help="AMQP: empty: the default one.", show_default=False
-    ),
+    str | None, option("--exchange", "AMQP: empty: the default one.", "NAME")
 ]
 RoutingKeyOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--routing-key",
-        metavar="TEXT",
-        help="AMQP: {subject} (the default), {key} and {id} are those of the message.",
-        show_default=False,
+        "AMQP: {subject} (the default), {key} and {id} are those of the message.",
+        "TEXT",
     ),
 ]
 PasswordOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--broker-password",
+        "The password of --kafka-user, or for the URL of a broker that has none in it.",
         envvar="DELAYSERVER_BROKER_PASSWORD",
-        help="The password of --kafka-user, or for the URL of a broker that has none in it.",
-        show_default=False,
     ),
 ]
 KeyOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--key",
-        metavar="{key}|{subject}|{id}|TEXT",
-        help="Kafka: the key of each record; that of its message if nothing is said.",
-        show_default=False,
+        "Kafka: the key of each record; that of its message if nothing is said.",
+        "{key}|{subject}|{id}|TEXT",
     ),
 ]
 ExactlyOnceOption = Annotated[
@@ -134,115 +114,80 @@ ExactlyOnceOption = Annotated[
 ]
 SecretOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--secret",
-        metavar="whsec_…",
+        "Webhook: sign with this secret (Standard Webhooks).",
+        "whsec_…",
         envvar="DELAYSERVER_WEBHOOK_SECRET",
-        help="Webhook: sign with this secret (Standard Webhooks).",
-        show_default=False,
     ),
 ]
 TimeoutOption = Annotated[
-    str | None,
-    typer.Option(
-        "--timeout",
-        metavar="DURATION",
-        help="Not pull: the receiver answers within this time.",
-        show_default=False,
-    ),
+    str | None, option("--timeout", "Not pull: the receiver answers within this time.", "DURATION")
 ]
 MaxInFlightOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Webhook: most requests at once; brokers: most messages.", show_default=False
-    ),
+    int | None, option("--max-in-flight", "Webhook: most requests at once; brokers: most messages.")
 ]
 MaxAttemptsOption = Annotated[
-    int | None,
-    typer.Option(help="Not pull: attempts before it is a dead letter.", show_default=False),
+    int | None, option("--max-attempts", "Not pull: attempts before it is a dead letter.")
 ]
 BackoffOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--backoff",
-        metavar="DURATION",
-        help="Not pull: wait before the next attempt; repeat for the ones after it.",
+        "Not pull: wait before the next attempt; repeat for the ones after it.",
+        "DURATION",
     ),
 ]
 PreviousSecretOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--previous-secret",
-        metavar="whsec_…",
+        "Webhook: sign with this one as well, while receivers change over.",
+        "whsec_…",
         envvar="DELAYSERVER_WEBHOOK_PREVIOUS_SECRET",
-        help="Webhook: sign with this one as well, while receivers change over.",
     ),
 ]
-RateOption = Annotated[
-    float | None,
-    typer.Option(help="Not pull: most messages a second.", show_default=False),
-]
+RateOption = Annotated[float | None, option("--rate", "Not pull: most messages a second.")]
 BurstOption = Annotated[
-    int | None,
-    typer.Option(help="Not pull: most messages at once, with --rate.", show_default=False),
+    int | None, option("--burst", "Not pull: most messages at once, with --rate.")
 ]
 BatchSizeOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Webhook: up to so many messages in one request, as an array.", show_default=False
-    ),
+    int | None, option("--batch", "Webhook: up to so many messages in one request, as an array.")
 ]
 LingerOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="DURATION",
-        help="Webhook: how long a message waits for others, with --batch.",
-        show_default=False,
-    ),
+    option("--linger", "Webhook: how long a message waits for others, with --batch.", "DURATION"),
 ]
 CatchUpOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="all|spread=DURATION|drop_older_than=DURATION",
-        help="How messages that fell due during downtime or a pause are delivered: all at once, "
+    option(
+        "--catch-up",
+        "How messages that fell due during downtime or a pause are delivered: all at once, "
         "evenly over a while, or as dead letters beyond an age.",
-        show_default=False,
+        "all|spread=DURATION|drop_older_than=DURATION",
     ),
 ]
 OwnHeaderOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--header",
-        metavar="NAME=VALUE",
-        help="Webhook: sent along with each request, and never shown again; may be repeated.",
+        "Webhook: sent along with each request, and never shown again; may be repeated.",
+        "NAME=VALUE",
     ),
 ]
 MethodOption = Annotated[
     str | None,
-    typer.Option(
-        "--method",
-        metavar="POST|PUT",
-        help="Webhook: how requests are made; POST if nothing is said.",
-        show_default=False,
-    ),
+    option("--method", "Webhook: how requests are made; POST if nothing is said.", "POST|PUT"),
 ]
 DisableAfterOption = Annotated[
     str | None,
-    typer.Option(
-        "--disable-after",
-        metavar="DURATION",
-        help="Webhook: pause it after so long of nothing but failures.",
-        show_default=False,
+    option(
+        "--disable-after", "Webhook: pause it after so long of nothing but failures.", "DURATION"
     ),
 ]
 LeaseOption = Annotated[
     str | None,
-    typer.Option(
-        "--lease",
-        metavar="DURATION",
-        help="Pull: a message that was not acknowledged by then comes again.",
-        show_default=False,
-    ),
+    option("--lease", "Pull: a message that was not acknowledged by then comes again.", "DURATION"),
 ]
 
 
@@ -348,11 +293,7 @@ def subscribe(
         "max_in_flight": max_in_flight,
         "retry": given(retry) or None,
         "rate": _group({"per_second": rate, "burst": burst}, "per_second", "--rate"),
-        "batch": _group(
-            {"max": batch, "linger": duration(linger, "--linger")},
-            "max",
-            "--batch",
-        ),
+        "batch": _group({"max": batch, "linger": duration(linger, "--linger")}, "max", "--batch"),
         "catch_up": _catch_up(catch_up),
         "lease": duration(lease, "--lease"),
     }

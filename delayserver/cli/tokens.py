@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.options import number_or_text
+from delayserver.cli.options import number_or_text, option
 from delayserver.cli.output import details, help_text, make_console, print_json, rows
 from delayserver.cli.session import JsonOption, error_exit
 from delayserver.errors import DelayServerError, InputError
@@ -66,14 +66,13 @@ def create(
         ),
     ],
     rate: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Most requests, or messages of batches, per second."),
+        float | None, option("--rate", "Most requests, or messages of batches, per second.", "N")
     ] = None,
     burst: Annotated[
-        int | None, typer.Option(metavar="N", help="That many may come at once (default: --rate).")
+        int | None, option("--burst", "That many may come at once (default: --rate).", "N")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Valid this long: 12h, 90d.")
+        str | None, option("--expires", "Valid this long: 12h, 90d.", "DURATION")
     ] = None,
     from_stdin: Annotated[
         bool,
@@ -136,10 +135,7 @@ def list_(*, data_dir: DataDirOption = Path("data"), as_json: JsonOption = False
 
 
 def revoke(
-    *,
-    name: NameArgument,
-    data_dir: DataDirOption = Path("data"),
-    as_json: JsonOption = False,
+    *, name: NameArgument, data_dir: DataDirOption = Path("data"), as_json: JsonOption = False
 ) -> None:
     """Revoke a token: within a second a server that runs refuses it.
 
@@ -164,8 +160,7 @@ def export(*, data_dir: DataDirOption = Path("data")) -> None:
 def import_(
     *,
     prune: Annotated[
-        bool,
-        typer.Option("--prune", help="Revoke the tokens that are not there."),
+        bool, typer.Option("--prune", help="Revoke the tokens that are not there.")
     ] = False,
     data_dir: DataDirOption = Path("data"),
     as_json: JsonOption = False,

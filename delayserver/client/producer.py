@@ -28,7 +28,7 @@ import ssl
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 from urllib.parse import urlencode
 
 import msgspec
@@ -68,11 +68,10 @@ from delayserver.client.values import (
     EventResult,
     Heartbeat,
     Moved,
-    OnEvent,
     Published,
+    PublishOptions,
     Replayed,
     Stored,
-    To,
     duration,
     time,
 )
@@ -247,21 +246,10 @@ class AsyncProducer(RetryingClient):
         subject: str,
         body: Any = None,
         *,
-        delay: Delay | None = None,
-        deliver_at: DeliverAt | None = None,
         key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        watch: Sequence[str] | None = None,
-        on_event: OnEvent | None = None,
-        ttl: Delay | None = None,
-        jitter: Delay | None = None,
-        priority: int | None = None,
-        to: To | str | None = None,
-        on_delivered: str | None = None,
-        on_dead: str | None = None,
-        group: str | None = None,
         ack: Ack = "durable",
         timeout_s: float | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish a message; when this returns, it is durable.
 
@@ -289,34 +277,15 @@ class AsyncProducer(RetryingClient):
         used up; UnsendableError for a value that JSON would change, ValueError for a time without
         a zone and an unknown `ack`."""
         if timeout_s is not None:
-            again = partial(self.publish, watch=watch, on_event=on_event, ack=ack, headers=headers)
-            again = partial(again, ttl=ttl, jitter=jitter, priority=priority, to=to)
-            again = partial(again, on_delivered=on_delivered, on_dead=on_dead, group=group)
-            published = again(subject, body, delay=delay, deliver_at=deliver_at, key=key)
+            published = self.publish(subject, body, key=key, ack=ack, **options)
             return await within(timeout_s, published)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._settle_in(loop)
         own_key = key
-        if key is None and self._generates_keys and group is None:
+        if key is None and self._generates_keys and options.get("group") is None:
             own_key, key = "", self._generated_key()
-        message = new_message(
-            subject,
-            body,
-            delay,
-            deliver_at,
-            key,
-            headers,
-            watch,
-            on_event,
-            ttl,
-            jitter,
-            priority,
-            to,
-            on_delivered,
-            on_dead,
-            group,
-        )
+        message = new_message(subject, body, key=key, **options)
         data = encode(message)
         lane, owners = None, self._owners
         if owners.are_apart:
@@ -524,20 +493,9 @@ class AsyncProducer(RetryingClient):
         key: str,
         body: Any = None,
         *,
-        delay: Delay | None = None,
-        deliver_at: DeliverAt | None = None,
-        headers: Mapping[str, str] | None = None,
-        watch: Sequence[str] | None = None,
-        on_event: OnEvent | None = None,
-        ttl: Delay | None = None,
-        jitter: Delay | None = None,
-        priority: int | None = None,
-        to: To | str | None = None,
-        on_delivered: str | None = None,
-        on_dead: str | None = None,
-        group: str | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish in place of what waits under the key: a timer that each call pushes back. The
         arguments are those of `publish`.
@@ -545,23 +503,7 @@ class AsyncProducer(RetryingClient):
         Raises as `publish`; ChangedError with `if_match`. After a lost answer it is sent again only
         where a message still waits under the key, so that it never fires twice; else, an
         UnansweredError leaves it to the caller."""
-        message = new_message(
-            subject,
-            body,
-            delay,
-            deliver_at,
-            None,
-            headers,
-            watch,
-            on_event,
-            ttl,
-            jitter,
-            priority,
-            to,
-            on_delivered,
-            on_dead,
-            group,
-        )
+        message = new_message(subject, body, **options)
         document, path = fields(message), path_of("subjects", subject, "keys", key)
         shard = self._shard_of(None, subject, key)
         if if_match is None:

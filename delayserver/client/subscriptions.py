@@ -7,7 +7,7 @@ Cost: one request per call. Threads: belongs to the event loop.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -16,6 +16,28 @@ from delayserver.client.definitions import DefinitionsClient
 from delayserver.client.transport import HttpAnswer, decoded, path_of
 from delayserver.client.values import DeadLetter, Delay, Subscription
 from delayserver.client.writing import duration_or_none, given, retry_of
+from delayserver.wire.fields import Delivery, Mechanism, Method
+from delayserver.wire.subscriptions import SubscriptionType
+
+
+class PullOptions(TypedDict, total=False):
+    """Options that all subscriptions have; see `put_webhook`."""
+
+    max_attempts: int | None
+    backoff: Sequence[Delay] | None
+    spread: Delay | None
+    drop_older_than: Delay | None
+    timeout_s: float | None
+    """For the call."""
+
+
+class PushOptions(PullOptions, total=False):
+    """Options of subscriptions whose messages the server sends."""
+
+    timeout: Delay | None
+    max_in_flight: int | None
+    per_second: float | None
+    burst: int | None
 
 
 class _List(msgspec.Struct):
@@ -49,20 +71,12 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         *,
         secret: str | None = None,
         secrets: Sequence[str] | None = None,
-        timeout: Delay | None = None,
-        max_in_flight: int | None = None,
-        max_attempts: int | None = None,
-        backoff: Sequence[Delay] | None = None,
-        per_second: float | None = None,
-        burst: int | None = None,
         batch_max: int | None = None,
         batch_linger: Delay | None = None,
-        spread: Delay | None = None,
-        drop_older_than: Delay | None = None,
         headers: Mapping[str, str] | None = None,
-        method: Literal["POST", "PUT"] | None = None,
+        method: Method | None = None,
         disable_after: Delay | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[PushOptions],
     ) -> Subscription:
         """Have the messages of a subject POSTed to `url`. What is not given has the default of the
         server, also where the subscription is there and had another one.
@@ -89,10 +103,8 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
             "method": method,
             "disable_after": duration_or_none(disable_after),
             "batch": given(batch) or None,
-            **_pushed(timeout, max_in_flight, per_second, burst),
-            **_common("webhook", subject, max_attempts, backoff, spread, drop_older_than),
         }
-        return await self._put(name, document, timeout_s)
+        return await self._define(name, "webhook", subject, document, **options)
 
     async def put_pull(
         self,
@@ -100,19 +112,12 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         subject: str,
         *,
         lease: Delay | None = None,
-        max_attempts: int | None = None,
-        backoff: Sequence[Delay] | None = None,
-        spread: Delay | None = None,
-        drop_older_than: Delay | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[PullOptions],
     ) -> Subscription:
         """Have the messages of a subject wait for consumers. `lease`: the time to acknowledge one,
         unless a consumer asks for another. The rest is as for `put_webhook`."""
-        document = {
-            "lease": duration_or_none(lease),
-            **_common("pull", subject, max_attempts, backoff, spread, drop_older_than),
-        }
-        return await self._put(name, document, timeout_s)
+        document = {"lease": duration_or_none(lease)}
+        return await self._define(name, "pull", subject, document, **options)
 
     async def put_kafka(
         self,
@@ -122,20 +127,12 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         topic: str,
         *,
         key: str | None = None,
-        delivery: Literal["at_least_once", "exactly_once"] | None = None,
+        delivery: Delivery | None = None,
         username: str | None = None,
         password: str | None = None,
-        mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None,
+        mechanism: Mechanism | None = None,
         tls: bool | None = None,
-        timeout: Delay | None = None,
-        max_in_flight: int | None = None,
-        max_attempts: int | None = None,
-        backoff: Sequence[Delay] | None = None,
-        per_second: float | None = None,
-        burst: int | None = None,
-        spread: Delay | None = None,
-        drop_older_than: Delay | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[PushOptions],
     ) -> Subscription:
         """Have the messages of a subject written to a topic of Kafka.
 
@@ -158,10 +155,8 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
             "password": password,
             "mechanism": mechanism,
             "tls": tls,
-            **_pushed(timeout, max_in_flight, per_second, burst),
-            **_common("kafka", subject, max_attempts, backoff, spread, drop_older_than),
         }
-        return await self._put(name, document, timeout_s)
+        return await self._define(name, "kafka", subject, document, **options)
 
     async def put_redis(
         self,
@@ -171,15 +166,7 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         stream: str,
         *,
         max_length: int | None = None,
-        timeout: Delay | None = None,
-        max_in_flight: int | None = None,
-        max_attempts: int | None = None,
-        backoff: Sequence[Delay] | None = None,
-        per_second: float | None = None,
-        burst: int | None = None,
-        spread: Delay | None = None,
-        drop_older_than: Delay | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[PushOptions],
     ) -> Subscription:
         """Have the messages of a subject added to a stream of Redis.
 
@@ -194,10 +181,8 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
             "url": url,
             "stream": stream,
             "max_length": max_length,
-            **_pushed(timeout, max_in_flight, per_second, burst),
-            **_common("redis", subject, max_attempts, backoff, spread, drop_older_than),
         }
-        return await self._put(name, document, timeout_s)
+        return await self._define(name, "redis", subject, document, **options)
 
     async def put_nats(
         self,
@@ -206,15 +191,7 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         url: str,
         *,
         nats_subject: str | None = None,
-        timeout: Delay | None = None,
-        max_in_flight: int | None = None,
-        max_attempts: int | None = None,
-        backoff: Sequence[Delay] | None = None,
-        per_second: float | None = None,
-        burst: int | None = None,
-        spread: Delay | None = None,
-        drop_older_than: Delay | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[PushOptions],
     ) -> Subscription:
         """Have the messages of a subject published to a stream of NATS JetStream.
 
@@ -226,10 +203,8 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         document = {
             "url": url,
             "nats_subject": nats_subject,
-            **_pushed(timeout, max_in_flight, per_second, burst),
-            **_common("nats", subject, max_attempts, backoff, spread, drop_older_than),
         }
-        return await self._put(name, document, timeout_s)
+        return await self._define(name, "nats", subject, document, **options)
 
     async def put_amqp(
         self,
@@ -239,15 +214,7 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         exchange: str,
         *,
         routing_key: str | None = None,
-        timeout: Delay | None = None,
-        max_in_flight: int | None = None,
-        max_attempts: int | None = None,
-        backoff: Sequence[Delay] | None = None,
-        per_second: float | None = None,
-        burst: int | None = None,
-        spread: Delay | None = None,
-        drop_older_than: Delay | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[PushOptions],
     ) -> Subscription:
         """Have the messages of a subject published to an exchange of RabbitMQ.
 
@@ -261,10 +228,8 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
             "url": url,
             "exchange": exchange,
             "routing_key": routing_key,
-            **_pushed(timeout, max_in_flight, per_second, burst),
-            **_common("amqp", subject, max_attempts, backoff, spread, drop_older_than),
         }
-        return await self._put(name, document, timeout_s)
+        return await self._define(name, "amqp", subject, document, **options)
 
     async def get(self, name: str, *, timeout_s: float | None = None) -> Subscription:
         """A subscription. Raises NotFoundError."""
@@ -314,6 +279,40 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
         path = path_of("subscriptions", name, "dead-letters", message_id)
         await self._delete(path, timeout_s)
 
+    async def _define(
+        self,
+        name: str,
+        kind: SubscriptionType,
+        subject: str,
+        fields: dict[str, Any],
+        *,
+        timeout: Delay | None = None,
+        max_in_flight: int | None = None,
+        max_attempts: int | None = None,
+        backoff: Sequence[Delay] | None = None,
+        per_second: float | None = None,
+        burst: int | None = None,
+        spread: Delay | None = None,
+        drop_older_than: Delay | None = None,
+        timeout_s: float | None = None,
+    ) -> Subscription:
+        """Make or change one; `fields`: those of its type."""
+        catch_up = {
+            "spread": duration_or_none(spread),
+            "drop_older_than": duration_or_none(drop_older_than),
+        }
+        document = {
+            **fields,
+            "subject": subject,
+            "type": kind,
+            "timeout": duration_or_none(timeout),
+            "max_in_flight": max_in_flight,
+            "rate": given({"per_second": per_second, "burst": burst}) or None,
+            "retry": retry_of(max_attempts, backoff),
+            "catch_up": given(catch_up) or None,
+        }
+        return await self._put(name, document, timeout_s)
+
     def _read(self, answer: HttpAnswer) -> Subscription:
         return decoded(answer.body, Subscription)
 
@@ -321,36 +320,3 @@ class AsyncSubscriptions(DefinitionsClient[Subscription]):
 def _read_letters(body: bytes) -> tuple[list[DeadLetter], str | None]:
     page = decoded_page(body, _Letters, "dead_letters", DeadLetter)
     return page.dead_letters, page.cursor
-
-
-def _common(
-    kind: str,
-    subject: str,
-    max_attempts: int | None,
-    backoff: Sequence[Delay] | None,
-    spread: Delay | None,
-    drop_older_than: Delay | None,
-) -> dict[str, Any]:
-    catch_up = {
-        "spread": duration_or_none(spread),
-        "drop_older_than": duration_or_none(drop_older_than),
-    }
-    return {
-        "subject": subject,
-        "type": kind,
-        "retry": retry_of(max_attempts, backoff),
-        "catch_up": given(catch_up) or None,
-    }
-
-
-def _pushed(
-    timeout: Delay | None,
-    max_in_flight: int | None,
-    per_second: float | None,
-    burst: int | None,
-) -> dict[str, Any]:
-    return {
-        "timeout": duration_or_none(timeout),
-        "max_in_flight": max_in_flight,
-        "rate": given({"per_second": per_second, "burst": burst}) or None,
-    }

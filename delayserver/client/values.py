@@ -5,12 +5,14 @@ Cost: times are made of text only where they are looked at. Threads: immutable v
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
 from delayserver.records.message_id import read_id
 from delayserver.times import SECONDS_REASON, are_seconds, format_time
+from delayserver.wire.fields import CatchUpName, OnErrorName, OnEventName, OverlapName
+from delayserver.wire.subscriptions import SubscriptionType
 
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,8 +26,7 @@ REPR_BYTES_MAX = 200
 """Of a body, in what is printed."""
 
 
-OnEvent = Literal["cancel", "fire"]
-"""What an event does to a message that watches its key."""
+OnEvent = OnEventName
 
 
 class To(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,23 @@ class To(msgspec.Struct, frozen=True, kw_only=True):
     """Before it is a dead letter; 10 by default."""
     backoff: Sequence[Delay] | None = None
     """The waits before the attempts after the first."""
+
+
+class PublishOptions(TypedDict, total=False):
+    """What may be said of a message besides its subject, body and key; see `publish`."""
+
+    delay: Delay | None
+    deliver_at: DeliverAt | None
+    headers: Mapping[str, str] | None
+    watch: Sequence[str] | None
+    on_event: OnEvent | None
+    ttl: Delay | None
+    jitter: Delay | None
+    priority: int | None
+    to: To | str | None
+    on_delivered: str | None
+    on_dead: str | None
+    group: str | None
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,8 +265,8 @@ class Heartbeat(Body, frozen=True, kw_only=True):
         return hash(self.key)
 
 
-CatchUp = Literal["none", "last", "all"]
-Overlap = Literal["skip", "allow"]
+CatchUp = CatchUpName
+Overlap = OverlapName
 
 
 class Schedule(Body, frozen=True, kw_only=True):
@@ -284,7 +302,7 @@ class Schedule(Body, frozen=True, kw_only=True):
 
 
 BackupState = Literal["running", "complete", "failed"]
-OnError = Literal["skip", "stop"]
+OnError = OnErrorName
 
 
 class SkippedRecord(msgspec.Struct, frozen=True):
@@ -375,7 +393,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
+    type: SubscriptionType
     created_at: datetime
     paused: bool
     queued: int

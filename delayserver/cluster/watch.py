@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 import structlog
 
-from delayserver.api.documents import NodeDocument, ReplicaDocument
 from delayserver.cluster.placement import Placement
 from delayserver.shards.map import Machines
 from delayserver.times import format_time
+from delayserver.wire.operations import NodeDocument, ReplicaDocument
 from storage.errors import EngineError
 from storage.replicated.meta import ClusterMeta, MetaLog, MoveRecord
 

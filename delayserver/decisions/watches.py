@@ -28,9 +28,6 @@ from delayserver.records.message import Watch
 from delayserver.records.tables import WATCH_SEQ, WATCH_VALUE, watch_key, watch_prefix
 from storage.catalog import Catalog, Table
 
-WATCHES_MAX = 8
-"""Keys that one message may watch."""
-
 
 class Watcher(NamedTuple):
     """A message that watches a key: the fields of its id, and the action of an event."""

@@ -7,10 +7,9 @@ Cost: a comparison of text. Threads: pure.
 
 import re
 from collections.abc import Iterator
-from typing import Final
 
-SUBJECT_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-ANY_PATTERN: Final = r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127}|[A-Za-z0-9][A-Za-z0-9._-]{0,125}\.\*"
+from delayserver.wire.fields import ANY_PATTERN, SUBJECT_PATTERN
+
 _SUBJECT = re.compile(SUBJECT_PATTERN)
 _ANY_PATTERN = re.compile(ANY_PATTERN)
 

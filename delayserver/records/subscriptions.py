@@ -29,17 +29,14 @@ from delayserver.records.subject_index import SubjectIndex
 from delayserver.records.subjects import is_pattern, matches, patterns_of
 from delayserver.records.tracecontext import TRACE_NAMES
 from delayserver.records.understanding import Understanding, parts_of
+from delayserver.wire.fields import ATTEMPTS_MAX, MASK, BackoffMs
+from delayserver.wire.subscriptions import SubscriptionType
 from storage.rows import SEQ_MAX
 
-RETRY_DELAY_MS_MAX = 24 * 60 * 60 * 1000
+RETRY_DELAY_MS_MAX: Final = BackoffMs.most_ms
 """Neither growth nor a receiver's `Retry-After` makes a retry wait longer (before jitter)."""
-RETRY_ATTEMPTS_MAX = 1000
-HEADERS_MAX: Final = 32
-"""Headers that a subscription adds to each of its requests."""
 HEADERS_BYTES_MAX: Final = 8 * 1024
 """Their names and values, all together."""
-MASK: Final = "***"
-"""What answers show of a value that is a secret."""
 GONE: Final = "gone"
 """Why the server has paused a subscription: its receiver answered 410."""
 FAILURES: Final = "failures"
@@ -53,7 +50,7 @@ _SET_BY_SERVER = frozenset(("user-agent", *TRACE_NAMES))
 
 @dataclass(frozen=True, slots=True)
 class RetrySchedule:
-    """When to try again. Raises InputError at `/max_attempts` or `/backoff[/index]`.
+    """When to try again, within the limits of `delayserver.wire`.
 
     Attempt n+1 follows attempt n after `backoff_ms[n-1]`; where the list ends, its last delay is
     doubled from one attempt to the next. The default spreads ten attempts over 31 hours."""
@@ -62,24 +59,20 @@ class RetrySchedule:
     backoff_ms: tuple[int, ...] = (5_000, 30_000, 120_000, 600_000, 3_600_000)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_attempts <= RETRY_ATTEMPTS_MAX:
-            raise InputError(f"max_attempts is 1 to {RETRY_ATTEMPTS_MAX}", "/max_attempts")
-        if not 1 <= len(self.backoff_ms) <= RETRY_ATTEMPTS_MAX:
-            raise InputError(f"backoff has 1 to {RETRY_ATTEMPTS_MAX} delays", "/backoff")
-        for index, delay_ms in enumerate(self.backoff_ms):
-            if not 1 <= delay_ms <= RETRY_DELAY_MS_MAX:
-                raise InputError("a backoff delay is 1ms to 1d", f"/backoff/{index}")
+        assert 1 <= self.max_attempts <= ATTEMPTS_MAX, self.max_attempts
+        assert 1 <= len(self.backoff_ms) <= ATTEMPTS_MAX, len(self.backoff_ms)
+        assert all(1 <= one <= RETRY_DELAY_MS_MAX for one in self.backoff_ms), self.backoff_ms
 
     @staticmethod
     @lru_cache(maxsize=SCHEDULES_REMEMBERED)
     def within_limits(max_attempts: int, backoff_ms: tuple[int, ...]) -> "RetrySchedule":
         """A schedule that was accepted once, cut to the limits of today. Empty `backoff_ms`: the
         default delays."""
-        max_attempts = min(max(1, max_attempts), RETRY_ATTEMPTS_MAX)
+        max_attempts = min(max(1, max_attempts), ATTEMPTS_MAX)
         if not backoff_ms:
             return RetrySchedule(max_attempts)
         delays_ms = (min(max(1, one), RETRY_DELAY_MS_MAX) for one in backoff_ms)
-        return RetrySchedule(max_attempts, tuple(delays_ms)[:RETRY_ATTEMPTS_MAX])
+        return RetrySchedule(max_attempts, tuple(delays_ms)[:ATTEMPTS_MAX])
 
     def delay_ms(self, attempt: int) -> int:
         """What lies between this attempt and the next, before jitter."""
@@ -87,7 +80,7 @@ class RetrySchedule:
         if beyond <= 0:
             return self.backoff_ms[attempt - 1]
         # 2**27 ms is more than a day, so no list needs more doublings than that.
-        return min(self.backoff_ms[-1] << min(beyond, 27), RETRY_DELAY_MS_MAX)
+        return min(self.backoff_ms[-1] << min(beyond, 27), BackoffMs.most_ms)
 
 
 class KafkaTarget(
@@ -173,7 +166,7 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     id: int
     name: str
     subject: str
-    type: Literal["webhook", "pull", "kafka", "redis", "nats", "amqp"]
+    type: SubscriptionType
     created_ms: int
     url: str = ""
     """Webhook: where to POST."""
@@ -356,8 +349,6 @@ def check_own_headers(headers: Mapping[str, str]) -> dict[str, str]:
                 f"{MASK} is what answers show instead of a value; give the value itself",
                 header_pointer(name),
             )
-    if len(headers) > HEADERS_MAX:
-        raise InputError(f"a subscription has at most {HEADERS_MAX} headers", "/headers")
     if sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
         raise InputError(f"headers are at most {HEADERS_BYTES_MAX} bytes in all", "/headers")
     return {name.lower(): value for name, value in headers.items()}

@@ -18,8 +18,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from delayserver.errors import InputError
-from delayserver.records.subscriptions import MASK
 from delayserver.security.targets import URL_CHARACTERS_MAX, Target, split_url
+from delayserver.wire.fields import MASK
 
 _URL: Final = re.compile(
     r"(?P<scheme>[a-z]+)://"

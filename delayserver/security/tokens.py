@@ -39,11 +39,12 @@ from delayserver.errors import (
     RateLimitedError,
 )
 from delayserver.records.direct import Destination
-from delayserver.records.subjects import SUBJECT_PATTERN, is_pattern, matches
+from delayserver.records.subjects import is_pattern, matches
 from delayserver.records.understanding import reason_of
 from delayserver.security.targets import TargetPolicy, split_url
 from delayserver.slices import Work, at_once
 from delayserver.timers.rates import TokenBucket
+from delayserver.wire.fields import SUBJECT_PATTERN
 from storage.errors import DamageError, DirectoryLockedError, FormatVersionError
 from storage.files import PRIVATE_MODE, Files, replace_file
 

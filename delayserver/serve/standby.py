@@ -39,7 +39,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from uvicorn.server import ServerState
 
 from delayserver.api.access import Access
-from delayserver.api.documents import HealthDocument, encode
+from delayserver.api.documents import encode
 from delayserver.api.finish import Finish
 from delayserver.api.hot.answers import Always, Answer, header, problem_answer
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send, send_answer
@@ -56,6 +56,7 @@ from delayserver.security.tokens import TokenTable
 from delayserver.serve.acceptor import Acceptor
 from delayserver.serve.app import with_cors
 from delayserver.serve.certificates import Certificates
+from delayserver.wire.operations import HealthDocument
 
 METRICS_PATH: Final = "/metrics"
 OWN_PATHS: Final = frozenset({ALIVE_PATH, READY_PATH, CLUSTER_PATH, METRICS_PATH})

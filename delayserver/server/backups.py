@@ -25,9 +25,7 @@ import structlog
 from delayserver.backup.backing_up import BackingUp, ReadPace, WantedBackup
 from delayserver.backup.log_shipping import LogShipper
 from delayserver.backup.shelf import (
-    NAME_PATTERN,
     BackupManifest,
-    BackupStep,
     BackupView,
     Shelf,
     is_backup_name,
@@ -43,6 +41,7 @@ from delayserver.server.futures import answering
 from delayserver.server.shard import Shard
 from delayserver.server.waits import Waits
 from delayserver.times import format_time
+from delayserver.wire.bulk import BACKUP_NAME, BackupStep
 from storage.directory import FORMAT_VERSION
 from storage.errors import (
     DirectoryKindError,
@@ -134,7 +133,7 @@ class BackupMaker:
         now_ms = self._clock()
         name = format_time(now_ms).replace(":", "-") if name is None else name
         if not is_backup_name(name):
-            raise InputError(f"a backup's name is of the form {NAME_PATTERN}", "/name")
+            raise InputError(f"a backup's name is of the form {BACKUP_NAME}", "/name")
         if self._making is not None:
             running = self._making[0].name
             raise ConflictError(f"the backup {running} is being made: wait for it, or delete it")

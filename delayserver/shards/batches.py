@@ -23,7 +23,6 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from delayserver.api.documents import BatchDocument
 from delayserver.api.hot.answers import JSON, Answer, header
 from delayserver.api.hot.asgi import Ack, acknowledged, parse_ack, ready_to_read
 from delayserver.api.hot.paths import BATCH_PATH
@@ -36,6 +35,7 @@ from delayserver.records.tracecontext import trace_of
 from delayserver.server.calls import Calls
 from delayserver.shards.link import answer_of, failed
 from delayserver.shards.peers import PeerAnswer, PeerCall, RoutedPeers
+from delayserver.wire.messages import BatchDocument
 from storage.errors import StorageError
 
 PART_PATH = "/internal/batch"

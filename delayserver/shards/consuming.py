@@ -10,7 +10,6 @@ what falls due here and by what others say. Cost: see these. Threads: belongs to
 
 from collections.abc import Sequence
 
-from delayserver.api.documents import AckedDocument
 from delayserver.api.hot.consume import Asked, Cancel, Consuming, Told, ToldExpired
 from delayserver.api.intake import Intake
 from delayserver.records.subscriptions import Subscription
@@ -21,6 +20,7 @@ from delayserver.shards.gathering import Gathering, PullSources
 from delayserver.shards.local import Handler
 from delayserver.shards.peers import Peers
 from delayserver.shards.supply import Supply
+from delayserver.wire.pulls import AckedDocument
 
 
 class SharedConsuming(Consuming):

@@ -21,18 +21,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from delayserver.api.documents import (
-    AckedDocument,
-    encode_messages,
-    encode_pulled,
-    join_messages,
-)
+from delayserver.api.documents import encode_messages, encode_pulled, join_messages
 from delayserver.api.hot.consume import Asked, Cancel, Told
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.errors import StoppingError
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.calls import Calls
 from delayserver.shards.demand import Demand, Taken
+from delayserver.wire.pulls import AckedDocument
 
 LATE_MS: Final = 100
 """Who has enough waits no longer for more."""

@@ -9,12 +9,12 @@ from pathlib import PurePosixPath
 import msgspec
 
 from delayserver.api.documents import encode
-from delayserver.api.problems import UNREADABLE
 from delayserver.errors import InputError
 from delayserver.security.tokens import Action
 from delayserver.shards.all_shards import MISSING, AllShards, query, read_row, with_body
 from delayserver.shards.merged_lists import MergedLists
 from delayserver.shards.peers import PeerAnswer, PeerCall
+from delayserver.wire.reading import UNREADABLE
 from storage.shards import shard_directory
 
 

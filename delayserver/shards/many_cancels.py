@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from delayserver.api.documents import CancelResultDocument, encode
-from delayserver.api.hot.cancel import CancelBody
-from delayserver.api.problems import UNREADABLE
+from delayserver.api.documents import encode
 from delayserver.records.sharding import shard_of
 from delayserver.shards.all_shards import AllShards, detail, is_unknown, json_answer, with_body
 from delayserver.shards.peers import PeerAnswer, PeerCall
+from delayserver.wire.messages import CancelBody, CancelResultDocument
+from delayserver.wire.reading import UNREADABLE
 
 
 class _Results(msgspec.Struct):

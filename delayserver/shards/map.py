@@ -22,16 +22,16 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from delayserver.api.documents import (
+from delayserver.config import Settings
+from delayserver.shards.book import OwnerBook, ShardOwner
+from delayserver.shards.link import Links
+from delayserver.times import format_time
+from delayserver.wire.operations import (
     ClusterDocument,
     NodeDocument,
     ReplicaDocument,
     ShardDocument,
 )
-from delayserver.config import Settings
-from delayserver.shards.book import OwnerBook, ShardOwner
-from delayserver.shards.link import Links
-from delayserver.times import format_time
 
 NODE = "local"
 """This machine, which has all shards."""

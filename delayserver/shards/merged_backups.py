@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
-from delayserver.api.documents import BackupDocument, BackupListDocument, encode
+from delayserver.api.documents import encode
 from delayserver.api.hot.answers import JSON
 from delayserver.shards.all_shards import MISSING, AllShards, json_answer, made_answer
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from delayserver.shards.sums import add_backup, add_backups
+from delayserver.wire.bulk import BackupDocument, BackupListDocument
 
 _ACCEPTED: Final = 202
 _DELETED: Final = 204

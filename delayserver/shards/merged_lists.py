@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from delayserver.api.documents import NAMED_PAGE_MAX, PLACES_HEADER, ShardPageDocument, encode
+from delayserver.api.documents import NAMED_PAGE_MAX, PLACES_HEADER, encode
 from delayserver.config import Settings
 from delayserver.errors import InputError
 from delayserver.shards.all_shards import (
@@ -26,6 +26,7 @@ from delayserver.shards.all_shards import (
 from delayserver.shards.pages import PagedList, Place, merge_pages, write_cursor
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from delayserver.shards.sums import add_by_name
+from delayserver.wire.operations import ShardPageDocument
 from storage.buckets import hour_name, parse_hour
 
 _SEQ_MAX: Final = 2**64 - 1

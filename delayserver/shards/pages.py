@@ -29,8 +29,8 @@ from typing import Final
 
 import msgspec
 
-from delayserver.api.documents import ShardPageDocument
 from delayserver.errors import InputError
+from delayserver.wire.operations import ShardPageDocument
 
 Place = tuple[int, ...]
 """In the list of one shard."""

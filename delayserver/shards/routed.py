@@ -17,13 +17,13 @@ from delayserver.api.hot.answers import Client, Responder
 from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
-from delayserver.api.problems import UNREADABLE
 from delayserver.errors import NotFoundError
 from delayserver.records.sharding import shard_of, shard_of_id, shard_of_message
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 from delayserver.shards.consuming import SharedConsuming
 from delayserver.shards.link import Links
+from delayserver.wire.reading import UNREADABLE
 
 
 class Named(msgspec.Struct):

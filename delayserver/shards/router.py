@@ -36,8 +36,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from delayserver.api.documents import ForecastDocument, StatsDocument, encode
-from delayserver.api.problems import MEDIA_TYPE, UNREADABLE, problem_of
+from delayserver.api.documents import encode
+from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
 from delayserver.records.sharding import shard_of, shard_of_heartbeat, shard_of_name
@@ -56,6 +56,8 @@ from delayserver.shards.merged_lists import MergedLists
 from delayserver.shards.merged_subscriptions import MergedSubscriptions
 from delayserver.shards.peers import PeerAnswer, PeerCall, RoutedPeers
 from delayserver.shards.sums import add_forecasts, add_stats
+from delayserver.wire.operations import ForecastDocument, StatsDocument
+from delayserver.wire.reading import UNREADABLE
 
 
 class _RedriveBody(msgspec.Struct):

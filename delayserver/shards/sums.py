@@ -10,16 +10,15 @@ from typing import Any, Final
 
 import msgspec
 
-from delayserver.api.documents import (
-    BackupDocument,
+from delayserver.decisions.failing import FAILING_MAX
+from delayserver.wire.bulk import BackupDocument, BackupState, BackupStep
+from delayserver.wire.operations import (
     FailingDocument,
     ForecastBucketDocument,
     ForecastDocument,
     LatenessDocument,
     StatsDocument,
 )
-from delayserver.backup.shelf import BackupState, BackupStep
-from delayserver.decisions.failing import FAILING_MAX
 
 _Numbers = dict[str, msgspec.Raw]
 """A document whose fields stay as they are written."""

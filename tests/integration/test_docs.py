@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from delayserver.api.rest.models import PublishModel
 from delayserver.cli import make_app
 from delayserver.cli.demo.process import free_port
+from delayserver.wire.messages import PublishModel
 from tests.integration.api_support import ApiServer
 from tests.waiting import wait_until
 
@@ -245,7 +245,7 @@ def test_the_options_of_a_message(api, here):
     (told,) = api.pull_all("/v1/subscriptions/invoice.sent", 1)
     (shown,) = (json.loads(block) for block in blocks(page, "json"))
     assert list(told["body"]) == list(shown) and told["body"]["id"] == due["id"]
-    options = PublishModel.model_fields.keys() - NO_OPTIONS
+    options = {*PublishModel.__struct_fields__} - NO_OPTIONS
     headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
     assert {name for one in headings for name in one.split(" and ")} == options
     missing = set(options)

@@ -8,7 +8,6 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayserver.api.documents import ShardPageDocument
 from delayserver.shards.pages import (
     Place,
     Spot,
@@ -18,6 +17,7 @@ from delayserver.shards.pages import (
     start_of,
     write_cursor,
 )
+from delayserver.wire.operations import ShardPageDocument
 
 dues = st.integers(0, 6)
 seqs = st.integers(0, 5)

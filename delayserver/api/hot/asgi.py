@@ -20,13 +20,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
-from delayserver.api.hot.answers import (
-    Answer,
-    Headers,
-    consumer_answer,
-    header,
-    problem_answer,
-)
+from delayserver.api.hot.answers import Answer, Headers, consumer_answer, header, problem_answer
 from delayserver.api.hot.cancel import ids_in
 from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.hot.paths import (
@@ -44,12 +38,12 @@ from delayserver.api.hot.paths import (
 )
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
-from delayserver.api.problems import pointer_to
 from delayserver.decisions.delayed_produce import Level
 from delayserver.errors import AckTimeoutError, DelayServerError, InputError, TooLargeError
 from delayserver.records.tracecontext import trace_of
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, parse_duration_ms
+from delayserver.wire.reading import pointer_to
 from storage.errors import StorageError
 
 Scope = MutableMapping[str, Any]

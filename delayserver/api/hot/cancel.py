@@ -17,19 +17,14 @@ Threads: belongs to the event loop.
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from typing import Annotated
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.api.conditions import expected_versions
-from delayserver.api.documents import CancelledDocument, CancelResultDocument, StateDocument, encode
+from delayserver.api.documents import encode
 from delayserver.api.hot.answers import Answer, Headers, Responder, problem_answer, wire_of
 from delayserver.api.hot.paths import asks_disk, one_of
-from delayserver.api.intake import check_utf8
-from delayserver.api.problems import UNREADABLE, input_error
-from delayserver.api.second_look import in_one, readable_fields
 from delayserver.decisions.cancels import Refusal
 from delayserver.errors import (
     AccessError,
@@ -42,13 +37,20 @@ from delayserver.errors import (
 from delayserver.records.ids import COLUMNS_MIN
 from delayserver.records.message import State
 from delayserver.records.message_id import ID_DIGITS
-from delayserver.records.subjects import SUBJECT_PATTERN, is_subject
+from delayserver.records.subjects import is_subject
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.slices import Work, at_once
+from delayserver.wire.fields import SUBJECT_PATTERN
+from delayserver.wire.messages import (
+    CancelBody,
+    CancelledDocument,
+    CancelResultDocument,
+    StateDocument,
+)
+from delayserver.wire.reading import read
 from storage.errors import DamageError, StorageError
 
-CANCELS_MAX = 10_000
 CANCELS_TURN = 500
 """A call that cancels many messages looks so many up in one step."""
 PLAIN_PER_ITEM = 10
@@ -57,20 +59,6 @@ _PUBLISH = (Action.PUBLISH,)
 
 Subjects = Mapping[str, str | Refusal]
 """The subjects of messages, by id; or why a subject is not known."""
-
-
-class CancelKeyBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A message by its key."""
-
-    subject: str
-    key: str
-
-
-class CancelBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What to cancel."""
-
-    ids: Annotated[list[str], msgspec.Meta(max_length=CANCELS_MAX)] = []
-    keys: Annotated[list[CancelKeyBody], msgspec.Meta(max_length=CANCELS_MAX)] = []
 
 
 def _cancelled(message_id: str) -> StateDocument:
@@ -82,7 +70,6 @@ _CANCELLED = Answer(200, encode(_cancelled("0" * ID_DIGITS)))
 _Gathered = tuple[Responder, str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
-_decode = msgspec.json.Decoder(CancelBody).decode
 
 
 class HotCancel:
@@ -127,7 +114,7 @@ class HotCancel:
                 if caller is not None and not caller.is_admin:
                     raise OverloadedError("the token was changed meanwhile: ask again")
                 subjects = {}
-            return (yield from self._many(_read(data), caller, subjects))
+            return (yield from self._many(read(data, CancelBody), caller, subjects))
         except Exception as error:
             return problem_answer(error)
 
@@ -335,7 +322,7 @@ class HotCancel:
 
 def ids_in(data: bytes) -> Sequence[str]:
     """The ids that a call names which cancels many. Raises InputError if it cannot be read."""
-    return _read(data).ids
+    return read(data, CancelBody).ids
 
 
 def _is_by_key(one: _Gathered) -> bool:
@@ -344,16 +331,6 @@ def _is_by_key(one: _Gathered) -> bool:
 
 def _not_a_subject() -> InputError:
     return InputError(f"a subject looks like {SUBJECT_PATTERN}", "/path/subject")
-
-
-def _read(data: bytes) -> CancelBody:
-    """The body of a call that cancels many. Raises InputError."""
-    try:
-        check_utf8(data)
-        return _decode(data)
-    except UNREADABLE as error:
-        _, errors = readable_fields(data, CancelBody)
-        raise in_one(errors or [input_error(error)]) from error
 
 
 def _refusals(caller: Caller, request: CancelBody, subjects: Subjects) -> dict[int, Exception]:

@@ -16,37 +16,29 @@ Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-import msgspec
-from msgspec import Meta
-
-from delayserver.api.documents import (
-    AckedDocument,
-    ExtendedDocument,
-    NackedDocument,
-    encode,
-    encode_pulled,
-)
-from delayserver.api.fields import Duration
+from delayserver.api.documents import encode, encode_pulled
 from delayserver.api.hot.paths import ConsumerCall
 from delayserver.api.intake import Intake
-from delayserver.api.problems import UNREADABLE, input_error
-from delayserver.api.second_look import in_one, readable_fields
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import AccessError, ConflictError, InputError
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
-from delayserver.times import format_duration, parse_duration_ms
-
-PULL_MESSAGES_MAX = 10_000
-PULL_WAIT_MAX_MS = 60_000
-LEASE_MAX_MS = 7 * 24 * 3_600_000
+from delayserver.wire.pulls import (
+    AckedDocument,
+    ExtendBody,
+    ExtendedDocument,
+    LeasesBody,
+    NackBody,
+    NackedDocument,
+    PullBody,
+)
+from delayserver.wire.reading import read
 
 _CONSUME = (Action.CONSUME,)
 
-T = TypeVar("T", bound=msgspec.Struct)
 Told = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
@@ -72,49 +64,6 @@ class Asked(NamedTuple):
     lease_ms: int
     subjects: tuple[str, ...] = ()
     """Patterns of the subjects that it may read; empty: all."""
-
-
-_Number = Annotated[int, Meta(ge=1, le=PULL_MESSAGES_MAX)]
-_Leases = Annotated[list[str], Meta(max_length=10_000)]
-
-
-class PullBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a consumer wants."""
-
-    max: _Number = 100
-    wait: Annotated[Duration, Meta(description="how long to wait for `min_messages`")] = 0
-    min_messages: Annotated[
-        _Number, Meta(description="answer when so many are there; at most `max`")
-    ] = 1
-    lease: Annotated[Duration | None, Meta(description="default: that of the subscription")] = None
-    ack: Annotated[
-        _Leases | None,
-        Meta(description="these are done; recorded within `settle_sync_ms`, not before the answer"),
-    ] = None
-
-
-class LeasesBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Messages that were pulled."""
-
-    leases: _Leases
-
-
-class NackBody(LeasesBody, forbid_unknown_fields=True):
-    """Messages to be delivered again."""
-
-    delay: Duration = 0
-
-
-class ExtendBody(LeasesBody, forbid_unknown_fields=True, kw_only=True):
-    """Messages that need more time."""
-
-    lease: Duration
-
-
-_decode_pull = msgspec.json.Decoder(PullBody).decode
-_decode_leased = msgspec.json.Decoder(LeasesBody).decode
-_decode_nack = msgspec.json.Decoder(NackBody).decode
-_decode_extend = msgspec.json.Decoder(ExtendBody).decode
 
 
 class Consuming:
@@ -154,18 +103,15 @@ class Consuming:
     def _pull(
         self, subscription: Subscription, data: bytes, caller: Caller | None, told: Told
     ) -> Cancel:
-        wanted = _decode(_decode_pull, data or b"{}", PullBody)
-        wait_ms = _duration_ms(wanted.wait, "/wait", 0, PULL_WAIT_MAX_MS)
-        lease_ms = subscription.lease_ms
-        if wanted.lease is not None:
-            lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
+        wanted = read(data or b"{}", PullBody)
+        lease_ms = int(wanted.lease or subscription.lease_ms)
         if wanted.min_messages > wanted.max:
             raise InputError("min_messages is at most max", "/min_messages")
         if subscription.type != "pull":
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
         subjects = () if caller is None else caller.patterns(_CONSUME[0])
-        asked = Asked(wanted.max, wanted.min_messages, wait_ms, lease_ms, subjects)
+        asked = Asked(wanted.max, wanted.min_messages, int(wanted.wait), lease_ms, subjects)
         tokens, is_told = self._calls.tokens, False
 
         def tell(answer: bytes | Exception) -> None:
@@ -211,23 +157,22 @@ class Consuming:
         return self._consumers.pull(subscription, request).cancel
 
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
-        leases = _decode(_decode_leased, data, LeasesBody).leases
+        leases = read(data, LeasesBody).leases
         self.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
 
     def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
-        wanted = _decode(_decode_nack, data, NackBody)
-        delay_ms = parse_duration_ms(wanted.delay, "/delay")
+        wanted = read(data, NackBody)
+        delay_ms = int(wanted.delay)
         self._intake.check_wait(delay_ms, "/delay")
         leases = wanted.leases
         done = partial(_tell, told, NackedDocument, len(leases))
         self.nack(subscription, leases, delay_ms, done)
 
     def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
-        wanted = _decode(_decode_extend, data, ExtendBody)
-        lease_ms = _duration_ms(wanted.lease, "/lease", 1, LEASE_MAX_MS)
+        wanted = read(data, ExtendBody)
         leases = wanted.leases
         done = partial(_tell, told, ExtendedDocument, len(leases))
-        self.extend(subscription, leases, lease_ms, done)
+        self.extend(subscription, leases, int(wanted.lease), done)
 
     def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
         """As `ConsumerCalls.ack`."""
@@ -254,19 +199,3 @@ def _tell(
     told: Told, document: _Done, count: int, expired: list[str], error: Exception | None = None
 ) -> None:
     told(encode(document(count - len(expired), expired)) if error is None else error)
-
-
-def _decode(decode: Callable[[bytes], T], data: bytes, form: type[T]) -> T:
-    try:
-        return decode(data)
-    except UNREADABLE as error:
-        _, errors = readable_fields(data, form)
-        raise in_one(errors or [input_error(error)]) from error
-
-
-def _duration_ms(value: int | str, pointer: str, least_ms: int, most_ms: int) -> int:
-    duration_ms = parse_duration_ms(value, pointer)
-    if not least_ms <= duration_ms <= most_ms:
-        least, most = format_duration(least_ms), format_duration(most_ms)
-        raise InputError(f"from {least} to {most}", pointer)
-    return duration_ms

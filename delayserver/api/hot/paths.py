@@ -6,7 +6,7 @@ Cost: below a microsecond. Threads: pure functions.
 import re
 from typing import NamedTuple
 
-from delayserver.records.subjects import SUBJECT_PATTERN
+from delayserver.wire.fields import SUBJECT_PATTERN
 
 MESSAGES_PATH = "/v1/messages"
 BATCH_PATH = "/v1/messages/batch"

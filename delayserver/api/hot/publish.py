@@ -23,21 +23,8 @@ from itertools import accumulate
 import msgspec
 
 from delayserver.api.conditions import entity_tag
-from delayserver.api.documents import (
-    BatchDocument,
-    HealthDocument,
-    HeartbeatDocument,
-    PublishedDocument,
-)
 from delayserver.api.exit import Exit
-from delayserver.api.hot.answers import (
-    JSON,
-    Always,
-    Answer,
-    Responder,
-    problem_answer,
-    wire_of,
-)
+from delayserver.api.hot.answers import JSON, Always, Answer, Responder, problem_answer, wire_of
 from delayserver.api.hot.bodies import Bodies
 from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.consume import Consuming
@@ -64,6 +51,8 @@ from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.slices import Work, at_once
 from delayserver.times import format_duration, format_time
+from delayserver.wire.messages import BatchDocument, HeartbeatDocument, PublishedDocument
+from delayserver.wire.operations import HealthDocument
 from storage.errors import StorageError
 
 _PUBLISH = (Action.PUBLISH,)

@@ -14,8 +14,7 @@ bulk          imports and archives
 backups       consistent copies of what the server has
 tokens        what the own token allows, and which there are
 operations    health, metrics, stats, forecast
-models        what comes in, checked, and what goes out, as OpenAPI shows it
-openapi       … what FastAPI cannot know of it
+openapi       the document that describes all of them
 docs_page     the OpenAPI document for people
 console       the server for operators, in a browser
 """

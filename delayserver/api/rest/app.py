@@ -18,14 +18,7 @@ import delayserver
 from delayserver.api.hot.asgi import Asgi, GoneError, HotPath
 from delayserver.api.intake import Intake
 from delayserver.api.map_call import ShardMap
-from delayserver.api.problems import (
-    MEDIA_TYPE,
-    Problem,
-    ProblemDocument,
-    input_error,
-    pointer_to,
-    problem_of,
-)
+from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument, problem_of
 from delayserver.api.rest import (
     backups,
     bulk,
@@ -43,13 +36,14 @@ from delayserver.api.rest.authorize import authorize
 from delayserver.api.rest.common import Parts
 from delayserver.api.rest.openapi import complete, operation_id
 from delayserver.api.scopes import DOCUMENT_PATH
-from delayserver.errors import DelayServerError, InputError, InputErrors
+from delayserver.errors import DelayServerError, InputError
 from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
 from delayserver.security.targets import TargetPolicy
 from delayserver.server.calls import Calls
+from delayserver.wire.reading import in_one, pointer_to
 from storage.errors import StorageError
 
 DESCRIPTION = """
@@ -124,21 +118,10 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
-    """What pydantic found, with a pointer per field."""
+    """A path, a query or a header that is wrong, with a pointer to each error."""
     assert isinstance(error, RequestValidationError)
-    errors = [_field_error(one) for one in error.errors()]
-    detail = "; ".join(f"{one.pointer}: {one.detail}".lstrip(": ") for one in errors[:5])
-    return _answer(problem_of(InputErrors(detail, errors)))
-
-
-def _field_error(error: dict[str, Any]) -> InputError:
-    where, *steps = error["loc"]
-    if error["type"] == "json_invalid":
-        return InputError(f"JSON is malformed: {error['ctx']['error']} (character {steps[0]})")
-    if error["type"] == "model_attributes_type" and isinstance(error["input"], bytes):
-        return InputError("send a JSON object, with the header `Content-Type: application/json`")
-    detail = error["msg"].removeprefix("Value error, ")
-    return InputError(detail, pointer_to(*(steps if where == "body" else error["loc"])))
+    found = [InputError(one["msg"], pointer_to(*one["loc"])) for one in error.errors()]
+    return _answer(problem_of(in_one(found)))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -147,15 +130,8 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """No such path, no such method; or a body that cannot be read, and why."""
+    """No such path, or no such method."""
     assert isinstance(error, HTTPException)
-    cause = error.__cause__
-    if isinstance(cause, DelayServerError):
-        return _answer(problem_of(cause))
-    if isinstance(cause, ClientDisconnect):
-        return await _on_disconnect(request, cause)
-    if isinstance(cause, Exception) and error.status_code == 400:
-        return _answer(problem_of(input_error(cause)))
     detail = f"{request.method} {request.url.path}: {error.detail}; see /docs"
     document = ProblemDocument("about:blank", str(error.detail), error.status_code, detail)
     headers = dict(error.headers or {})

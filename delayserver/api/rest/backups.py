@@ -8,18 +8,15 @@ loop.
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 
-from delayserver.api.documents import BackupDocument, BackupListDocument, backup_document
-from delayserver.api.rest import models
-from delayserver.api.rest.common import CONFLICT, LOGGED, STORED, PartsOf, json_answer
-from delayserver.api.rest.openapi import answer
-from delayserver.backup.shelf import NAME_PATTERN
+from delayserver.api.documents import backup_document
+from delayserver.api.rest.common import CONFLICT, LOGGED, STORED, PartsOf, json_answer, json_of
+from delayserver.api.rest.openapi import answer, json_body
+from delayserver.wire.bulk import BACKUP_NAME, BackupDocument, BackupListDocument, BackupModel
+from delayserver.wire.reading import read
 
-BackupPath = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
-Wanted = Annotated[models.BackupModel, Body()]
-_ANY = models.BackupModel()
-"""What is asked for without a body."""
+BackupPath = Annotated[str, Path(pattern=f"^{BACKUP_NAME}$")]
 BACKUPS_PATH = "/v1/backups"
 
 router = APIRouter()
@@ -30,11 +27,13 @@ router = APIRouter()
     tags=["operations"],
     status_code=202,
     responses=CONFLICT | LOGGED | STORED | {202: answer(BackupDocument)},
+    openapi_extra=json_body(BackupModel, required=False),
 )
-async def begin_backup(parts: PartsOf, wanted: Wanted = _ANY) -> Response:
+async def begin_backup(request: Request, parts: PartsOf) -> Response:
     """Begin a backup: everything that is answered by now is in it. It is made while the server goes
     on; `GET` says how far it is. One at a time; 409 also where the server has no directory for
     backups, and in a cluster."""
+    wanted = read(await json_of(request, b"{}"), BackupModel)
     begun = await parts.calls.backups.begin(wanted.name, is_verified=wanted.verify)
     answered = json_answer(backup_document(begun), 202)
     answered.headers["location"] = f"{BACKUPS_PATH}/{begun.name}"

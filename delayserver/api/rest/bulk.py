@@ -13,10 +13,11 @@ event loop.
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import numpy as np
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
-from delayserver.api.rest import models
+from delayserver.api.documents import encode
 from delayserver.api.rest.common import (
     CONFLICT,
     INVALID,
@@ -25,13 +26,29 @@ from delayserver.api.rest.common import (
     PAGE_MAX,
     PartsOf,
     PlacesHeader,
+    json_answer,
+    json_of,
     shard_page,
 )
+from delayserver.api.rest.openapi import answer, json_body
 from delayserver.decisions.imports import Import
 from delayserver.errors import InputError, NotFoundError
 from delayserver.records.tables import Archived
 from delayserver.schedule.archives import RetiredHour
 from delayserver.times import format_time
+from delayserver.wire.bulk import (
+    ArchiveConfirmedModel,
+    ArchiveModel,
+    ArchivesModel,
+    ArchiveViewModel,
+    DuplicateModel,
+    DuplicatesModel,
+    ImportBegunModel,
+    ImportModel,
+    ImportSubjectsModel,
+    ImportViewModel,
+)
+from delayserver.wire.reading import read
 from storage.buckets import hour_name, parse_hour
 from storage.shards import SHARDS_MAX
 
@@ -61,13 +78,12 @@ router = APIRouter()
 @router.put(
     "/v1/imports/{import_id}",
     tags=["bulk"],
-    responses=INVALID | LOGGED,
-    openapi_extra=OF_SHARD,
+    responses=INVALID | LOGGED | {200: answer(ImportBegunModel)},
+    openapi_extra=OF_SHARD | json_body(ImportSubjectsModel),
 )
-async def begin_import(
-    import_id: ImportPath, wanted: models.ImportSubjectsModel, parts: PartsOf
-) -> models.ImportBegunModel:
+async def begin_import(import_id: ImportPath, request: Request, parts: PartsOf) -> Response:
     """Begin a bulk load: the numbers of its subjects, and whether it was adopted before."""
+    wanted = read(await json_of(request), ImportSubjectsModel)
     parts.calls.check_imports()
     try:
         state = str(parts.calls.find_import(import_id).stage)
@@ -75,14 +91,16 @@ async def begin_import(
         state = "staging"
     numbers, group = parts.calls.begin_import(wanted.subjects)
     await parts.calls.durable(group)
-    return models.ImportBegunModel(
-        id=import_id,
-        state=state,
-        subjects=numbers,
-        now=format_time(parts.calls.clock()),
-        delay_max_ms=parts.calls.settings.delay_max_ms,
-        body_max_bytes=parts.calls.settings.body_max_bytes,
-        directory=parts.calls.directory,
+    return json_answer(
+        ImportBegunModel(
+            id=import_id,
+            state=state,
+            subjects=numbers,
+            now=format_time(parts.calls.clock()),
+            delay_max_ms=parts.calls.settings.delay_max_ms,
+            body_max_bytes=parts.calls.settings.body_max_bytes,
+            directory=parts.calls.directory,
+        )
     )
 
 
@@ -90,26 +108,32 @@ async def begin_import(
     "/v1/imports",
     tags=["bulk"],
     status_code=201,
-    responses=CONFLICT | LOGGED,
-    openapi_extra=OF_SHARD,
+    responses=CONFLICT | LOGGED | {201: answer(ImportViewModel)},
+    openapi_extra=OF_SHARD | json_body(ImportModel),
 )
-async def adopt_import(wanted: models.ImportModel, parts: PartsOf) -> models.ImportViewModel:
+async def adopt_import(request: Request, parts: PartsOf) -> Response:
     """Adopt what a bulk load has staged, all or nothing. It is durable when this answers; the
     same again is answered the same."""
+    wanted = read(await json_of(request), ImportModel)
     path = _below(parts.calls.settings.data_dir, wanted.manifest)
-    return _import_view(await parts.calls.adopt(path))
+    return json_answer(_import_view(await parts.calls.adopt(path)), 201)
 
 
-@router.get("/v1/imports/{import_id}", tags=["bulk"], responses=MISSING, openapi_extra=OF_SHARD)
-async def get_import(import_id: ImportPath, parts: PartsOf) -> models.ImportViewModel:
+@router.get(
+    "/v1/imports/{import_id}",
+    tags=["bulk"],
+    responses=MISSING | {200: answer(ImportViewModel)},
+    openapi_extra=OF_SHARD,
+)
+async def get_import(import_id: ImportPath, parts: PartsOf) -> Response:
     """How far an import is."""
-    return _import_view(parts.calls.find_import(import_id))
+    return json_answer(_import_view(parts.calls.find_import(import_id)))
 
 
 @router.get(
     "/v1/imports/{import_id}/duplicates",
     tags=["bulk"],
-    responses=MISSING,
+    responses=MISSING | {200: answer(DuplicatesModel)},
     openapi_extra=OF_SHARD,
 )
 async def list_import_duplicates(
@@ -117,28 +141,22 @@ async def list_import_duplicates(
     parts: PartsOf,
     limit: Annotated[int, Query(ge=1, le=DUPLICATES_PAGE_MAX)] = 1000,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,10}$")] = None,
-) -> models.DuplicatesModel:
+) -> Response:
     """Rows of an adopted import that were left out, and the messages that hold their keys."""
     rows = parts.calls.import_state(import_id).record.left_out()
     first = int(np.searchsorted(rows["row"], int(cursor or 0)))
     page = rows[first : first + limit].tolist()
     rest = rows["row"][first + limit : first + limit + 1].tolist()
     encode_id = parts.calls.encode_id
-    return models.DuplicatesModel(
-        duplicates=[
-            models.DuplicateModel(row=row, id=encode_id(due_ms, seq)) for row, seq, due_ms in page
-        ],
-        cursor=str(rest[0]) if rest else None,
-    )
+    duplicates = [DuplicateModel(row, encode_id(due_ms, seq)) for row, seq, due_ms in page]
+    return json_answer(DuplicatesModel(duplicates, str(rest[0]) if rest else None))
 
 
 @router.get(
     "/v1/archives",
     tags=["bulk"],
-    responses=INVALID,
+    responses=INVALID | {200: answer(ArchivesModel)},
     openapi_extra=OF_SHARD,
-    response_model=models.ArchivesModel,
-    response_model_exclude_unset=True,  # the shard
 )
 async def list_archives(
     parts: PartsOf,
@@ -146,7 +164,7 @@ async def list_archives(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     cursor: Annotated[str | None, Query(pattern=f"^{HOUR_PATTERN}$")] = None,
     places: PlacesHeader = None,
-) -> models.ArchivesModel | Response:
+) -> Response:
     """Settled hours that are kept, the oldest first: those that wait to be archived, those that
     were, or all. Where there are shards, those of all of them, or of one (`shard`)."""
     from_hour = 0 if cursor is None else _hour(cursor, "/cursor")
@@ -156,34 +174,34 @@ async def list_archives(
         if retired.hour >= from_hour and state in ("all", _archive_state(retired))
     ]
     if places is not None:
-        items = (_archive_view(one).model_dump_json(exclude_unset=True) for one in found[:limit])
+        items = (encode(_archive_view(one)) for one in found[:limit])
         following = (found[limit].hour,) if len(found) > limit else None
         at = ((one.hour,) for one in found[:limit])
-        return shard_page(map(str.encode, items), at, following, limit)
-    return models.ArchivesModel(
-        archive=parts.calls.settings.archive,
-        hours=[_archive_view(retired) for retired in found[:limit]],
-        cursor=hour_name(found[limit].hour) if len(found) > limit else None,
+        return shard_page(items, at, following, limit)
+    return json_answer(
+        ArchivesModel(
+            archive=parts.calls.settings.archive,
+            hours=[_archive_view(retired) for retired in found[:limit]],
+            cursor=hour_name(found[limit].hour) if len(found) > limit else None,
+        )
     )
 
 
 @router.put(
     "/v1/archives/{hour}",
     tags=["bulk"],
-    responses=CONFLICT | LOGGED,
-    openapi_extra=OF_SHARD,
+    responses=CONFLICT | LOGGED | {200: answer(ArchiveConfirmedModel)},
+    openapi_extra=OF_SHARD | json_body(ArchiveModel),
 )
-async def confirm_archive(
-    hour: HourPath, archive: models.ArchiveModel, parts: PartsOf
-) -> models.ArchiveConfirmedModel:
+async def confirm_archive(hour: HourPath, request: Request, parts: PartsOf) -> Response:
     """An hour was archived: with the setting `archive` the server may delete it from now on,
     after its retention. Refused if the archive does not cover what the hour holds now. It is
     durable when this answers; the same again is answered the same."""
-    archived = Archived(**archive.model_dump(), archived_ms=parts.calls.clock())
+    wanted = read(await json_of(request), ArchiveModel)
+    archived = Archived(**msgspec.structs.asdict(wanted), archived_ms=parts.calls.clock())
     await parts.calls.confirm_archive(_hour(hour, ""), archived)
-    return models.ArchiveConfirmedModel(
-        hour=hour, state="archived", archived_at=format_time(archived.archived_ms)
-    )
+    at = format_time(archived.archived_ms)
+    return json_answer(ArchiveConfirmedModel(hour, "archived", at))
 
 
 def _below(data_dir: FilePath, path: str) -> str:
@@ -210,22 +228,22 @@ def _archive_state(retired: RetiredHour) -> Literal["waiting", "archived"]:
     return "waiting" if retired.archived is None else "archived"
 
 
-def _archive_view(retired: RetiredHour) -> models.ArchiveViewModel:
+def _archive_view(retired: RetiredHour) -> ArchiveViewModel:
     archived = retired.archived
-    return models.ArchiveViewModel(
+    return ArchiveViewModel(
         hour=hour_name(retired.hour),
         state=_archive_state(retired),
         retired_at=format_time(retired.retired_ms),
         count=retired.count,
         **retired.extent._asdict(),
-        archived_at=archived and format_time(archived.archived_ms),
-        checksum=archived and archived.checksum,
-        location=archived and archived.location,
+        archived_at=None if archived is None else format_time(archived.archived_ms),
+        checksum=None if archived is None else archived.checksum,
+        location=None if archived is None else archived.location,
     )
 
 
-def _import_view(found: Import) -> models.ImportViewModel:
-    return models.ImportViewModel(
+def _import_view(found: Import) -> ImportViewModel:
+    return ImportViewModel(
         id=found.id,
         state=found.stage,
         count=found.count,

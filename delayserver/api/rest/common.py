@@ -3,6 +3,7 @@
 Cost: none. Threads: belongs to the event loop.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,18 +14,20 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.convertors import Convertor, register_url_convertor
 
-from delayserver.api.documents import PLACES_HEADER, ShardPageDocument, encode
+from delayserver.api.documents import PLACES_HEADER, encode
 from delayserver.api.hot.asgi import HotPath
 from delayserver.api.intake import Intake
 from delayserver.api.map_call import ShardMap
+from delayserver.errors import InputError
 from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
 from delayserver.records.direct import DIRECT_NAME
-from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.security.targets import TargetPolicy
 from delayserver.server.calls import Calls
+from delayserver.wire.fields import SUBJECT_PATTERN
+from delayserver.wire.operations import ShardPageDocument
 
 PAGE_MAX = 1000
 SEQ_MAX = 2**64 - 1
@@ -42,6 +45,9 @@ STORED: Responses = {500: PROBLEM}
 """A read from the disk may find damage."""
 LOGGED: Responses = {507: PROBLEM}
 """A record may find the disk full."""
+
+
+_JSON = re.compile(r"application/([^/]*\+)?json", re.IGNORECASE)
 
 
 class _KeyConvertor(Convertor[str]):
@@ -114,6 +120,16 @@ class Forward(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._handler(scope, self._request.receive, send)
+
+
+async def json_of(request: Request, default: bytes = b"") -> bytes:
+    """The body of a request, which says that it is JSON; `default`: where it has none. Raises
+    InputError."""
+    data = await request.body()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if data and not _JSON.fullmatch(media_type):
+        raise InputError("send a JSON object, with the header `Content-Type: application/json`")
+    return data or default
 
 
 def shard_page(

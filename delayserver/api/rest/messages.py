@@ -12,23 +12,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
-from delayserver.api.documents import (
-    AttemptsDocument,
-    BatchDocument,
-    CancelledDocument,
-    MessageDocument,
-    PendingListDocument,
-    PublishedDocument,
-    ReplayedDocument,
-    StateDocument,
-    attempts_document,
-    encode,
-    message_document,
-    pending_document,
-)
+from delayserver.api.documents import attempts_document, encode, message_document, pending_document
 from delayserver.api.hot.asgi import read_body
-from delayserver.api.hot.cancel import CancelBody
-from delayserver.api.rest import models
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     CONDITIONAL,
@@ -43,11 +28,13 @@ from delayserver.api.rest.common import (
     SEQ_MAX,
     STORED,
     Forward,
+    IfMatch,
     Parts,
     PartsOf,
     PlacesHeader,
     SubjectPath,
     json_answer,
+    json_of,
     shard_page,
 )
 from delayserver.api.rest.openapi import answer, batch_body, json_body
@@ -60,21 +47,43 @@ from delayserver.records.tracecontext import trace_of
 from delayserver.schedule.pending import Position
 from delayserver.security.tokens import Action
 from delayserver.times import TIME_MS_MAX, format_time, read_time_ms
+from delayserver.wire.fields import DURATION_FORMS, DURATION_HELP
+from delayserver.wire.messages import (
+    AttemptsDocument,
+    BatchDocument,
+    CancelBody,
+    CancelledDocument,
+    MessageDocument,
+    MovedModel,
+    MoveModel,
+    PendingListDocument,
+    PublishedDocument,
+    PublishModel,
+    PublishUnderKeyModel,
+    ReplayedDocument,
+    StateDocument,
+)
+from delayserver.wire.reading import read
 
 _FROM = "due at this time or later: RFC 3339, or milliseconds (not seconds) since the epoch"
 _TO = "due before this time"
 
 
 KeyPath = Annotated[str, Path(description="the key of the message")]
-IfMatch = Annotated[
-    str | None, Header(description="only if this is its version (ETag), or * for any")
-]
 IfNoneMatch = Annotated[str | None, Header(description="*: only if nothing waits under the key")]
 AckQuery = Annotated[
     Literal["durable", "filed"], Query(description="when to answer: synced, or also in its hour")
 ]
 AckTimeout = Annotated[
-    models.DurationMs, Query(le=60_000, description="then the answer is 202 or 504")
+    int | str,
+    Query(
+        description="then the answer is 202 or 504",
+        json_schema_extra={
+            "anyOf": DURATION_FORMS,
+            "description": DURATION_HELP,
+            "examples": ["30s"],
+        },
+    ),
 ]
 
 router = APIRouter()
@@ -93,7 +102,7 @@ router = APIRouter()
         504: PROBLEM,
         **PUBLISH,
     },
-    openapi_extra=json_body(models.PublishModel),
+    openapi_extra=json_body(PublishModel),
 )
 async def publish_message(
     request: Request, parts: PartsOf, ack: AckQuery = "durable", timeout: AckTimeout = 60_000
@@ -200,18 +209,17 @@ async def cancel_message(
 
 
 @router.patch(
-    "/v1/messages/{message_id}", tags=["messages"], responses=CONDITIONAL | STORED | LOGGED
+    "/v1/messages/{message_id}",
+    tags=["messages"],
+    responses=CONDITIONAL | STORED | LOGGED | {200: answer(MovedModel)},
+    openapi_extra=json_body(MoveModel),
 )
 async def move_message(
-    message_id: str,
-    move: models.MoveModel,
-    response: Response,
-    parts: PartsOf,
-    if_match: IfMatch = None,
-) -> models.MovedModel:
+    message_id: str, request: Request, parts: PartsOf, if_match: IfMatch = None
+) -> Response:
     """Give a message a new due time; its id stays."""
-    found = parts.calls.message_id(message_id)
-    return await _move(parts, found, move, response, if_match)
+    move = read(await json_of(request), MoveModel)
+    return await _move(parts, parts.calls.message_id(message_id), move, if_match)
 
 
 # ── one message, by key ───────────────────────────────────────────────────────────────────────────
@@ -243,19 +251,15 @@ async def cancel_message_by_key(
 @router.patch(
     "/v1/subjects/{subject}/keys/{key:key}",
     tags=["keys"],
-    responses=CONDITIONAL | STORED | LOGGED,
+    responses=CONDITIONAL | STORED | LOGGED | {200: answer(MovedModel)},
+    openapi_extra=json_body(MoveModel),
 )
 async def move_message_by_key(
-    subject: SubjectPath,
-    key: KeyPath,
-    move: models.MoveModel,
-    response: Response,
-    parts: PartsOf,
-    if_match: IfMatch = None,
-) -> models.MovedModel:
+    subject: SubjectPath, key: KeyPath, request: Request, parts: PartsOf, if_match: IfMatch = None
+) -> Response:
     """Give the message that a key stands for a new due time."""
-    found = parts.calls.by_key(subject, key)
-    return await _move(parts, found, move, response, if_match)
+    move = read(await json_of(request), MoveModel)
+    return await _move(parts, parts.calls.by_key(subject, key), move, if_match)
 
 
 @router.put(
@@ -268,7 +272,7 @@ async def move_message_by_key(
         412: PROBLEM,
         **PUBLISH,
     },
-    openapi_extra=json_body(models.PublishUnderKeyModel, required=False),
+    openapi_extra=json_body(PublishUnderKeyModel, required=False),
 )
 async def put_message_by_key(
     subject: SubjectPath,
@@ -352,19 +356,16 @@ def _message(view: MessageView) -> Response:
 async def _move(
     parts: Parts,
     found: MessageId,
-    move: models.MoveModel,
-    response: Response,
+    move: MoveModel,
     if_match: str | None,
-) -> models.MovedModel:
+) -> Response:
     if move.delay is None and move.deliver_at is None:
         raise InputError("give delay or deliver_at", "/delay")
     calls = parts.calls
     new_due_ms = parts.intake.due_ms(move.delay, move.deliver_at, calls.clock())
     seq, due_ms = found.seq, found.due_ms
     version = await calls.move(seq, due_ms, new_due_ms, expected_versions(if_match))
+    moved = MovedModel(calls.encode_id(due_ms, seq), format_time(new_due_ms), State.SCHEDULED)
+    response = json_answer(moved)
     response.headers["etag"] = entity_tag(version)
-    return models.MovedModel(
-        id=calls.encode_id(due_ms, seq),
-        deliver_at=format_time(new_due_ms),
-        state=State.SCHEDULED,
-    )
+    return response

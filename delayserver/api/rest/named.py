@@ -33,10 +33,10 @@ from delayserver.decisions.defining import Defining, W
 from delayserver.decisions.group import Group
 from delayserver.errors import NotFoundError
 from delayserver.records.named import D, Known, S
-from delayserver.records.subjects import SUBJECT_PATTERN
 from delayserver.records.tables import lost_subject
 from delayserver.records.understanding import reason_of
 from delayserver.security.tokens import Action, Caller
+from delayserver.wire.fields import SUBJECT_PATTERN
 
 log = structlog.get_logger()
 

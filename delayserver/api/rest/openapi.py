@@ -1,6 +1,6 @@
 """The OpenAPI document: what FastAPI finds out by itself, and what it cannot know.
 
-That is: what msgspec decodes and writes has a schema made from its struct; errors are problem
+That is: each body has a schema made from its struct; errors are problem
 documents, with a media type of their own, and some of them may come with every call; who calls,
 shows a token; the hot calls, which FastAPI never sees, have examples; and webhooks are requests
 that the server makes.
@@ -14,68 +14,91 @@ Cost: made once, at the first request. Threads: pure.
 
 import json
 from collections.abc import Iterator
+from inspect import cleandoc
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 from fastapi.routing import APIRoute
-from pydantic.json_schema import models_json_schema
 
-from delayserver.api import documents
-from delayserver.api.hot.cancel import CancelBody
-from delayserver.api.hot.consume import ExtendBody, LeasesBody, NackBody, PullBody
 from delayserver.api.problems import MEDIA_TYPE, ProblemDocument
-from delayserver.api.rest import models
 from delayserver.api.scopes import ADMIN, PUBLIC, PUBLIC_PATHS, RULES
 from delayserver.delivery.batch import BatchedMessage
 from delayserver.security.tokens import SCOPE_HELP
+from delayserver.wire.fields import describe_field
+from delayserver.wire.messages import PublishModel
 
 _REF: Final = "#/components/schemas/{name}"
-_REF_MODEL: Final = "#/components/schemas/{model}"
-_STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (
-    ProblemDocument,
-    documents.HealthDocument,
-    documents.PublishedDocument,
-    documents.BatchDocument,
-    documents.MessageDocument,
-    documents.AttemptsDocument,
-    documents.ReplayedDocument,
-    documents.PendingListDocument,
-    documents.StateDocument,
-    documents.CancelledDocument,
-    documents.HeartbeatDocument,
-    documents.ScheduleDocument,
-    documents.ScheduleListDocument,
-    documents.SourceDocument,
-    documents.SourceListDocument,
-    documents.PlannedDocument,
-    documents.PulledListDocument,
-    documents.AckedDocument,
-    documents.NackedDocument,
-    documents.ExtendedDocument,
-    documents.DeadLetterCountsDocument,
-    documents.DeadLettersDocument,
-    documents.StatsDocument,
-    documents.ForecastDocument,
-    documents.SubjectListDocument,
-    documents.OwnTokenDocument,
-    documents.TokenListDocument,
-    documents.ClusterDocument,
-    documents.BackupDocument,
-    documents.BackupListDocument,
-    CancelBody,
-    PullBody,
-    LeasesBody,
-    NackBody,
-    ExtendBody,
-)
-"""What goes in and out past FastAPI; what these hold is described with them."""
-_MODELS: Final[tuple[type[models.Strict], ...]] = (
-    models.PublishModel,
-    models.PublishUnderKeyModel,
-    models.HeartbeatModel,
-    models.ScheduleModel,
-)
-"""What the intake decodes."""
+_structs: set[type[msgspec.Struct]] = {ProblemDocument}
+"""What goes in and out, as the routes name it; what these hold is described with them."""
+_EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
+    "PublishModel": [
+        {"subject": "order.unpaid", "body": {"order": 1001}, "delay": "30m", "key": "1001"}
+    ],
+    "HeartbeatModel": [{"timeout": "10s", "subject": "worker.lost", "body": {"worker": 7}}],
+    "MoveModel": [{"delay": "10m"}],
+    "ScheduleModel": [
+        {
+            "subject": "report.daily",
+            "body": {"shop": 7},
+            "cron": "0 9 * * MON-FRI",
+            "timezone": "Europe/Berlin",
+        }
+    ],
+    "SourceModel": [
+        {
+            "type": "kafka",
+            "bootstrap": "127.0.0.1:9092",
+            "topic": "orders",
+            "subject": "order.unpaid",
+            "due_header": "delay-until",
+        }
+    ],
+    "SubscriptionModel": [
+        {"subject": "order.unpaid", "type": "webhook", "url": "http://127.0.0.1:9000/unpaid"},
+        {"subject": "order.*", "type": "pull", "lease": "30s"},
+        {
+            "subject": "sms",
+            "type": "webhook",
+            "url": "http://127.0.0.1:9000/sms",
+            "rate": {"per_second": 100, "burst": 200},
+            "batch": {"max": 100, "linger": "20ms"},
+            "catch_up": {"spread": "10m"},
+        },
+        {
+            "subject": "order.*",
+            "type": "kafka",
+            "bootstrap": "127.0.0.1:9092",
+            "topic": "orders.due",
+        },
+        {
+            "subject": "order.*",
+            "type": "redis",
+            "url": "redis://127.0.0.1:6379",
+            "stream": "orders.due",
+            "max_length": 100_000,
+        },
+        {
+            "subject": "order.*",
+            "type": "nats",
+            "url": "nats://127.0.0.1:4222",
+            "nats_subject": "due.{subject}",
+        },
+        {"subject": "order.*", "type": "amqp", "url": "amqp://127.0.0.1:5672", "exchange": "due"},
+    ],
+    "BackupModel": [{"name": "before-the-upgrade"}],
+    "ImportModel": [{"manifest": "imports/coupons-1.manifest"}],
+    "ArchiveModel": [
+        {
+            "schedule_bytes": 48128,
+            "dispatch_bytes": 4160,
+            "last_seq": 1100,
+            "count": 100,
+            "checksum": "5a0c7e9fd1c2b3a4",
+            "location": "s3a://archive/delays",
+        }
+    ],
+}
 _MESSAGE = {
     "subject": "order.unpaid",
     "body": {"order": 1001},
@@ -158,16 +181,14 @@ def answer(document: type[msgspec.Struct], description: str = "") -> dict[str, A
     return response
 
 
-def json_body(
-    form: type[models.Strict] | type[msgspec.Struct], *, required: bool = True
-) -> dict[str, Any]:
-    """The request body of a call that FastAPI does not decode."""
+def json_body(form: type[msgspec.Struct], *, required: bool = True) -> dict[str, Any]:
+    """The request body of a call."""
     content = {"application/json": {"schema": _schema(form)}}
     return {"requestBody": {"required": required, "content": content}}
 
 
-def _schema(form: type[models.Strict] | type[msgspec.Struct]) -> dict[str, Any]:
-    assert form in _STRUCTS or form in _MODELS, form
+def _schema(form: type[msgspec.Struct]) -> dict[str, Any]:
+    _structs.add(form)
     return {"$ref": _REF.format(name=form.__name__)}
 
 
@@ -175,7 +196,7 @@ def batch_body() -> dict[str, Any]:
     """The request body of a batch, in its four forms."""
     items = {
         "type": "array",
-        "items": _schema(models.PublishModel),
+        "items": _schema(PublishModel),
         "maxItems": 10_000,
     }
     content = {
@@ -238,15 +259,18 @@ def complete(document: dict[str, Any]) -> None:
             # On loopback no token is needed unless one was made.
             rule = RULES.get((method.upper(), path), ADMIN)
             operation["security"] = [] if rule is PUBLIC else [{"token": [*rule.actions]}, {}]
-    schemas = document["components"]["schemas"]
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    _, components = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
-    schemas.update(components)
-    _, described = models_json_schema(
-        [(form, "validation") for form in _MODELS], ref_template=_REF_MODEL
+    _, components = msgspec.json.schema_components(
+        sorted(_structs, key=attrgetter("__name__")), schema_hook=describe_field, ref_template=_REF
     )
-    schemas.update(described["$defs"])
+    # Python ends a pattern with \\Z, and JSON Schema with $.
+    schemas.update(json.loads(json.dumps(components).replace('\\\\Z"', '$"')))
+    for name in components:
+        schemas[name]["description"] = cleandoc(schemas[name]["description"])
+    for name, examples in _EXAMPLES.items():
+        schemas[name]["examples"] = examples
     for name in _named_by(
         [
             operation.get("requestBody")

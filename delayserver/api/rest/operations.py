@@ -11,17 +11,7 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from delayserver.api.documents import (
-    NAMED_PAGE_MAX,
-    ClusterDocument,
-    ForecastBucketDocument,
-    ForecastDocument,
-    HealthDocument,
-    StatsDocument,
-    SubjectDocument,
-    SubjectListDocument,
-)
-from delayserver.api.fields import DURATION_HELP, DURATION_PATTERN
+from delayserver.api.documents import NAMED_PAGE_MAX
 from delayserver.api.hot.paths import ALIVE_PATH, CLUSTER_PATH, READY_PATH
 from delayserver.api.map_call import WAIT, answer_map
 from delayserver.api.rest.authorize import CallerOf
@@ -30,6 +20,16 @@ from delayserver.api.rest.named import CursorQuery, LimitQuery
 from delayserver.api.rest.openapi import answer
 from delayserver.security.tokens import Action
 from delayserver.times import format_duration, parse_duration_ms
+from delayserver.wire.fields import DURATION_HELP, DURATION_PATTERN
+from delayserver.wire.operations import (
+    ClusterDocument,
+    ForecastBucketDocument,
+    ForecastDocument,
+    HealthDocument,
+    StatsDocument,
+    SubjectDocument,
+    SubjectListDocument,
+)
 
 Bucket = Annotated[
     str,

@@ -10,15 +10,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from delayserver.api.conditions import entity_tag
-from delayserver.api.documents import (
-    NAMED_PAGE_MAX,
-    PlannedDocument,
-    PublishedDocument,
-    ScheduleDocument,
-    ScheduleListDocument,
-    schedule_document,
-)
-from delayserver.api.rest import models
+from delayserver.api.documents import NAMED_PAGE_MAX, schedule_document
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     CONFLICT,
@@ -46,6 +38,13 @@ from delayserver.decisions.scheduling import WantedSchedule, preview
 from delayserver.records.schedules import KnownSchedule, Schedule, ScheduleState, upcoming
 from delayserver.security.tokens import Action
 from delayserver.times import format_time
+from delayserver.wire.messages import PublishedDocument
+from delayserver.wire.schedules import (
+    PlannedDocument,
+    ScheduleDocument,
+    ScheduleListDocument,
+    ScheduleModel,
+)
 
 NEXT_MAX: Final = 5
 """Planned times that an answer shows."""
@@ -67,7 +66,7 @@ router = APIRouter()
     "/v1/schedules/preview",
     tags=["schedules"],
     responses=INVALID | {200: answer(PlannedDocument)},
-    openapi_extra=json_body(models.ScheduleModel),
+    openapi_extra=json_body(ScheduleModel),
 )
 async def preview_schedule(
     request: Request,
@@ -98,7 +97,7 @@ async def list_schedules(
     tags=["schedules"],
     status_code=201,
     responses=put_answers(ScheduleDocument),
-    openapi_extra=json_body(models.ScheduleModel),
+    openapi_extra=json_body(ScheduleModel),
 )
 async def put_schedule(
     name: NamePath,

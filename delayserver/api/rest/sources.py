@@ -6,15 +6,9 @@ Cost: about 100 µs per call. Threads: belongs to the event loop.
 from functools import partial
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 
-from delayserver.api.documents import (
-    NAMED_PAGE_MAX,
-    SourceDocument,
-    SourceListDocument,
-    source_document,
-)
-from delayserver.api.rest import models
+from delayserver.api.documents import NAMED_PAGE_MAX, source_document
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     INVALID,
@@ -25,6 +19,7 @@ from delayserver.api.rest.common import (
     Parts,
     PartsOf,
     json_answer,
+    json_of,
 )
 from delayserver.api.rest.named import (
     CHANGED,
@@ -34,11 +29,13 @@ from delayserver.api.rest.named import (
     put_answers,
     subject_of,
 )
-from delayserver.api.rest.openapi import answer
+from delayserver.api.rest.openapi import answer, json_body
 from delayserver.api.rest.targets import source_topic, topic_fields
 from delayserver.decisions.sourcing import WantedSource
 from delayserver.records.sources import KnownSource, OnError, Source, SourceState
 from delayserver.security.tokens import Action
+from delayserver.wire.reading import read
+from delayserver.wire.sources import SourceDocument, SourceListDocument, SourceModel
 
 GROUP_PREFIX: Final = "delayserver."
 
@@ -67,10 +64,11 @@ async def list_sources(
     tags=["sources"],
     status_code=201,
     responses=put_answers(SourceDocument),
+    openapi_extra=json_body(SourceModel),
 )
 async def put_source(
     name: NamePath,
-    wanted: models.SourceModel,
+    request: Request,
     sources: SourcesOf,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
@@ -78,6 +76,7 @@ async def put_source(
     """Publish what stands in a topic, each offset once, from the first one on.
 
     One that is there is changed, and goes on where it is, unless it is to read another topic."""
+    wanted = read(await json_of(request), SourceModel)
     # Before anybody is told which brokers are allowed.
     require(sources.caller, Action.PUBLISH, wanted.subject)
     source = WantedSource(

@@ -12,22 +12,9 @@ from itertools import islice
 from typing import Annotated, Final
 
 import structlog
-from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from delayserver.api.documents import (
-    NAMED_PAGE_MAX,
-    AckedDocument,
-    DeadLetterCountDocument,
-    DeadLetterCountsDocument,
-    DeadLettersDocument,
-    ExtendedDocument,
-    NackedDocument,
-    PulledListDocument,
-    dead_letter_document,
-    encode,
-)
-from delayserver.api.hot.consume import ExtendBody, LeasesBody, NackBody, PullBody
-from delayserver.api.rest import models
+from delayserver.api.documents import NAMED_PAGE_MAX, dead_letter_document, encode
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     CONFLICT,
@@ -45,32 +32,58 @@ from delayserver.api.rest.common import (
     Parts,
     PartsOf,
     PlacesHeader,
+    Responses,
     json_answer,
+    json_of,
     shard_page,
 )
 from delayserver.api.rest.named import LimitQuery
 from delayserver.api.rest.openapi import answer, json_body
-from delayserver.api.rest.targets import check_fields, load_client, target_fields, target_of
+from delayserver.api.rest.targets import load_client, target_fields, target_of
 from delayserver.errors import ConflictError, InputError
 from delayserver.records.direct import DIRECT_NAME
-from delayserver.records.subscriptions import (
-    MASK,
-    Registry,
-    RetrySchedule,
-    StandIn,
-    Subscription,
-    check_own_headers,
-)
+from delayserver.records.subscriptions import Registry, StandIn, Subscription, check_own_headers
 from delayserver.records.understanding import reason_of
 from delayserver.security.signing import WebhookSecret
 from delayserver.security.targets import TargetPolicy
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.times import format_duration, format_time
+from delayserver.wire.fields import MASK
+from delayserver.wire.pulls import (
+    AckedDocument,
+    ExtendBody,
+    ExtendedDocument,
+    LeasesBody,
+    NackBody,
+    NackedDocument,
+    PullBody,
+    PulledListDocument,
+)
+from delayserver.wire.reading import read
+from delayserver.wire.subscriptions import (
+    BatchingViewModel,
+    DeadLetterCountDocument,
+    DeadLetterCountsDocument,
+    DeadLettersDocument,
+    KafkaSubscription,
+    PushedSubscription,
+    RateViewModel,
+    RedriveModel,
+    RedrivenModel,
+    RetryViewModel,
+    SubscriptionModel,
+    SubscriptionRequest,
+    SubscriptionsModel,
+    SubscriptionViewModel,
+    WebhookSubscription,
+    read_subscription,
+)
 
 SINK_IN_FLIGHT: Final = 1000
 """Default of `max_in_flight` where messages go to a broker. They wait there for milliseconds."""
-_REDRIVE_ALL = models.RedriveModel()
+
+SHOWN: Final[Responses] = {200: answer(SubscriptionViewModel)}
 
 log = structlog.get_logger()
 router = APIRouter()
@@ -80,27 +93,27 @@ router = APIRouter()
     "/v1/subscriptions/{name}",
     tags=["subscriptions"],
     responses={
-        201: {"model": models.SubscriptionViewModel, "description": "Created"},
+        200: answer(SubscriptionViewModel),
+        201: answer(SubscriptionViewModel, "Created"),
         409: PROBLEM,
         **INVALID,
         **LOGGED,
     },
+    openapi_extra=json_body(SubscriptionModel),
 )
 async def put_subscription(
-    name: NamePath,
-    wanted: models.SubscriptionModel,
-    response: Response,
-    caller: CallerOf,
-    parts: PartsOf,
-) -> models.SubscriptionViewModel:
+    name: NamePath, request: Request, caller: CallerOf, parts: PartsOf
+) -> Response:
     """Create or change a subscription. With another subject it keeps what fell due before, and
     receives what falls due from now on."""
-    check_fields(wanted)
-    await load_client(wanted.type)
-    if wanted.bootstrap is not None and wanted.delivery == "exactly_once":
+    wanted = read_subscription(await json_of(request))
+    await load_client(wanted.kind)
+    if isinstance(wanted, KafkaSubscription) and wanted.delivery == "exactly_once":
         await parts.calls.check_exactly_once(wanted.bootstrap)
+    is_new = True
 
     def define(existing: Subscription | None, known: Registry) -> Subscription:
+        nonlocal is_new
         subjects = {wanted.subject}
         if existing is not None:
             subjects.add(existing.subject)
@@ -109,13 +122,18 @@ async def put_subscription(
                 subjects.update(parts.calls.subjects_of(existing))
         for subject in sorted(subjects):
             require(caller, Action.CONSUME, subject)
-        response.status_code = 200 if existing else 201
+        is_new = existing is None
         return _subscription(parts.calls, parts.targets, name, wanted, existing, known)
 
-    return _view(parts.calls, await parts.calls.put_subscription(name, define))
+    put = await parts.calls.put_subscription(name, define)
+    return json_answer(_view(parts.calls, put), 201 if is_new else 200)
 
 
-@router.get("/v1/subscriptions", tags=["subscriptions"], responses=INVALID)
+@router.get(
+    "/v1/subscriptions",
+    tags=["subscriptions"],
+    responses=INVALID | {200: answer(SubscriptionsModel)},
+)
 async def list_subscriptions(
     caller: CallerOf,
     parts: PartsOf,
@@ -124,7 +142,7 @@ async def list_subscriptions(
     ] = None,
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,10}$")] = None,
     prefix: Annotated[str, Query(max_length=128, description="those whose names begin so")] = "",
-) -> models.SubscriptionsModel:
+) -> Response:
     """Subscriptions that the token may consume, oldest first."""
     from_id = int(cursor or 0)
     found = (
@@ -136,15 +154,13 @@ async def list_subscriptions(
     )
     page = [_view(parts.calls, one) for one in islice(found, limit)]
     following = next(found, None) if limit is not None else None
-    return models.SubscriptionsModel(
-        subscriptions=page, cursor=None if following is None else str(following.id)
-    )
+    return json_answer(SubscriptionsModel(page, None if following is None else str(following.id)))
 
 
-@router.get("/v1/subscriptions/{name}", tags=["subscriptions"], responses=MISSING)
-async def get_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+@router.get("/v1/subscriptions/{name}", tags=["subscriptions"], responses=MISSING | SHOWN)
+async def get_subscription(name: NamePath, parts: PartsOf) -> Response:
     """One subscription."""
-    return _view(parts.calls, parts.calls.subscription(name))
+    return json_answer(_view(parts.calls, parts.calls.subscription(name)))
 
 
 @router.delete(
@@ -159,18 +175,26 @@ async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
     await parts.calls.change_subscription(name, deleted=True)
 
 
-@router.post("/v1/subscriptions/{name}/pause", tags=["subscriptions"], responses=MISSING | LOGGED)
-async def pause_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+@router.post(
+    "/v1/subscriptions/{name}/pause",
+    tags=["subscriptions"],
+    responses=MISSING | LOGGED | SHOWN,
+)
+async def pause_subscription(name: NamePath, parts: PartsOf) -> Response:
     """Deliver nothing until it is resumed; what falls due waits."""
-    return _view(
-        parts.calls, await parts.calls.change_subscription(name, paused=True, pause_reason="")
-    )
+    changed = await parts.calls.change_subscription(name, paused=True, pause_reason="")
+    return json_answer(_view(parts.calls, changed))
 
 
-@router.post("/v1/subscriptions/{name}/resume", tags=["subscriptions"], responses=MISSING | LOGGED)
-async def resume_subscription(name: NamePath, parts: PartsOf) -> models.SubscriptionViewModel:
+@router.post(
+    "/v1/subscriptions/{name}/resume",
+    tags=["subscriptions"],
+    responses=MISSING | LOGGED | SHOWN,
+)
+async def resume_subscription(name: NamePath, parts: PartsOf) -> Response:
     """Deliver again."""
-    return _view(parts.calls, await parts.calls.change_subscription(name, paused=False))
+    changed = await parts.calls.change_subscription(name, paused=False)
+    return json_answer(_view(parts.calls, changed))
 
 
 # ── pull ──────────────────────────────────────────────────────────────────────────────────────────
@@ -280,16 +304,15 @@ async def list_dead_letters(
 @router.post(
     "/v1/subscriptions/{name}/dead-letters/redrive",
     tags=["dead letters"],
-    responses=CONFLICT | STORED | LOGGED,
+    responses=CONFLICT | STORED | LOGGED | {200: answer(RedrivenModel)},
+    openapi_extra=json_body(RedriveModel, required=False),
 )
 async def redrive_dead_letters(
-    name: OwnerPath,
-    caller: CallerOf,
-    parts: PartsOf,
-    which: Annotated[models.RedriveModel, Body()] = _REDRIVE_ALL,
-) -> models.RedrivenModel:
+    name: OwnerPath, request: Request, caller: CallerOf, parts: PartsOf
+) -> Response:
     """Deliver dead letters again, all or those named by message id; also those of subscriptions
     of that name that were deleted. `_to`: each to where its message says."""
+    which = read(await json_of(request, b"{}"), RedriveModel)
     owners = await _owners(name, caller, parts)
     heir = parts.calls.registry.by_name(name)
     if heir is not None:
@@ -298,7 +321,7 @@ async def redrive_dead_letters(
         raise ConflictError(f"the subscription {name!r} was deleted; make it again, and redrive")
     ids = None if which.ids is None else set(which.ids)
     redriven = await parts.calls.redrive(owners, heir, ids, partial(_may_read, caller))
-    return models.RedrivenModel(redriven=redriven)
+    return json_answer(RedrivenModel(redriven))
 
 
 @router.delete(
@@ -336,7 +359,7 @@ def _subscription(
     calls: Calls,
     targets: TargetPolicy,
     name: str,
-    wanted: models.SubscriptionModel,
+    wanted: SubscriptionRequest,
     existing: Subscription | None,
     known: Registry,
 ) -> Subscription:
@@ -344,53 +367,53 @@ def _subscription(
     if existing is None and len(known) >= settings.subscriptions_max:
         raise ConflictError(f"there are {len(known)} subscriptions, the limit")
     is_understood = not isinstance(existing, StandIn)
-    if existing is not None and is_understood and existing.type != wanted.type:
+    if existing is not None and is_understood and existing.type != wanted.kind:
         raise ConflictError(f"the subscription is of type {existing.type}; delete it first")
     if existing is not None and existing.subject != wanted.subject:
         calls.check_subjects_of(existing)
-    target = target_of(wanted, targets)
-    webhook_url = (wanted.url or "") if target is None else ""
+    webhook = wanted if isinstance(wanted, WebhookSubscription) else None
+    target, webhook_url = target_of(wanted, targets), "" if webhook is None else webhook.url
     if webhook_url:
         targets.check_url(webhook_url)
-    secrets = _secrets(wanted)
-    rate, catch_up = wanted.rate, wanted.catch_up
-    backoff_ms = tuple(wanted.retry.backoff)
-    try:
-        RetrySchedule(wanted.retry.max_attempts, *([backoff_ms] if backoff_ms else []))
-    except InputError as error:
-        raise error.below("/retry") from error
-    return Subscription(
+    rate = wanted.rate if isinstance(wanted, PushedSubscription) else None
+    catch_up = None if wanted.catch_up == "all" else wanted.catch_up
+    subscription = Subscription(
         id=existing.id if existing else known.next_id(),
         name=name,
         subject=wanted.subject,
-        type=wanted.type,
+        type=wanted.kind,
         created_ms=existing.created_ms if existing else calls.clock(),
         url=webhook_url,
-        secrets=secrets,
-        timeout_ms=wanted.timeout,
+        timeout_ms=int(wanted.timeout),
         max_in_flight=wanted.max_in_flight
         or (settings.in_flight_max if target is None else SINK_IN_FLIGHT),
         max_attempts=wanted.retry.max_attempts,
-        backoff_ms=backoff_ms,
-        lease_ms=wanted.lease,
+        backoff_ms=tuple(map(int, wanted.retry.backoff)),
+        lease_ms=int(wanted.lease),
         rate_per_s=rate.per_second if rate else 0.0,
         rate_burst=(rate.burst or max(1, int(rate.per_second))) if rate else 0,
-        batch_max=wanted.batch.max if wanted.batch else 0,
-        linger_ms=wanted.batch.linger if wanted.batch else 0,
-        spread_ms=catch_up.spread if isinstance(catch_up, models.SpreadModel) else 0,
-        drop_older_than_ms=(
-            catch_up.drop_older_than if isinstance(catch_up, models.DropModel) else 0
-        ),
+        spread_ms=0 if catch_up is None else int(catch_up.spread or 0),
+        drop_older_than_ms=0 if catch_up is None else int(catch_up.drop_older_than or 0),
         paused=existing is not None and existing.stays_paused(webhook_url),
         pause_reason=existing.asked_pause[1] if existing else "",
         target=target,
+    )
+    return subscription if webhook is None else _with_webhook(subscription, webhook)
+
+
+def _with_webhook(subscription: Subscription, wanted: WebhookSubscription) -> Subscription:
+    """The same with what webhooks alone have. Raises InputError."""
+    return subscription.with_changes(
+        secrets=_secrets(wanted),
+        batch_max=wanted.batch.max if wanted.batch else 0,
+        linger_ms=int(wanted.batch.linger) if wanted.batch else 0,
         headers=check_own_headers(wanted.headers or {}),
         method=wanted.method or "POST",
-        disable_after_ms=wanted.disable_after or 0,
+        disable_after_ms=int(wanted.disable_after or 0),
     )
 
 
-def _secrets(wanted: models.SubscriptionModel) -> tuple[str, ...]:
+def _secrets(wanted: WebhookSubscription) -> tuple[str, ...]:
     """Newest first. Raises InputError."""
     if wanted.secret is not None and wanted.secrets is not None:
         raise InputError("give either secret or secrets, not both", "/secrets")
@@ -399,7 +422,7 @@ def _secrets(wanted: models.SubscriptionModel) -> tuple[str, ...]:
         return (wanted.secret,)
     for index, secret in enumerate(wanted.secrets or ()):
         WebhookSecret.parse(secret, f"/secrets/{index}")
-    return tuple(wanted.secrets or ())
+    return wanted.secrets or ()
 
 
 def _catch_up(subscription: Subscription) -> str | dict[str, str]:
@@ -415,7 +438,7 @@ def _failing_since(calls: Calls, subscription: Subscription) -> str | None:
     return format_time(since_ms) if since_ms else None
 
 
-def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
+def _view(calls: Calls, subscription: Subscription) -> SubscriptionViewModel:
     """Returns one as it is shown. A subscription that cannot be shown is shown bare, so it takes
     neither its page with it nor the answer to a change that is recorded."""
     try:
@@ -428,11 +451,11 @@ def _view(calls: Calls, subscription: Subscription) -> models.SubscriptionViewMo
         return shown
 
 
-def _shown(calls: Calls, subscription: Subscription) -> models.SubscriptionViewModel:
+def _shown(calls: Calls, subscription: Subscription) -> SubscriptionViewModel:
     queued, in_flight = calls.waiting(subscription)
     policy = subscription.retry_schedule
     is_pushed, webhook = subscription.is_pushed, subscription.type == "webhook"
-    return models.SubscriptionViewModel(
+    return SubscriptionViewModel(
         name=subscription.name,
         subject=subscription.subject,
         type=subscription.type,
@@ -451,14 +474,14 @@ def _shown(calls: Calls, subscription: Subscription) -> models.SubscriptionViewM
         else None,
         timeout=format_duration(subscription.timeout_ms) if is_pushed else None,
         max_in_flight=subscription.max_in_flight if is_pushed else None,
-        retry=models.RetryViewModel(
+        retry=RetryViewModel(
             max_attempts=policy.max_attempts,
             backoff=[format_duration(wait_ms) for wait_ms in policy.backoff_ms],
         ),
-        rate=models.RateViewModel(per_second=subscription.rate_per_s, burst=subscription.rate_burst)
+        rate=RateViewModel(per_second=subscription.rate_per_s, burst=subscription.rate_burst)
         if subscription.rate_per_s
         else None,
-        batch=models.BatchingViewModel(
+        batch=BatchingViewModel(
             max=subscription.batch_max, linger=format_duration(subscription.linger_ms)
         )
         if subscription.batch_max

@@ -10,8 +10,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from delayserver.api.documents import HeartbeatDocument, heartbeat_document
-from delayserver.api.rest import models
+from delayserver.api.documents import heartbeat_document
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     INVALID,
@@ -26,6 +25,7 @@ from delayserver.api.rest.named import subject_name
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.records.message import check_key
 from delayserver.security.tokens import Action
+from delayserver.wire.messages import EventModel, HeartbeatDocument, HeartbeatModel
 
 HeartbeatKey = Annotated[str, Path(description="1 to 256 bytes")]
 EventKey = Annotated[str, Path(description="the watch key that something happened to")]
@@ -36,13 +36,13 @@ router = APIRouter()
 @router.post(
     "/v1/events/{key:key}",
     tags=["timers"],
-    responses=INVALID | LOGGED,
+    responses=INVALID | LOGGED | {200: answer(EventModel)},
 )
-async def complete_watching(key: EventKey, parts: PartsOf) -> models.EventModel:
+async def complete_watching(key: EventKey, parts: PartsOf) -> Response:
     """Complete everything that watches a key, at once: durable when this answers."""
     check_key(key, "/path/key")
     cancelled, fired = await parts.calls.event(key)
-    return models.EventModel(cancelled=cancelled, fired=fired)
+    return json_answer(EventModel(cancelled, fired))
 
 
 @router.put(
@@ -55,7 +55,7 @@ async def complete_watching(key: EventKey, parts: PartsOf) -> models.EventModel:
         507: PROBLEM,
         **INVALID,
     },
-    openapi_extra=json_body(models.HeartbeatModel),
+    openapi_extra=json_body(HeartbeatModel),
 )
 async def put_heartbeat(key: HeartbeatKey, request: Request, parts: PartsOf) -> Response:
     """Publish a message unless this call is made again within `timeout`.

@@ -11,18 +11,14 @@ from operator import attrgetter
 
 from fastapi import APIRouter, Response
 
-from delayserver.api.documents import (
-    NAMED_PAGE_MAX,
-    OwnTokenDocument,
-    TokenDocument,
-    TokenListDocument,
-)
+from delayserver.api.documents import NAMED_PAGE_MAX
 from delayserver.api.rest.authorize import CallerOf
 from delayserver.api.rest.common import INVALID, PartsOf, json_answer
 from delayserver.api.rest.named import CursorQuery, LimitQuery
 from delayserver.api.rest.openapi import answer
 from delayserver.security.tokens import SETTING_NAME, Action, Token
 from delayserver.times import format_time
+from delayserver.wire.operations import OwnTokenDocument, TokenDocument, TokenListDocument
 
 router = APIRouter()
 

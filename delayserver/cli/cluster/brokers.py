@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from delayserver.cli.options import option
 from delayserver.cli.output import print_json, progress_bar
 from delayserver.cli.session import CannotRun, CommandError, error_exit
 from storage.errors import ClusterDiffersError, OffsetRangeError, StorageError
@@ -37,12 +38,11 @@ ClusterOption = Annotated[
 ]
 KafkaConfigOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--kafka-config",
-        metavar="FILE",
+        "Client settings for the brokers (SASL, TLS): key=value lines of librdkafka.",
+        "FILE",
         envvar="DELAYSERVER_KAFKA_CONFIG",
-        help="Client settings for the brokers (SASL, TLS): key=value lines of librdkafka.",
-        show_default=False,
     ),
 ]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", show_default=False)]

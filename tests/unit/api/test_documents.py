@@ -10,6 +10,7 @@ from delayserver.api import documents
 from delayserver.delivery.delayed_fetch import Pulled
 from delayserver.records.message import Content, DueDelivery, Payload
 from delayserver.times import format_time
+from delayserver.wire.pulls import AckedDocument, PulledDocument, PulledListDocument
 from tests.unit.fakes import START_MS, deliveries, delivery
 
 
@@ -46,8 +47,8 @@ def test_what_is_pulled_is_written_as_its_struct_says():
     pulled = Pulled(deliveries(*ones), "e1-1f-")
     found = json.loads(documents.encode_pulled(pulled))
     assert found == {"messages": [pulled_message(*pair) for pair in pulled]}
-    msgspec.json.decode(documents.encode_pulled(pulled), type=documents.PulledListDocument)
-    fields = documents.PulledDocument.__struct_fields__
+    msgspec.json.decode(documents.encode_pulled(pulled), type=PulledListDocument)
+    fields = PulledDocument.__struct_fields__
     for message in found["messages"]:
         assert [name for name in fields if name in message] == list(message)
 
@@ -58,15 +59,15 @@ def test_nothing_is_pulled():
 
 
 def test_what_a_pull_acknowledged_stands_behind_the_messages():
-    acked = documents.AckedDocument(2, ["e-1-0"])
+    acked = AckedDocument(2, ["e-1-0"])
     for pulled in (Pulled(), Pulled(deliveries(delivery(1)), "e1-1f-")):
         found = json.loads(documents.encode_pulled(pulled, acked))
         messages = [pulled_message(*pair) for pair in pulled]
         assert found == {"messages": messages, "acked": 2, "expired": ["e-1-0"]}
 
 
-@pytest.mark.parametrize("acked", [None, documents.AckedDocument(2, ["e-1-0"])])
-def test_parts_are_joined_as_if_they_were_one(acked: documents.AckedDocument | None) -> None:
+@pytest.mark.parametrize("acked", [None, AckedDocument(2, ["e-1-0"])])
+def test_parts_are_joined_as_if_they_were_one(acked: AckedDocument | None) -> None:
     """Whatever they are, and wherever there is nothing in one."""
     ones = [msgspec.structs.replace(delivery(seq), payload=Payload(b'"]},{"')) for seq in (1, 2, 3)]
     whole = documents.encode_pulled(Pulled(deliveries(*ones), "e-1-"), acked)

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from delayserver.client import Draft, Message, Stored
+from delayserver.client import Draft, Message, Stored, values
 from delayserver.client.values import time
 from delayserver.client.writing import due, to_send
+from delayserver.wire import bulk, messages, pulls, schedules, sources, subscriptions
 
 DUE = datetime(2026, 11, 20, 16, 30, tzinfo=UTC)
 COMMON = {"id": "a", "subject": "s", "key": "k", "deliver_at": DUE, "headers": {"x": "y"}}
@@ -55,3 +56,32 @@ def test_seconds_are_refused_before_anything_is_sent():
     assert time(1_795_192_200_000) == 1_795_192_200_000
     assert time(0) == 0
     assert due(1_795_192_200, None) == {"delay": 1_795_192_200}
+
+
+@pytest.mark.parametrize(
+    ("value", "document", "unknown"),
+    [
+        (values.Moved, messages.MovedModel, {"state"}),
+        (values.Delivery, messages.DeliveryDocument, set()),
+        (values.DeliveryAttempt, messages.AttemptDocument, set()),
+        (values.Attempts, messages.AttemptsDocument, set()),
+        (values.Replayed, messages.ReplayedDocument, {"state"}),
+        (values.Stored, messages.MessageDocument, set()),
+        (values.Message, pulls.PulledDocument, set()),
+        (values.EventResult, messages.EventModel, set()),
+        (values.Heartbeat, messages.HeartbeatDocument, {"not_understood"}),
+        (values.Schedule, schedules.ScheduleDocument, {"not_understood"}),
+        (values.SkippedRecord, sources.SkippedRecordDocument, set()),
+        (values.Source, sources.SourceDocument, {"not_understood"}),
+        (values.BackupPart, bulk.BackupPartDocument, set()),
+        (values.Backup, bulk.BackupDocument, set()),
+        (values.Subscription, subscriptions.SubscriptionViewModel, {"not_understood"}),
+        (values.DeadLetter, subscriptions.DeadLetterDocument, {"dead_letter"}),
+    ],
+)
+def test_a_value_has_the_fields_of_the_answer(value, document, unknown):
+    known, answered = (
+        {field.encode_name for field in msgspec.structs.fields(kind)} for kind in (value, document)
+    )
+    assert answered - known == unknown
+    assert known - answered <= {"version"}, "the server never sends it"

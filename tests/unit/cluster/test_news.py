@@ -8,11 +8,11 @@ from typing import cast
 import msgspec
 import pytest
 
-from delayserver.api.documents import NodeDocument
 from delayserver.cluster import news as telling
 from delayserver.cluster.sight import LOST_ROUNDS
 from delayserver.cluster.watch import ClusterWatch, News
 from delayserver.shards.map import Machines
+from delayserver.wire.operations import NodeDocument
 
 NOBODY_THERE = "http://127.0.0.1:1"
 NOW = "2026-11-26T12:00:00.000Z"

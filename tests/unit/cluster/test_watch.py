@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from delayserver.api.documents import NodeDocument
 from delayserver.cluster.placement import Placement, in_order
 from delayserver.cluster.watch import (
     HEARD_MS,
@@ -31,6 +30,7 @@ from delayserver.cluster.watch import (
     waits_for_people,
 )
 from delayserver.shards.map import Machines
+from delayserver.wire.operations import NodeDocument
 from storage.replicated.meta import ClusterMeta, MoveRecord
 
 NOW_MS = 1_800_000_000_000

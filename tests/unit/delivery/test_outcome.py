@@ -114,30 +114,13 @@ def test_jitter_only_adds(random, delay_ms):
 
 
 def test_backoff_grows_beyond_its_list_up_to_a_day():
-    policy = RetrySchedule(max_attempts=1000, backoff_ms=(1_000, 10_000))
+    policy = RetrySchedule(max_attempts=100, backoff_ms=(1_000, 10_000))
     assert [policy.delay_ms(n) for n in range(1, 6)] == [1_000, 10_000, 20_000, 40_000, 80_000]
-    assert policy.delay_ms(999) == RETRY_DELAY_MS_MAX
-    assert RetrySchedule(1000, (1,)).delay_ms(999) == RETRY_DELAY_MS_MAX
+    assert policy.delay_ms(99) == RETRY_DELAY_MS_MAX
+    assert RetrySchedule(100, (1,)).delay_ms(99) == RETRY_DELAY_MS_MAX
     default = RetrySchedule()
     total_ms = sum(default.delay_ms(n) for n in range(1, default.max_attempts))
     assert total_ms // 3_600_000 == 31
-
-
-@pytest.mark.parametrize(
-    ("max_attempts", "backoff_ms", "pointer"),
-    [
-        (0, (1,), "/max_attempts"),
-        (1001, (1,), "/max_attempts"),
-        (1, (), "/backoff"),
-        (1, (1,) * 1001, "/backoff"),
-        (1, (1, 0), "/backoff/1"),
-        (1, (RETRY_DELAY_MS_MAX + 1,), "/backoff/0"),
-    ],
-)
-def test_a_policy_out_of_bounds_is_refused(max_attempts, backoff_ms, pointer):
-    with pytest.raises(InputError) as caught:
-        RetrySchedule(max_attempts, backoff_ms)
-    assert caught.value.pointer == pointer
 
 
 @pytest.mark.parametrize(

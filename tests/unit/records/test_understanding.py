@@ -29,6 +29,7 @@ from delayserver.records.understanding import (
     reason_of,
     with_elements,
 )
+from delayserver.wire.fields import ATTEMPTS_MAX
 from tests.golden.records import HEARTBEAT_BYTES, HOOK, SCHEDULE, SOURCE, SOURCE_STATE
 
 ENCODE = msgspec.msgpack.encode
@@ -239,5 +240,5 @@ def test_a_limit_that_was_lowered_holds_for_what_was_accepted_before() -> None:
     many = msgspec.structs.replace(HOOK, max_attempts=10**6, backoff_ms=(10**12, 0))
     found = decode_subscription(encode_subscription(many), 1)
     assert type(found) is Subscription
-    assert found.retry_schedule.max_attempts == 1000
+    assert found.retry_schedule.max_attempts == ATTEMPTS_MAX
     assert found.retry_schedule.backoff_ms == (24 * 60 * 60 * 1000, 1)

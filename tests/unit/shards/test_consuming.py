@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from delayserver.api.documents import PulledListDocument
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.errors import OverloadedError
 from delayserver.records.message import Content, Payload
@@ -24,6 +23,7 @@ from delayserver.shards.gathering import Gathering
 from delayserver.shards.link import failed
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from delayserver.shards.supply import FETCH_PATH
+from delayserver.wire.pulls import PulledListDocument
 from tests.unit.fakes import subscription
 from tests.unit.shards.linked import Consumer, World
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import msgspec
 
-from delayserver.api.documents import NodeDocument, ReplicaDocument
 from delayserver.config import Settings
 from delayserver.shards.book import OwnerBook, ShardOwner, Vacancy
 from delayserver.shards.link import Links
 from delayserver.shards.map import ClusterMap, Machines
 from delayserver.shards.meeting import UnixMeeting
 from delayserver.shards.place import ShardPlace
+from delayserver.wire.operations import NodeDocument, ReplicaDocument
 from tests.waiting import turns
 
 NOW_MS = 1_795_192_200_000

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from delayserver.api.documents import backup_document
-from delayserver.backup.shelf import BackupState, BackupView
+from delayserver.backup.shelf import BackupView
 from delayserver.errors import (
     ConflictError,
     NotFoundError,
 )
 from delayserver.shards.peers import PeerAnswer, PeerCall
+from delayserver.wire.bulk import BackupState
 from tests.unit.shards.shards import ToldPeers, body_of, document_answer, problem_answer_of
 
 COUNT = 4

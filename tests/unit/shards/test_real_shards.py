@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from delayserver.api.documents import (
-    CancelledDocument,
-    DeadLettersDocument,
-    HeartbeatDocument,
-    MessageDocument,
-    PendingListDocument,
-    StatsDocument,
-)
 from delayserver.records.ids import IdCodec
 from delayserver.records.sharding import shard_of, shard_of_heartbeat
 from delayserver.shards.peers import PeerAnswer
 from delayserver.times import parse_time_ms
+from delayserver.wire.messages import (
+    CancelledDocument,
+    HeartbeatDocument,
+    MessageDocument,
+    PendingListDocument,
+)
+from delayserver.wire.operations import StatsDocument
+from delayserver.wire.subscriptions import DeadLettersDocument
 from tests.unit.fakes import SECRET, START_MS
 from tests.unit.shards.shards import RealShards
 

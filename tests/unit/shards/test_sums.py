@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from delayserver.api.documents import (
-    BackupDocument,
-    FailingDocument,
-    ForecastBucketDocument,
-    ForecastDocument,
-    LatenessDocument,
-    StatsDocument,
-    backup_document,
-)
-from delayserver.backup.shelf import BackupState, BackupStep, BackupView
+from delayserver.api.documents import backup_document
+from delayserver.backup.shelf import BackupView
 from delayserver.shards.sums import (
     STATS,
     add_backup,
@@ -22,6 +14,14 @@ from delayserver.shards.sums import (
     add_forecasts,
     add_stats,
     add_waiting,
+)
+from delayserver.wire.bulk import BackupDocument, BackupState, BackupStep
+from delayserver.wire.operations import (
+    FailingDocument,
+    ForecastBucketDocument,
+    ForecastDocument,
+    LatenessDocument,
+    StatsDocument,
 )
 
 NUMBERS = [

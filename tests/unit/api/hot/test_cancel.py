@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from delayserver.api.documents import CancelledDocument, StateDocument
 from delayserver.api.hot.answers import wire_of
 from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.heads import read_head_of_one
@@ -21,6 +20,7 @@ from delayserver.records.message_id import MessageId
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 from delayserver.slices import at_once
+from delayserver.wire.messages import CancelledDocument, StateDocument
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.rows import HOUR_MS
 from tests.unit.api.hot.clients import Client

@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from delayserver.api.documents import BatchDocument, PublishedDocument
 from delayserver.api.hot.answers import JSON, wire_of
 from delayserver.api.hot.heads import read_head
 from delayserver.api.hot.paths import MESSAGES_PATH
@@ -20,6 +19,7 @@ from delayserver.records.ids import COLUMNS_MIN
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 from delayserver.server.loop_turns import LoopTurns
+from delayserver.wire.messages import BatchDocument, PublishedDocument
 from storage.errors import DiskFullError
 from tests.unit.api.hot.clients import Client
 from tests.unit.fakes import START_MS, MessageParts

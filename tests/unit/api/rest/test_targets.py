@@ -3,11 +3,13 @@
 import importlib.util
 from typing import Any
 
+import msgspec
 import pytest
 
-from delayserver.api.rest import models, targets
+from delayserver.api.rest import targets
 from delayserver.errors import InputError
 from delayserver.security.targets import TargetPolicy
+from delayserver.wire.subscriptions import KINDS, SubscriptionRequest, SubscriptionViewModel
 from tests.unit.fakes import subscription
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -18,56 +20,44 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 
 
-def model(kind: str, **more: Any) -> models.SubscriptionModel:
-    wanted = {"subject": "s", "type": kind, **GOOD.get(kind, {}), **more}
-    return models.SubscriptionModel(**{name: value for name, value in wanted.items() if value})
+def request(kind: str, **more: Any) -> SubscriptionRequest:
+    form: Any = KINDS[kind]
+    wanted: SubscriptionRequest = form(subject="s", **GOOD[kind], **more)
+    return wanted
 
 
 def test_every_broker_is_known_everywhere() -> None:
-    assert set(GOOD) == set(targets.BROKERS)
-    for kind in targets.BROKERS:
-        wanted = model(kind)
-        targets.check_fields(wanted)
-        target = targets.target_of(wanted, TargetPolicy())
+    assert set(GOOD) == KINDS.keys() - {"pull", "webhook"} == targets._MODULES.keys()
+    known = {one.name for one in msgspec.structs.fields(SubscriptionViewModel)}
+    for kind, given in GOOD.items():
+        target = targets.target_of(request(kind), TargetPolicy())
         shown = targets.target_fields(subscription(type=kind, target=target))
-        assert set(GOOD[kind]) <= set(shown)
-        assert set(shown) <= set(models.SubscriptionViewModel.model_fields)
+        assert set(given) <= set(shown) <= known
         assert "secret" not in str(shown)
 
 
-@pytest.mark.parametrize("kind", targets.BROKERS)
+@pytest.mark.parametrize("kind", GOOD)
 def test_what_is_not_installed_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "find_spec", lambda module: None)
     with pytest.raises(InputError) as caught:
-        targets.target_of(model(kind), TargetPolicy())
+        targets.target_of(request(kind), TargetPolicy())
     assert caught.value.pointer == "/type"
     assert f"delayserver[{kind}]" in caught.value.detail
 
 
-@pytest.mark.parametrize("kind", targets.BROKERS)
-def test_what_is_needed_and_what_belongs_to_others(kind: str) -> None:
-    for field in GOOD[kind]:
-        with pytest.raises(InputError) as caught:
-            targets.check_fields(model(kind, **{field: None}))
-        assert caught.value.pointer == f"/{field}"
-    with pytest.raises(InputError) as caught:
-        targets.check_fields(model(kind, batch={"max": 3}))
-    assert caught.value.pointer == "/batch"
-
-
-@pytest.mark.parametrize("kind", targets.BROKERS)
+@pytest.mark.parametrize("kind", GOOD)
 def test_the_allow_list_is_asked(kind: str) -> None:
     with pytest.raises(InputError) as caught:
-        targets.target_of(model(kind), TargetPolicy(("10.0.0.0/8",)))
+        targets.target_of(request(kind), TargetPolicy(("10.0.0.0/8",)))
     assert "webhook_targets" in caught.value.detail
 
 
 def test_the_login_of_kafka() -> None:
     login = {"username": "u", "password": "secret", "mechanism": "SCRAM-SHA-512", "tls": True}
-    target = targets.target_of(model("kafka", **login), TargetPolicy())
+    target = targets.target_of(request("kafka", **login), TargetPolicy())
     shown = targets.target_fields(subscription(type="kafka", target=target))
     assert shown.items() >= {**login, "password": "***"}.items()
-    plain = targets.target_of(model("kafka"), TargetPolicy())
+    plain = targets.target_of(request("kafka"), TargetPolicy())
     assert "username" not in targets.target_fields(subscription(type="kafka", target=plain))
 
 
@@ -83,7 +73,7 @@ def test_the_login_of_kafka() -> None:
 )
 def test_a_login_that_is_none(fields: dict[str, Any], pointer: str) -> None:
     with pytest.raises(InputError) as caught:
-        targets.target_of(model("kafka", **fields), TargetPolicy())
+        targets.target_of(request("kafka", **fields), TargetPolicy())
     assert caught.value.pointer == pointer
 
 
