@@ -330,4 +330,4 @@ def test_lateness_of_a_cluster_knows_no_subjects() -> None:
         ["pipeline", "lateness", "--cluster", "kafka://b:1/c", "--by", "subject"],
     )
     assert result.exit_code == 2
-    assert "does not say of which subject" in result.output
+    assert "the log of settled deliveries has no subjects" in result.output
