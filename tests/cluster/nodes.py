@@ -117,7 +117,7 @@ class NodeProcess(ForkedServerProcess):
         return [shard["owner"] for shard in self.call("GET", "/v1/cluster")["shards"]]
 
 
-def until(is_so: Any, what: str) -> float:
+def until(is_so: Any, what: str, timeout_s: float = PATIENCE_S) -> float:
     """Wait until a call of it returns something true; how long that took, in seconds. What it is
     refused, or told in part by a process that ends, does not count."""
     began_s = time.monotonic()
@@ -127,7 +127,7 @@ def until(is_so: Any, what: str) -> float:
             return bool(is_so())
         return False
 
-    wait_until(is_told, PATIENCE_S, what)
+    wait_until(is_told, timeout_s, what)
     return time.monotonic() - began_s
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from delayserver.recovery.check import check_path
 from storage.replicated.kafka_settings import ClusterUrl
+from storage.replicated.lease import OWNER_MS
 from tests.cluster.brokers import Brokers
 from tests.cluster.nodes import NodeProcess, running, until
 
@@ -142,10 +143,12 @@ def test_what_a_disk_has_damaged_another_replica_has(
         until(lambda: says(standby, MADE_ANEW), "it is made anew")
         until(lambda: standby.call_once("GET", "/readyz"), "it is in step")
         # ── and it is as good as the other ──
-        until_filed(standby)
         owner = first if standby is second else second
+        ids += publish(owner, 1)
+        until_filed(standby)
         owner.kill()
-        until(lambda: standby.owners() == [standby.name], "it takes over")
+        # It waits OWNER_MS for an owner that it has not heard itself since its start.
+        until(lambda: standby.owners() == [standby.name], "it takes over", 2 * OWNER_MS / 1000)
         states = [standby.call("GET", f"/v1/messages/{one}")["state"] for one in ids]
         assert set(states) == {"scheduled"}
         assert standby.stop() == 0
