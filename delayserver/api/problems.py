@@ -118,7 +118,7 @@ _KINDS: Final[Sequence[tuple[type | tuple[type, ...], str, str, int]]] = (
     (StagingError, "invalid", "The staged import is invalid", 422),
     (DamageError, "damaged", "The stored message is damaged", 500),
 )
-"""What is said of each kind of error: the end of its URN, a title and the status. The first one
+"""Each kind of error has the end of a URN, a title and a status. The first one
 that fits counts."""
 
 

@@ -143,7 +143,7 @@ def main() -> None:
     """The entry point of the command `delayserver`."""
     modules = modules_of(sys.argv[1:])
     if modules == ("serve",):
-        # What a start makes lives until the end; `delayserver.serve.process`, and the supervisor,
-        # turn the collector on again.
+        # The objects of a start live until the end. `delayserver.serve.process` and the
+        # supervisor turn the collector on again.
         gc.disable()
     make_app(modules)(prog_name="delayserver")

@@ -45,7 +45,7 @@ class To(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishOptions(TypedDict, total=False):
-    """What may be said of a message besides its subject, body and key; see `publish`."""
+    """Options of a message besides its subject, body and key; see `publish`."""
 
     delay: Delay | None
     deliver_at: DeliverAt | None

@@ -1,7 +1,7 @@
-"""Who owns it: the nodes of a cluster, which have replicas of shards. In reading order:
+"""The nodes of a cluster, which own shards or have replicas of them. In reading order:
 
 placement   which nodes have a replica of which shard, and in which order they are to own it
-membership  what the processes of a node know of their cluster, and tell each other later
+membership  the facts of a cluster that the processes of a node know, and tell each other
 watch       what a node sees of its cluster while it runs
 sight       which of the other nodes a node can reach, without the brokers between them
 news        what the supervisor of a node does besides

@@ -1,7 +1,7 @@
-"""What a process says of its replica to all others, and what is deleted by what they say.
+"""Each process reports on its replica to all others, and an owner deletes old logs by the reports.
 
     replica ── how far, where from, in which stage ──▶ note ──▶ brokers ──▶ `watch` of each node
-    notes of all ──▶ what two replicas have behind them ──▶ an owner has the logs deleted (R6)
+    notes of all ──▶ the part that two replicas have on disk ──▶ an owner has it deleted (R6)
 
 Cost: a question to the brokers every few seconds. Threads: one of its own; the fields that others
 set are read as they are just then.
@@ -27,7 +27,7 @@ UNSEEN_MAX: Final = 30
 """Nodes that a note names at most: the brokers keep 4 KiB of it."""
 DELETE_MS: Final = 60_000
 KEPT_MS: Final = 3_600_000
-"""What two replicas have behind them stays in the logs for so long."""
+"""Records that two replicas have filed stay in the logs for so long."""
 
 log = structlog.get_logger()
 
@@ -36,9 +36,9 @@ class HowFar(NamedTuple):
     """How far a replica is."""
 
     kept: tuple[int, int] = (0, 0)
-    """Where the last checkpoint stands, in the shard's log and in that of what is settled."""
+    """Offsets of the last checkpoint, in the shard's log and in that of settled deliveries."""
     read: int = 0
-    """What stands before it in the shard's log was read."""
+    """The shard's log was read up to here."""
     lag_ms: int = 0
     """All that stood in the shard's log so long ago is filed."""
 

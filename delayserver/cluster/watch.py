@@ -67,9 +67,9 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     url: str
     """Where clients reach its node."""
     read_offset: int
-    """What stands before it in the shard's log was read."""
+    """The node has read the shard's log up to here."""
     settled_offset: int
-    """What stands before it in the log of what is settled is in its files, on the disk."""
+    """Its files hold the log of settled deliveries up to here, on the disk."""
     process_url: str = ""
     """Where other nodes reach the very process that has the replica; empty: it has none to copy."""
     lag_ms: int = 0

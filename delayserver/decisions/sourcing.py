@@ -92,7 +92,7 @@ SOURCE: Final = DefinitionKind(
 
 
 class _Read(NamedTuple):
-    """What came of records of a topic."""
+    """The outcome of records of a topic."""
 
     messages: list[NewMessage]
     positions: dict[int, int]

@@ -147,9 +147,11 @@ class Pulls:
             return
         self._pump.lose(queue, handout.unread(deliveries))
         if not self._queues.may_leave(queue, subscription):
-            if not request.is_gone:
-                request.finish(Pulled())
             self._queues.put_back(queue, deliveries)
+            if self._queues.draining and not request.is_gone:
+                request.finish(Pulled())
+            elif not request.is_gone:
+                self._wait_on(queue, request)
             return
         deliveries = self._pump.without_expired(deliveries, now_ms)
         if request.subjects and len(deliveries):

@@ -91,9 +91,14 @@ class Queues:
         since."""
         is_changed = queue.subscription is not subscription and subscription.is_pushed
         is_still = self.draining or queue.subscription.paused or is_changed
-        # Few queues were ever held: those need no look at the stopwatch.
-        is_held = queue.held_until_ms and queue.held_until_ms > self.stopwatch()
-        return not (is_still or is_held) and self.may_deliver()
+        if is_still or not self.may_deliver():
+            return False
+        # Few queues were ever held, and never for a consumer: no others need the stopwatch.
+        return not (
+            subscription.is_pushed
+            and queue.held_until_ms
+            and queue.held_until_ms > self.stopwatch()
+        )
 
     def expect(self, subscription_id: int, fired: FiredRows) -> None:
         """Rows are still to come that are for one subscription, and may have a group: those that

@@ -5,9 +5,9 @@
     │   owner: its server, in this very process
     └───────┘ another is to have the shard
 
-Whoever gives the office away in order is on standby again, in the same process: its socket never
-stops listening. Whoever may have lost it ends at once, with a status that says "start me again"
-(75): a new process follows the log, whoever owns it then.
+An owner that gives the office away in order is on standby again, in the same process: its socket
+never stops listening. An owner that may have lost the office ends at once, with a status that says
+"start me again" (75), and a new process follows the log of the next owner.
 
 What is in the directory, and how it gets there, is the business of `keeping`; where nothing is to
 be there the process passes calls on all the time. All the time a thread reports how far the

@@ -1,9 +1,8 @@
 """The OpenAPI document: what FastAPI finds out by itself, and what it cannot know.
 
-That is: each body has a schema made from its struct; errors are problem
-documents, with a media type of their own, and some of them may come with every call; who calls,
-shows a token; the hot calls, which FastAPI never sees, have examples; and webhooks are requests
-that the server makes.
+This module adds the schema of each body, made from its struct; the problem documents, some of which
+may come with every call; the token that a caller shows; examples of the hot calls, which FastAPI
+never sees; and the webhooks, which are requests of the server.
 
 Generators make clients from it (scripts/generators tries three), so each call has an id and
 each body a component with names of our own, and what a request may leave out has no `default`:
@@ -30,7 +29,7 @@ from delayserver.wire.messages import PublishModel
 
 _REF: Final = "#/components/schemas/{name}"
 _structs: set[type[msgspec.Struct]] = {ProblemDocument}
-"""What goes in and out, as the routes name it; what these hold is described with them."""
+"""The structs that the routes name; the structs inside these are described with them."""
 _EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
     "PublishModel": [
         {"subject": "order.unpaid", "body": {"order": 1001}, "delay": "30m", "key": "1001"}

@@ -257,19 +257,27 @@ def test_a_pull_without_a_lease_is_answered_when_its_time_is_up() -> None:
     assert parts.waiting(queue) == [5]
 
 
-def test_what_was_read_for_a_pull_goes_back_and_was_no_attempt() -> None:
+@pytest.mark.parametrize("stop", ["lease", "pause", "drain"])
+def test_what_was_read_for_a_pull_goes_back_and_was_no_attempt(stop: str) -> None:
     subscribed = subscription(1)
     parts = Parts(subscribed)
     lease = Lease(parts)
     parts.fire((5, START_MS), (6, START_MS + 1))
     parts.pull(subscribed, 10)
-    lease.holds = False
+    if stop == "pause":
+        parts.change(msgspec.structs.replace(subscribed, paused=True))
+    lease.holds = stop != "lease"
+    parts.dispatcher.queues.draining = stop == "drain"
     parts.read()
+    # It waits for the rest of its time, unless the server ends.
+    assert parts.answers == ([[]] if stop == "drain" else [])
+    parts.wait(1001)
     assert parts.answers == [[]]
     assert not parts.ports.handed_out
     assert parts.waiting(subscribed) == [5, 6]
     assert parts.hours.unsettled() == 2
-    lease.holds = True
+    lease.holds, parts.dispatcher.queues.draining = True, False
+    parts.change(subscribed)
     parts.pull(subscribed, 10)
     read = parts.read_columns()
     assert [(one.entry.seq, one.origin.attempt) for one in read] == [(5, 1), (6, 1)]
