@@ -12,8 +12,10 @@ Cost: none but the lists. Threads: belongs to the event loop until it is closed;
 is durable the committer reads rows and payloads, and no thread changes them.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +46,7 @@ class Group:
     """Calls on the event loop once the group is durable."""
     express: list[tuple[int, int, int]] = field(default_factory=list)
     """Rows that the event loop itself puts into the wheel once they are durable, since filing them
-    first might be too late: seq, due_ms, route. Replay files them and no more."""
+    first might be too late: seq, due_ms, route; by seq. Replay files them and no more."""
     import_count: int = 0
     """Not 0: the last row is an import, which takes so many seqs."""
 
@@ -62,6 +64,11 @@ class Group:
     def total_bytes(self) -> int:
         """Length of its rows and payloads."""
         return self.count * MESSAGE_ROW.size + self.payload_bytes
+
+    def is_express(self, seq: int) -> bool:
+        """Whether the row of record `seq` goes to the wheel by the express way."""
+        place = bisect_left(self.express, seq, key=itemgetter(0))
+        return place < len(self.express) and self.express[place][0] == seq
 
     def when_durable(self, waiter: Waiter) -> None:
         """Call `waiter` when the group is durable, or with the error that kept it from being so."""

@@ -72,7 +72,6 @@ class Groups:
         """Closed groups that wait for the committer, before the open one."""
         self._unfiled: list[Group] = []
         self._unfiled_bytes = 0
-        self._express: set[int] = set()
         self._wake_asked = False
         self._is_last_turn = False
         """The gathered records have had their one turn more."""
@@ -211,7 +210,6 @@ class Groups:
         self.committed_total += 1
         self._unfiled.append(group)
         self._unfiled_bytes += group.total_bytes
-        self._express.update(row[0] for row in group.express)
         self._ports.file(group)
         return group
 
@@ -239,7 +237,6 @@ class Groups:
         count = bisect_right(self._unfiled, last_seq, key=_last_seq)
         for group in self._unfiled[:count]:
             self._unfiled_bytes -= group.total_bytes
-            self._express.difference_update(row[0] for row in group.express)
         del self._unfiled[:count]
 
     def on_checkpoint(self, seq: int) -> None:
@@ -301,7 +298,9 @@ class Groups:
 
     def is_in_memory(self, seq: int) -> bool:
         """Whether record `seq` is neither filed nor in the wheel by the express way."""
-        return seq > self.durable_seq or (seq > self.filed_seq and seq not in self._express)
+        if seq > self.durable_seq:
+            return True
+        return seq > self.filed_seq and not self._unfiled_group(seq).is_express(seq)
 
     def payload(self, seq: int) -> tuple[bytes, int] | None:
         """Sealed payload and subject id of a record that is not in its hour's file yet."""
@@ -309,8 +308,11 @@ class Groups:
             return None
         group = self.group_of(seq)
         if group is None:
-            group = self._unfiled[bisect_right(self._unfiled, seq, key=_first_seq) - 1]
+            group = self._unfiled_group(seq)
         return group.payload(seq)
+
+    def _unfiled_group(self, seq: int) -> Group:
+        return self._unfiled[bisect_right(self._unfiled, seq, key=_first_seq) - 1]
 
 
 _first_seq: Callable[[Group], int] = attrgetter("first_seq")

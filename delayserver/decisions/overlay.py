@@ -88,14 +88,17 @@ class Overlay(Generic[K, V]):
         """Whether any of the keys has a value."""
         return any(not one.values.keys().isdisjoint(keys) for one in self._generations)
 
-    def prune(self, through_seq: int) -> None:
-        """Forget the changes that the catalog has now."""
+    def prune(self, through_seq: int) -> list[dict[K, V]]:
+        """Forget the changes that the catalog has now. Returns them, by generation: a caller that
+        has many frees them a few at a time (`slices.freeing`)."""
+        gone: list[dict[K, V]] = []
         generations = self._generations
         if self._newest.values:
             self._newest = _Generation()
             generations.append(self._newest)
         while len(generations) > 1 and generations[0].last_seq <= through_seq:
-            generations.popleft()
+            gone.append(generations.popleft().values)
+        return gone
 
 
 def _restore(values: dict[K, V], key: K, before: V | None) -> None:

@@ -45,7 +45,7 @@ from delayserver.records.message import (
 from delayserver.records.tables import Change, ChangeState, DeadLetter
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
-from delayserver.slices import Slices, Work
+from delayserver.slices import Slices, Work, told_nothing
 from delayserver.timers.timeouts import Timeouts
 from storage.frame import seal
 from storage.rows import RecordKind
@@ -113,12 +113,6 @@ def failed_attempt(delivery: DueDelivery, result: Result, now_ms: int) -> DueDel
     return msgspec.structs.replace(delivery, payload=payload)
 
 
-def _decided(nothing: None, error: Exception | None) -> None:
-    """All records are in their groups."""
-    if error is not None:
-        raise error
-
-
 class Retries:
     """Records the further course of deliveries, besides a row of the dispatch log."""
 
@@ -167,7 +161,7 @@ class Retries:
         """Call `record` for each delivery; for the first ones now. `reason`: why its attempt has
         failed; None: none was made."""
         recording = _Recording(record, reason, now_ms, done)
-        self._slices.begin(self._recorded(list(some), recording, now_ms), _decided)
+        self._slices.begin(self._recorded(list(some), recording, now_ms), told_nothing)
 
     def _recorded(self, some: list[Some], recording: _Recording, now_ms: int) -> Work[None]:
         for deliveries, which in some:

@@ -18,6 +18,7 @@ Threads: belongs to the event loop. A closed group is handed over and not touche
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -173,14 +174,16 @@ class Sequencer:
         self.next_seq = groups[0].first_seq
         self.group = Group(self.next_seq)
 
-    def prune(self, through_seq: int) -> None:
-        """The catalog holds everything up to `through_seq`."""
+    def prune(self, through_seq: int) -> list[dict[Any, Any]]:
+        """The catalog holds everything up to `through_seq`. Returns what is forgotten, as
+        `Overlay.prune` does."""
         self.refresh()
-        self._keys.prune(through_seq)
-        self._changes.prune(through_seq)
-        self._removed.prune(through_seq)
+        gone: list[dict[Any, Any]] = [*self._keys.prune(through_seq)]
+        gone += self._changes.prune(through_seq)
+        gone += self._removed.prune(through_seq)
         if self._imported is not None and self._imported.last_seq <= through_seq:
             self._imported = None
+        return gone
 
     @property
     def fresh_keys(self) -> Overlay[bytes, bytes]:

@@ -43,6 +43,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.delivery.catch_up import Pace
 from delayserver.delivery.deadlines import LEFT_MAX, Deadlines
@@ -148,7 +149,9 @@ class Backlog:
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
-        firsts = [self._expired.first_ms(), *(lane.first_ms() for lane in self._lanes())]
+        # Asked of every queue for the statistics: most have rows in one lane, or in none.
+        firsts = [lane.first_ms() for lane in self._lanes() if lane.count]
+        firsts.append(self._expired.first_ms())
         if self.single_file is not None:
             firsts.append(self.single_file.first_ms())
         return min((first for first in firsts if first is not None), default=None)
@@ -412,12 +415,19 @@ class Backlog:
         return self._expired.pop(Room(rows_max, bytes_max))
 
     def let_go(self) -> None:
-        """Forget the deadlines of rows that have left, if they are many."""
+        """Forget deadlines of rows that have left, if they are many."""
         deadlines = self.deadlines
-        if deadlines is None or deadlines.count <= LEFT_MAX + self.count:
-            return
-        waiting = [np.empty(0, np.uint64), *(fired.rows["seq"] for fired in self.slices())]
-        deadlines.keep(np.concatenate(waiting))
+        if deadlines is not None and deadlines.count > LEFT_MAX + self.count:
+            deadlines.let_go(self._seqs_between)
+
+    def _seqs_between(self, first_seq: int, last_seq: int) -> NDArray[np.uint64]:
+        """The seqs of all rows of slices that may have such seqs."""
+        found = [np.empty(0, np.uint64)]
+        for fired in self.slices():
+            bounds = fired.bounds()
+            if first_seq <= bounds.last_seq and bounds.first_seq <= last_seq:
+                found.append(fired.rows["seq"])
+        return np.concatenate(found)
 
     def wait_ms(self, instant: Instant) -> int | None:
         """How long until more rows may leave, though nothing else happens; after `ready` or `pop`

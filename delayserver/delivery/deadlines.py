@@ -11,13 +11,14 @@ caller that takes rows out takes those that are there. A row that leaves before 
 within the last STEP_MS, is looked at as it leaves (`Deliveries.expired`). Where nothing waits,
 nothing is read.
 
-Deadlines of rows that have left are let go (`keep`) when they are more than those of the rows that
-wait: a message that was acknowledged at once and had a week to live does not stand here for a week.
+Deadlines of rows that have left are let go (`let_go`), a part at a time, when they are many: a
+message that was acknowledged at once and had a week to live does not stand here for a week.
 
 Cost: nothing for rows without options; for the others a read of the payload and 16 bytes, which are
 sorted some ten times. Threads: belongs to the event loop.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,9 @@ EXPIRED: Final = "expired"
 STEP_MS: Final = 100
 """Rows whose deadlines are no further apart may be given up together, the later of them on time."""
 LEFT_MAX: Final = 4096
-"""So many deadlines of rows that have left may stand here, or as many as rows wait."""
+"""So many deadlines of rows that have left may stand here beside those of rows that wait."""
+PART_MAX: Final = 1 << 16
+"""Longer parts are not made by joining: to sort one takes some 5 ms."""
 _DEADLINE = np.dtype([("at_ms", "<i8"), ("seq", "<u8")])
 
 
@@ -46,7 +49,8 @@ class Deadlines:
         self._unread = Lane()
         self._parts: list[NDArray[np.void]] = []
         """Moments that are multiples of STEP_MS, and seqs, sorted (_DEADLINE). None is empty, and
-        each is at least twice as long as the one behind it, or has lost deadlines that are over."""
+        each is at least twice as long as the one behind it, or the two are longer than PART_MAX, or
+        it has lost deadlines that are over."""
         self.is_reading = False
         """Rows are being read, or are about to be."""
 
@@ -61,7 +65,12 @@ class Deadlines:
     @property
     def count(self) -> int:
         """How many deadlines are known."""
-        return sum(map(len, self._parts))
+        return sum(self.parts_rows)
+
+    @property
+    def parts_rows(self) -> list[int]:
+        """How many there are in each part."""
+        return [len(part) for part in self._parts]
 
     def note(self, fired: FiredRows) -> None:
         """Rows wait whose payloads have options."""
@@ -81,9 +90,11 @@ class Deadlines:
         ever = expires_ms < NEVER_MS
         part = np.empty(int(ever.sum()), _DEADLINE)
         part["seq"], part["at_ms"] = seqs[ever], -(-expires_ms[ever] // STEP_MS) * STEP_MS
-        if not len(part):
-            return
-        while self._parts and len(self._parts[-1]) < 2 * len(part):
+        if len(part):
+            self._join(part)
+
+    def _join(self, part: NDArray[np.void]) -> None:
+        while self._parts and _are_short(len(self._parts[-1]), len(part)):
             part = np.concatenate([self._parts.pop(), part])
         self._parts.append(_sorted(part))
 
@@ -101,16 +112,23 @@ class Deadlines:
         self._parts = left
         return np.concatenate(taken)
 
-    def keep(self, seqs: NDArray[np.uint64]) -> None:
-        """Only the rows that have these seqs wait still: let the deadlines of others go."""
-        known = [part[is_among(part["seq"], seqs)] for part in self._parts] if len(seqs) else []
-        known = [part for part in known if len(part)]
-        self._parts = [_sorted(np.concatenate(known))] if known else []
+    def let_go(self, seqs_between: Callable[[int, int], NDArray[np.uint64]]) -> None:
+        """Let those deadlines of one part go whose rows do not wait; the next call looks at the
+        next part. `seqs_between`: the seqs of rows that wait, those between two at least."""
+        part = self._parts.pop(0)
+        waiting = seqs_between(int(part["seq"].min()), int(part["seq"].max()))
+        part = part[is_among(part["seq"], waiting)]
+        if len(part):
+            self._join(part)
 
     def next_ms(self, now_ms: int) -> int | None:
         """When the next rows are given up that are not yet; a moment of the clock."""
         next_ms = min((int(part["at_ms"][0]) for part in self._parts), default=None)
         return next_ms if next_ms is not None and next_ms > now_ms else None
+
+
+def _are_short(longer: int, shorter: int) -> bool:
+    return longer < 2 * shorter and longer + shorter <= PART_MAX
 
 
 def _sorted(part: NDArray[np.void]) -> NDArray[np.void]:

@@ -65,8 +65,10 @@ class Queue:
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
-        firsts = [fired.first_ms() for fired in self._withheld_slices()]
         first_ms = self.rows.first_ms()
+        if not self.withheld:
+            return first_ms
+        firsts = [fired.first_ms() for fired in self._withheld_slices()]
         return min(firsts if first_ms is None else [first_ms, *firsts], default=None)
 
     def _withheld_slices(self) -> Iterator[FiredRows]:

@@ -117,6 +117,11 @@ class Effects:
         """Whether subjects or subscriptions were filed that no checkpoint has recorded."""
         return bool(self.writes[Table.SUBJECTS] or self.writes[Table.SUBSCRIPTIONS])
 
+    @property
+    def writes_count(self) -> int:
+        """How many writes the next checkpoint has, but for columns."""
+        return sum(map(len, self.writes.values()))
+
     # ── of records ─────────────────────────────────────────────────────────────────────────────
 
     def note_records(self, rows: Rows, blob: bytes) -> None:

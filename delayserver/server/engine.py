@@ -59,7 +59,7 @@ from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.schedule.wheel import Wheel
 from delayserver.schedule.wheel_rows import WHEEL_DTYPE
 from delayserver.server.clock_watch import ClockWatch
-from delayserver.slices import Slices, TurnBudget
+from delayserver.slices import Slices, TurnBudget, freeing, told_nothing
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Catalog
 from storage.frame import Rows
@@ -132,7 +132,7 @@ class Engine:
         self.hours = hours = Hours()
         self.wheel = wheel = Wheel(first_hour * HOUR_MS)
         self.timeouts = timeouts = Timeouts(stopwatch)
-        self.slices = slices = Slices(ports.call_soon)
+        self.slices = slices = Slices(ports.call_soon, stopwatch)
         self.watches = watches = Watches(catalog, ports.forget_watches)
         self.groups = groups = Groups(settings, sequencer, ports, may_deliver)
         self.whereabouts = Whereabouts(settings, catalog, groups, wheel, hours)
@@ -409,7 +409,8 @@ class Engine:
         # An hour that is being read does not show the removals since its snapshot, nor does what
         # was looked up for an import show the changes since.
         if not self.hours.loading and not self.imports.is_deciding:
-            self.sequencer.prune(self._prune_seq)
+            if gone := self.sequencer.prune(self._prune_seq):
+                self.slices.begin(freeing(gone), told_nothing)
             self.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)
             self.schedules.prune(self._prune_seq)

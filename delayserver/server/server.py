@@ -37,11 +37,12 @@ from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
 from delayserver.server.alarm import Alarm
 from delayserver.server.backups import BackupMaker
 from delayserver.server.calls import Calls
+from delayserver.server.dead_letter_log import DeadLetterLog
 from delayserver.server.gauges import Gauges
 from delayserver.server.loop_turns import LoopTurns
 from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard
-from delayserver.server.sink_runner import SinkRunner, about
+from delayserver.server.sink_runner import SinkRunner
 from delayserver.server.source_runner import SourceRunner
 from delayserver.server.token_keeper import TokenKeeper, open_tokens
 from delayserver.server.waits import Waits
@@ -143,6 +144,7 @@ class Server(Shard):
             self.tokens, self.engine.slices, self.clock, self._on_not_understood
         )
         self.sinks = SinkRunner(self, self.metrics, sender, self.telemetry)
+        self._dead_letter_log = DeadLetterLog(self.engine.registry, self.engine.timeouts)
         self.turns = LoopTurns(
             self._call_in_loop, self.metrics.loop_turn_seconds.observe, time.perf_counter
         )
@@ -334,7 +336,7 @@ class Server(Shard):
         )
 
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
-        log.warning("dead letter", reason=reason, **about(delivery, self.engine.registry))
+        self._dead_letter_log.given_up(delivery, reason)
 
     def commit(self, group: Group, *, at_once: bool) -> None:
         self.metrics.group_records.observe(group.count)

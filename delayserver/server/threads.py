@@ -19,7 +19,6 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
@@ -45,7 +44,11 @@ QUICK_S = 0.0005
 """A commit that takes no longer, on average, is done where it is asked for: to hand it to a thread
 and back costs the event loop about as much."""
 FILE_BYTES_MAX = 32 * 1024 * 1024
-"""Longer groups are filed alone."""
+"""Longer groups are filed alone, and so are those with more records than the next."""
+FILE_RECORDS_MAX = 1 << 16
+WRITES_MAX = 1 << 15
+"""With so many changes for the catalog there is a checkpoint: what it does with all of them at once
+(to sort them, to free them) holds up the event loop, too."""
 PASSES_APART = 10
 """A pass over many files takes 0.2 s: the next begins after ten times as long, but soon enough that
 everything is filed within two seconds."""
@@ -425,17 +428,27 @@ class ReplayThread(Worker[ReplayItem]):
         self._filed_ms = self._stopwatch()
         while self._waiting:
             # All of it may be for one hour, and is one frame there.
-            ends = accumulate(group.total_bytes for group in self._waiting)
-            count = sum(1 for _ in takewhile(lambda end: end <= self._file_bytes_max, ends))
-            batch = self._waiting[: max(1, count)]
+            batch = self._waiting[: self._fitting()]
             groups = [group.encode() for group in batch]
             express = frozenset(row[0] for group in batch for row in group.express)
             filed = self._replay.file([Records.of_groups(groups, express)], self._clock())
             del self._waiting[: len(batch)]
             self._report()
             self._post(self._on_filed, filed)
+            if self._replay.effects.writes_count >= WRITES_MAX:
+                self._checkpoint()
         took_ms = self._stopwatch() - self._filed_ms
         self._file_in_ms = min(max(self._file_ms, PASSES_APART * took_ms), self._file_ms * 3 // 2)
+
+    def _fitting(self) -> int:
+        """How many of the groups that wait are filed together."""
+        total_bytes = records = 0
+        for count, group in enumerate(self._waiting):
+            total_bytes += group.total_bytes
+            records += group.count
+            if count and (total_bytes > self._file_bytes_max or records > FILE_RECORDS_MAX):
+                return count
+        return len(self._waiting)
 
     def _checkpoint(self) -> None:
         self._checkpoint_at_ms = self._stopwatch()

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.slices import QUANTUM_ITEMS, TURN_ITEMS, Slices, Work, at_once
+from delayserver.slices import (
+    FREED_ITEMS,
+    FREED_VALUES,
+    QUANTUM_ITEMS,
+    TURN_ITEMS,
+    TURN_MS,
+    Slices,
+    Work,
+    at_once,
+    freeing,
+    told_nothing,
+)
 
 
 class Loop:
@@ -62,6 +73,25 @@ def test_no_turn_does_more_than_its_items(began: list[list[list[int]]], items: i
     expected = [sum(steps) for works in began for steps in works]
     assert sorted(value for value, _ in told if value is not None) == sorted(expected)
     assert len(told) == count and not len(slices)
+
+
+def test_a_turn_ends_when_its_time_is_over() -> None:
+    """On a slow machine an item takes as long as ten."""
+    loop = Loop()
+    slices = Slices(loop.call_soon, lambda: loop.stopwatch)
+    slices.begin(loop.work([4] * 100), lambda *end: None)
+    loop.turn_until_idle()
+    assert set(loop.turns[:-1]) == {2 * 4} and TURN_MS < 2 * 4 and loop.stopwatch == 400
+
+
+def test_many_values_are_freed_some_at_a_time() -> None:
+    loop = Loop()
+    slices = Slices(loop.call_soon, turn_items=FREED_ITEMS)
+    values = {number: number for number in range(3 * FREED_VALUES)}
+    slices.begin(freeing([{}, values]), told_nothing)
+    assert len(values) == 2 * FREED_VALUES
+    loop.turn_until_idle()
+    assert not values and len(loop.turns) >= 2
 
 
 def test_a_long_call_does_not_hold_up_a_short_one() -> None:

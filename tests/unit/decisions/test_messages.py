@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from delayserver.decisions.publishing import NAMED_AT_ONCE
 from delayserver.delivery.backlog import Instant
 from delayserver.errors import (
     ConflictError,
@@ -21,6 +23,7 @@ from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.message import Payload, ScheduleEntry, State, decode_payload
 from delayserver.records.tables import Change, ChangeState, HourState, hour_key
 from delayserver.schedule.wheel_rows import ROUTE_SUBSCRIPTION
+from delayserver.slices import at_once
 from storage.catalog import Table
 from storage.errors import DiskFullError
 from storage.rows import HOUR_MS, NO_KEY, RecordKind
@@ -35,7 +38,7 @@ from tests.unit.fakes import (
     seqs,
     subscription,
 )
-from tests.world.publishes import publish_all
+from tests.world.publishes import columns_of, publish_all
 
 SOON_MS = START_MS + 1_000
 LATER_MS = START_MS + 30 * MINUTE_MS
@@ -638,3 +641,27 @@ def test_replacing_what_is_being_delivered_publishes_beside_it() -> None:
 def test_an_unkeyed_message_has_no_key(parts: MessageParts) -> None:
     assert parts.messages.key_hash(1, None) == NO_KEY
     assert parts.messages.key_hash(1, "") != NO_KEY
+
+
+def test_many_new_subjects_of_a_batch_are_recorded_between_other_works(
+    parts: MessageParts,
+) -> None:
+    """The server stops meanwhile: the batch is refused, and the subjects wait for messages."""
+    count = NAMED_AT_ONCE + 1
+    batch = columns_of([message(LATER_MS, subject=f"s{number}") for number in range(count)])
+    work = parts.publishing.publishing_batch(batch, START_MS)
+    named: list[int] = []
+    for items in work:
+        named.append(len(parts.sequencer.subjects))
+        if named[-1] == count // 2:
+            parts.groups.stopping = True
+            break
+        assert items < count
+    assert {after - before for before, after in itertools.pairwise(named)} <= {0, 1}
+    with pytest.raises(StoppingError):
+        at_once(work)
+    assert len(parts.sequencer.subjects) == count and not parts.publishing.accepted_total
+    parts.groups.stopping = False
+    parts.commit()
+    assert at_once(parts.publishing.publishing_batch(batch, START_MS)).duplicates == {}
+    assert parts.publishing.accepted_total == count

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.delivery.backlog import Backlog, Instant
-from delayserver.delivery.deadlines import LEFT_MAX, STEP_MS, Deadlines
+from delayserver.delivery.deadlines import LEFT_MAX, PART_MAX, STEP_MS, Deadlines
 from delayserver.delivery.deliveries import NEVER_MS
 from delayserver.delivery.lane import Room
 from delayserver.schedule.wheel_rows import ROUTE_OPTIONS, FiredRows
@@ -37,6 +37,15 @@ def test_what_comes_back_again_and_again_is_kept_once() -> None:
         add(deadlines, (7, START_MS), (8, START_MS))
     assert deadlines.count < 100
     assert set(deadlines.pop(START_MS, 10_000).tolist()) == {7, 8}
+
+
+def test_no_part_becomes_too_long_to_be_sorted_in_a_turn() -> None:
+    deadlines, count = Deadlines(), 5 * PART_MAX
+    for first in range(0, count, 4096):
+        add(deadlines, *[(seq, START_MS + count - seq) for seq in range(first, first + 4096)])
+    assert count / PART_MAX <= len(deadlines.parts_rows) <= 10
+    assert max(deadlines.parts_rows) <= PART_MAX
+    assert len(deadlines.pop(START_MS + count + STEP_MS, 2 * count)) == count
 
 
 def test_what_never_expires_is_not_kept() -> None:
@@ -82,7 +91,9 @@ def test_deadlines_of_rows_that_have_left_are_let_go(
     deadlines = Deadlines()
     for pair in pairs:
         add(deadlines, pair)
-    deadlines.keep(np.array(sorted(waiting), np.uint64))
+    for _ in range(10):  # More parts than there are.
+        if deadlines.count:
+            deadlines.let_go(lambda first, last: np.array(sorted(waiting), np.uint64))
     expected = {seq for seq, _ in pairs} & waiting
     assert set(deadlines.pop(10_000, 100).tolist()) == expected
 
