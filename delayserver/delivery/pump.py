@@ -111,8 +111,10 @@ class Pump:
         """Let rows leave the queue as far as the subscriber can take them."""
         queues, subscription = self._queues, queue.subscription
         queues.now_ms = now_ms
-        instant = queues.instant()
         self._wakes.pop(subscription.id, None)
+        if queue.is_idle:
+            return  # As behind most answers of a webhook.
+        instant = queues.instant()
         is_held = queue.held_until_ms > instant.present_ms
         goes_on_ms = queue.held_until_ms if is_held and not subscription.paused else NEVER_MS
         if queues.draining:
@@ -181,9 +183,10 @@ class Pump:
 
     def _drop_outdated(self, queue: Queue, now_ms: int) -> bool:
         """Give up rows that are too old, a slice at a time; the next when this is recorded."""
-        slices = queue.pop_outdated(self._answer_max_bytes, now_ms)
+        older_than_ms = queue.subscription.drop_older_than_ms
+        slices = queue.pop_outdated(self._answer_max_bytes, now_ms) if older_than_ms else []
         if slices:
-            limit = format_duration(queue.subscription.drop_older_than_ms)
+            limit = format_duration(older_than_ms)
             reason = f"older than {limit} when it could have been delivered"
             self._give_up(queue, slices, reason)
         return bool(slices)

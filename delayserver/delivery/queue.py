@@ -63,6 +63,19 @@ class Queue:
             count += sum(len(fired.rows) for fired in self._withheld_slices())
         return count
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is pushed, has no row, and is known to no other part that waits for it."""
+        rows = self.rows
+        return (
+            not rows.count
+            and rows.deadlines is None
+            and rows.single_file is None
+            and self.permit is None
+            and self.subscription.is_pushed
+            and not self.withheld
+        )
+
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
         first_ms = self.rows.first_ms()
