@@ -32,6 +32,7 @@ from delayserver.wire.fields import MASK, OnEventName
 from delayserver.wire.messages import (
     AttemptDocument,
     AttemptsDocument,
+    DebounceDocument,
     DeliveryDocument,
     HeartbeatDocument,
     MessageDocument,
@@ -110,6 +111,7 @@ def message_document(view: MessageView) -> MessageDocument:
         for one in view.deliveries
     ]
     priority, group, expires_at = _options(view)
+    when_delivered, when_dead = _outcome_messages(view.payload)
     return MessageDocument(
         view.message_id,
         view.subject,
@@ -125,7 +127,9 @@ def message_document(view: MessageView) -> MessageDocument:
         group,
         expires_at,
         _to_document(view.payload),
-        *_outcome_messages(view.payload),
+        when_delivered,
+        when_dead,
+        _debounce_document(view.payload),
     )
 
 
@@ -362,6 +366,18 @@ def _options(view: MessageView) -> tuple[int | _Unset, str | _Unset, str | _Unse
         payload.options.priority or _UNSET,
         _UNSET if payload.options.group is None else payload.options.group,
         _UNSET if expires_ms is None else format_time(expires_ms),
+    )
+
+
+def _debounce_document(payload: Payload) -> DebounceDocument | _Unset:
+    debounce = None if payload.options is None else payload.options.debounce
+    if debounce is None:
+        return _UNSET
+    return DebounceDocument(
+        format_duration(debounce.quiet_ms),
+        "first" if debounce.keeps_first else "last",
+        format_time(debounce.since_ms),
+        format_duration(debounce.at_most_ms) if debounce.at_most_ms else _UNSET,
     )
 
 

@@ -27,6 +27,7 @@ from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.records.direct import WEBHOOK_TIMEOUT_MS, Destination
 from delayserver.records.message import (
     Content,
+    Debounce,
     MessageOptions,
     OutcomeSubjects,
     Payload,
@@ -54,6 +55,7 @@ from delayserver.times import (
 from delayserver.wire.fields import SUBJECT_PATTERN
 from delayserver.wire.messages import (
     WATCHES_MAX,
+    DebounceModel,
     HeartbeatModel,
     OutcomeMessageModel,
     PlainMessage,
@@ -171,11 +173,41 @@ class Intake:
             check_utf8(data)
             found = _decode_json_under_key(data)
             fields = msgspec.structs.asdict(found)
-            publish = PublishModel(subject, key=key, **fields)
-            return self._message(publish, now_ms)
+            debounce = self._debounce(fields.pop("debounce"), fields, now_ms)
+            message = self._message(PublishModel(subject, key=key, **fields), now_ms)
+            if debounce is not None:
+                options = message.payload.options or MessageOptions()
+                options = msgspec.structs.replace(options, debounce=debounce)
+                message.payload = msgspec.structs.replace(message.payload, options=options)
+                message.due_ms = debounce.due_ms(now_ms)
+            return message
         except (*UNREADABLE, InputError) as error:
             errors = self._errors(data, PublishUnderKeyModel, now_ms, subject=subject, key=key)
             raise in_one(errors) from error
+
+    def _debounce(
+        self, wanted: DebounceModel | None, fields: Mapping[str, Any], now_ms: int
+    ) -> Debounce | None:
+        if wanted is None:
+            return None
+        for name in ("delay", "deliver_at", "jitter"):
+            if fields.get(name) is not None:
+                raise InputError(f"give either debounce or {name}, not both", "/debounce")
+        quiet_ms = self._wait_ms(wanted.quiet, "/debounce/quiet")
+        at_most_ms = 0
+        if wanted.at_most is not None:
+            at_most_ms = self._wait_ms(wanted.at_most, "/debounce/at_most")
+            if at_most_ms < quiet_ms:
+                raise InputError("at_most is at least as long as quiet", "/debounce/at_most")
+        return Debounce(quiet_ms, at_most_ms, wanted.keep == "first", now_ms)
+
+    def _wait_ms(self, duration: int | str | None, pointer: str) -> int:
+        """A length of time that is not nothing."""
+        wait_ms = 0 if duration is None else _duration_ms(duration, pointer)
+        if wait_ms < 1:
+            raise InputError("a length of time is at least 1 ms", pointer)
+        self.check_wait(wait_ms, pointer)
+        return wait_ms
 
     def heartbeat(self, data: bytes, now_ms: int) -> tuple[int, NewMessage]:
         """The timeout of a heartbeat in ms, and its message. Raises as `one`."""
@@ -572,6 +604,7 @@ class Intake:
             checks.append(lambda: self._check_jitter(values, now_ms))
         if get("key") is not None:
             checks.append(lambda: check_key(values["key"]))
+        checks.append(lambda: self._debounce(get("debounce"), values, now_ms))
         if get("group") is not None:
             checks.append(lambda: check_group(values["group"]))
         if get("headers") is not None:

@@ -18,6 +18,8 @@ from delayserver.cli.options import (
     MessageIdArgument,
     SubjectOption,
     due_fields,
+    duration,
+    given,
     header_fields,
     message_fields,
     message_path,
@@ -44,9 +46,12 @@ def register(app: typer.Typer) -> None:
         """publish account.changed '{"user": 7}' --group user:7""",
         "publish report.daily @report.json --at 2026-11-21T06:00:00+01:00",
     )(publish)
-    server_command(app, "replace", """replace session.expired user-7 '{"user": 7}' --delay 30m""")(
-        replace
-    )
+    server_command(
+        app,
+        "replace",
+        """replace session.expired user-7 '{"user": 7}' --delay 30m""",
+        """replace search.reindex shop-7 '{"shop": 7}' --debounce 5s --at-most 1m""",
+    )(replace)
     server_command(
         app,
         "get",
@@ -168,7 +173,31 @@ def publish(
     session.show(session.call("POST", path("messages"), content=with_body(document, body)))
 
 
-@with_fields(message_fields)
+def debounce_fields(
+    *,
+    debounce: Annotated[
+        str | None,
+        option("--debounce", "It is due when no call has come for so long.", "DURATION"),
+    ] = None,
+    at_most: Annotated[
+        str | None,
+        option("--at-most", "… and so long after the first call at the latest.", "DURATION"),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        option("--keep", "Whose body is delivered: the last call's (the default).", "last|first"),
+    ] = None,
+) -> dict[str, Any]:
+    """The debounce of a message that is put."""
+    if debounce is None:
+        if at_most is not None or keep is not None:
+            raise typer.BadParameter("goes with --debounce", param_hint="--at-most, --keep")
+        return {}
+    quiet, most = duration(debounce, "--debounce"), duration(at_most, "--at-most")
+    return {"debounce": given({"quiet": quiet, "at_most": most, "keep": keep})}
+
+
+@with_fields(debounce_fields, message_fields)
 def replace(
     session: Session,
     *,
@@ -182,7 +211,8 @@ def replace(
 ) -> None:
     """Publish a message in place of the one that waits under its key, if one does.
 
-    A timer that each call pushes back: it fires when no call has come for the delay."""
+    A timer that each call pushes back: it fires when no call has come for the delay. With
+    --debounce it fires at the latest --at-most after the first call, however many come."""
     document = due_fields(delay, at) | fields
     if headers:
         document["headers"] = header_fields(headers)

@@ -182,19 +182,22 @@ def message_fields(
 
 
 def with_fields(
-    make: Callable[..., dict[str, Any]],
+    *makes: Callable[..., dict[str, Any]],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that has the options of `make` besides its own, and gets as `fields` what that
-    makes of them."""
-    options = [*inspect.signature(make, eval_str=True).parameters.values()]
+    """A command that has the options of each function besides its own, and gets as `fields` all
+    that they make of them."""
+    options = [[*inspect.signature(make, eval_str=True).parameters.values()] for make in makes]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(session: Session, /, **arguments: Any) -> None:
-            chosen = {one.name: arguments.pop(one.name) for one in options}
-            command(session, fields=make(**chosen), **arguments)
+            fields: dict[str, Any] = {}
+            for make, some in zip(makes, options, strict=True):
+                fields |= make(**{one.name: arguments.pop(one.name) for one in some})
+            command(session, fields=fields, **arguments)
 
         own = inspect.signature(command, eval_str=True).parameters.values()
-        use_signature(run, [*(one for one in own if one.name != "fields"), *options])
+        shared = [one for some in options for one in some]
+        use_signature(run, [*(one for one in own if one.name != "fields"), *shared])
         run.__doc__ = command.__doc__
         return run
 

@@ -105,6 +105,25 @@ class OutcomeSubjects(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dead: str | None = None
 
 
+class Debounce(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How each PUT under its key pushes a message back."""
+
+    quiet_ms: int
+    """It is due when no PUT has come for so long."""
+    at_most_ms: int
+    """How long after `since_ms` it is due at the latest; 0: without end."""
+    keeps_first: bool
+    """The content of the first PUT is delivered, not that of the last."""
+    since_ms: int
+    """When the first PUT came since the key was free."""
+
+    def due_ms(self, now_ms: int) -> int:
+        """When a message is due that is put now."""
+        due_ms = now_ms + self.quiet_ms
+        end_ms = self.since_ms + self.at_most_ms if self.at_most_ms else due_ms
+        return max(now_ms, min(due_ms, end_ms))
+
+
 class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Rarer wishes of the publisher for a message; there are none where all is as by default."""
 
@@ -120,6 +139,8 @@ class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where it goes; None: to all subscriptions that match."""
     outcomes: OutcomeSubjects | None = None
     """None: no message is published with the outcome."""
+    debounce: Debounce | None = None
+    """None: no PUT under its key pushes it back."""
 
     def expires_ms(self, due_ms: int) -> int | None:
         """From when on it is too late for a message that is due at `due_ms`; None: never."""
@@ -213,6 +234,22 @@ def _without_nothing(fields: tuple[Any, ...], count_min: int) -> tuple[Any, ...]
     while count > count_min and fields[count - 1] is None:
         count -= 1
     return fields[:count]
+
+
+def debounced(payload: Payload, before: Payload | None, now_ms: int) -> tuple[Payload, int]:
+    """A payload that is put now under a key where a message waits with the payload `before`, or
+    none, and when it is due. Its options have a debounce, which goes on from that of the other."""
+    assert payload.options is not None and payload.options.debounce is not None
+    known = None if before is None or before.options is None else before.options.debounce
+    since_ms = now_ms if known is None else min(known.since_ms, now_ms)
+    debounce = msgspec.structs.replace(payload.options.debounce, since_ms=since_ms)
+    kept = before if before is not None and debounce.keeps_first else payload
+    options = msgspec.structs.replace(kept.options or MessageOptions(), debounce=debounce)
+    # Without the course of deliveries: the message is new.
+    put = Payload(
+        kept.body, kept.content, kept.key, kept.headers, watch=kept.watch, options=options
+    )
+    return put, debounce.due_ms(now_ms)
 
 
 def encode_payloads(

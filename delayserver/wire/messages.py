@@ -108,18 +108,38 @@ class PublishModel(PlainMessage, gc=False):
     ] = None
 
 
+class DebounceModel(Strict, gc=False):
+    """A message that each PUT under its key pushes back."""
+
+    quiet: Annotated[Duration, about("it is due when no PUT has come for so long")]
+    at_most: Annotated[
+        Duration, about("it is due so long after the first PUT at the latest; else without end")
+    ] = None
+    keep: Annotated[
+        Literal["last", "first"],
+        about("whose content is delivered: the last PUT's, or the first's"),
+    ] = "last"
+
+
 PublishUnderKeyModel: Final[Any] = msgspec.defstruct(
     "PublishUnderKeyModel",
     [
-        (one.name, one.type, one.default)
-        for one in msgspec.structs.fields(PublishModel)
-        if one.name not in ("subject", "key")
+        *(
+            (one.name, one.type, one.default)
+            for one in msgspec.structs.fields(PublishModel)
+            if one.name not in ("subject", "key")
+        ),
+        (
+            "debounce",
+            Annotated[DebounceModel | None, about("instead of `delay`, `deliver_at`, `jitter`")],
+            None,
+        ),
     ],
     namespace={"__doc__": "A message whose subject and key stand in the path."},
     forbid_unknown_fields=True,
     gc=False,
 )
-"""The fields of PublishModel but for those two."""
+"""The fields of PublishModel but for those two, and how PUTs are debounced."""
 
 
 class CancelKeyBody(Strict, gc=False):
@@ -253,6 +273,15 @@ class OutcomeMessageDocument(msgspec.Struct):
     subject: str
 
 
+class DebounceDocument(msgspec.Struct):
+    """How PUTs push a message back."""
+
+    quiet: str
+    keep: str
+    since: Annotated[Time, about("the first PUT since the key was free")]
+    at_most: str | UnsetType = UNSET
+
+
 class MessageDocument(msgspec.Struct):
     """A message and its state."""
 
@@ -276,6 +305,7 @@ class MessageDocument(msgspec.Struct):
     to: Annotated[ToDocument | UnsetType, about("where it goes, if it says so itself")] = UNSET
     on_delivered: OutcomeMessageDocument | UnsetType = UNSET
     on_dead: OutcomeMessageDocument | UnsetType = UNSET
+    debounce: DebounceDocument | UnsetType = UNSET
 
 
 class HeartbeatDocument(msgspec.Struct):

@@ -20,6 +20,7 @@ from delayserver.records.direct import Destination
 from delayserver.records.horizon import Mark
 from delayserver.records.message import (
     Content,
+    Debounce,
     MessageOptions,
     Origin,
     OutcomeSubjects,
@@ -131,6 +132,9 @@ PAYLOADS = {
     "to": Payload(BODY, options=MessageOptions(to=DIRECT)),
     "to with defaults": Payload(
         BODY, options=MessageOptions(to=Destination("http://127.0.0.1/", "a"))
+    ),
+    "debounce": Payload(
+        BODY, key="k", options=MessageOptions(debounce=Debounce(5_000, 60_000, True, 70))
     ),
     "outcomes": Payload(BODY, options=MessageOptions(outcomes=OutcomeSubjects("paid", "unpaid"))),
     "outcome of the dead": Payload(

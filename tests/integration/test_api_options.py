@@ -1,5 +1,6 @@
 """Options of a message, over real HTTP: too late, spread, first among what is due."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -270,3 +271,84 @@ def test_of_a_group_one_is_under_way_at_a_time_in_due_order(api, subject, path):
         api.ask("POST", f"{path}/ack", json={"leases": [taken[before]]})
         wait_until(partial(lambda one: one in pull(), after))
     assert set(taken) == {*ids, other}
+
+
+# ── debounce ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def put(api, subject, key="k", status=(200, 201), **document):
+    answer = api.put(f"/v1/subjects/{subject}/keys/{key}", json=document)
+    assert answer.status_code in status, answer.text
+    return answer.json()
+
+
+def test_each_put_pushes_a_message_back_as_far_as_at_most(api, subject):
+    quiet = {"quiet": "10m", "at_most": "10m", "keep": "first"}
+    first = put(api, subject, debounce=quiet, body=1, headers={"x-n": "1"}, status=(201,))
+    second = put(api, subject, debounce={**quiet, "at_most": "1h"}, body=2, status=(200,))
+    assert second["id"] != first["id"]
+    assert time_ms(second["deliver_at"]) > time_ms(first["deliver_at"])
+    assert api.look_up(first["id"])["state"] == "cancelled"
+    found = api.look_up(second["id"])
+    assert (found["body"], found["headers"]) == (1, {"x-n": "1"})
+    since_ms = time_ms(found["debounce"]["since"])
+    assert time_ms(first["deliver_at"]) == since_ms + 600_000
+    assert found["debounce"].items() >= {"quiet": "10m", "at_most": "1h", "keep": "first"}.items()
+    third = put(api, subject, debounce={"quiet": "10m", "at_most": "10m"}, body=3, status=(200,))
+    assert third["deliver_at"] == first["deliver_at"]
+    assert api.look_up(third["id"])["body"] == 3
+    api.ask("DELETE", f"/v1/messages/{third['id']}")
+    anew = put(api, subject, debounce=quiet, body=4, status=(201,))
+    assert time_ms(api.look_up(anew["id"])["debounce"]["since"]) > since_ms
+    assert api.look_up(anew["id"])["body"] == 4
+    assert "debounce" not in api.look_up(put(api, subject, delay="1h")["id"])
+
+
+def test_a_debounced_message_is_delivered_once_when_its_time_has_come(api, subject, path):
+    for number in range(5):
+        put(api, subject, body=number, debounce={"quiet": 300, "at_most": 600, "keep": "last"})
+    [pulled] = api.pull_all(path, 1)
+    assert pulled["body"] == 4
+    put(api, subject, body=5, debounce={"quiet": 1})
+    [pulled] = api.pull_all(path, 1)
+    assert pulled["body"] == 5
+
+
+def test_puts_that_come_together_know_of_each_other(api, subject):
+    with ThreadPoolExecutor(8) as pool:
+        body = {"debounce": {"quiet": "1h", "at_most": "2h"}}
+        done = list(pool.map(lambda n: put(api, subject, body=n, **body), range(40)))
+    states = [api.look_up(one["id"]) for one in done]
+    [waiting] = [one for one in states if one["state"] == "scheduled"]
+    assert [one["state"] for one in states].count("cancelled") == 39
+    assert {one["debounce"]["since"] for one in states} == {waiting["debounce"]["since"]}
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer"),
+    [
+        ({"debounce": {"quiet": "5s"}, "delay": "1s"}, "/debounce"),
+        ({"debounce": {"quiet": "5s"}, "deliver_at": 1_900_000_000_000}, "/debounce"),
+        ({"debounce": {"quiet": "5s"}, "jitter": "1s"}, "/debounce"),
+        ({"debounce": {"quiet": "5s", "at_most": "1s"}}, "/debounce/at_most"),
+        ({"debounce": {"quiet": 0}}, "/debounce/quiet"),
+        ({"debounce": {"quiet": "9999d"}}, "/debounce/quiet"),
+        ({"debounce": {"quiet": "5s", "keep": "both"}}, "/debounce/keep"),
+        ({"debounce": {"at_most": "5s"}}, "/debounce/quiet"),
+        ({"debounce": {"quiet": "5s", "more": 1}}, "/debounce/more"),
+    ],
+)
+def test_a_debounce_that_cannot_be_kept_is_refused(api, subject, document, pointer):
+    answer = put(api, subject, status=(422,), **document)
+    assert answer.get("pointer") == pointer or pointer in str(answer.get("errors"))
+
+
+def test_a_debounce_goes_on_behind_a_kill(make_api, subject):
+    api = make_api()
+    api.start()
+    body = {"debounce": {"quiet": "30m", "at_most": "1h"}}
+    first = api.look_up(put(api, subject, body=1, **body)["id"])
+    api.restart(kill=True)
+    again = api.look_up(put(api, subject, body=2, **body)["id"])
+    assert again["debounce"] == first["debounce"]
+    assert time_ms(again["deliver_at"]) > time_ms(first["deliver_at"])

@@ -7,8 +7,10 @@ which OpenAPI shows; statuses that may come with every call are added in `openap
 Cost: about 100 µs per call. Threads: belongs to the event loop.
 """
 
+from contextlib import suppress
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
@@ -38,14 +40,16 @@ from delayserver.api.rest.common import (
     shard_page,
 )
 from delayserver.api.rest.openapi import answer, batch_body, json_body
-from delayserver.errors import InputError
+from delayserver.decisions.new_messages import NewMessage
+from delayserver.errors import InputError, NotFoundError
 from delayserver.queries.look_up import MessageView
 from delayserver.records.direct import DIRECT_NAME
-from delayserver.records.message import State, check_key
+from delayserver.records.message import State, check_key, debounced
 from delayserver.records.message_id import MessageId
 from delayserver.records.tracecontext import trace_of
 from delayserver.schedule.pending import Position
 from delayserver.security.tokens import Action
+from delayserver.server.calls import Calls
 from delayserver.times import TIME_MS_MAX, format_time, read_time_ms
 from delayserver.wire.fields import DURATION_FORMS, DURATION_HELP
 from delayserver.wire.messages import (
@@ -64,6 +68,7 @@ from delayserver.wire.messages import (
     StateDocument,
 )
 from delayserver.wire.reading import read
+from storage.errors import DamageError
 
 _FROM = "due at this time or later: RFC 3339, or milliseconds (not seconds) since the epoch"
 _TO = "due before this time"
@@ -293,6 +298,8 @@ async def put_message_by_key(
     for one in message.outcome_subjects():
         require(caller, Action.PUBLISH, one)
     message.trace = trace_of(request.headers.raw)
+    if message.payload.options is not None and message.payload.options.debounce is not None:
+        message = await _debounced(parts, message, key)
     published, replaced = parts.calls.replace(
         message, parts.calls.clock(), expected=expected, only_new=only_new
     )
@@ -351,6 +358,31 @@ def _message(view: MessageView) -> Response:
     response = json_answer(message_document(view))
     response.headers["etag"] = entity_tag(view.version)
     return response
+
+
+async def _debounced(parts: Parts, message: NewMessage, key: str) -> NewMessage:
+    """The message as it is put now: it goes on where the one stands that waits under its key, which
+    has to be read. The caller puts it before any other call is heard."""
+    calls = parts.calls
+    while True:
+        waiting, before = _waiting(calls, message.subject, key), None
+        if waiting is not None:
+            # One that has gone meanwhile, or cannot be read, is none.
+            with suppress(NotFoundError, DamageError):
+                before = (await parts.queries.look_up(waiting.seq, waiting.due_ms)).payload
+        if _waiting(calls, message.subject, key) == waiting:
+            now_ms = calls.clock()
+            payload, due_ms = debounced(message.payload, before, now_ms)
+            return msgspec.structs.replace(message, payload=payload, due_ms=due_ms)
+
+
+def _waiting(calls: Calls, subject: str, key: str) -> MessageId | None:
+    try:
+        found = calls.by_key(subject, key)
+        is_waiting = calls.locate(found.seq, found.due_ms).state is State.SCHEDULED
+    except NotFoundError:
+        return None
+    return found if is_waiting else None
 
 
 async def _move(

@@ -83,6 +83,10 @@ function preview(message) {
   return text.length > PREVIEW ? text.slice(0, PREVIEW) + '…' : text;
 }
 
+function debounced({ quiet, at_most, keep }) {
+  return `by ${quiet} with each call${at_most ? `, ${at_most} after the first at the latest` : ''}; the ${keep} content`;
+}
+
 /** The message that a key stands for now. */
 function ByKey({ subject, name }) {
   const { data, error } = useLive((signal) => call('GET', path('subjects', subject, 'keys', name), { signal }), 0);
@@ -116,6 +120,7 @@ function Message({ id }) {
         ['Goes to', data.to?.url],
         ['Watches', data.watch?.join(', ')],
         ['On an event', data.on_event],
+        ['Debounced', data.debounce && debounced(data.debounce)],
         ['When delivered', data.on_delivered && `publishes to ${data.on_delivered.subject}`],
         ['When dead', data.on_dead && `publishes to ${data.on_dead.subject}`],
       ]} />

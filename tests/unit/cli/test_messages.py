@@ -189,6 +189,13 @@ def test_replace(cli):
     cli.answer(201, PUBLISHED)
     cli.run("replace", "s", "k", "null")
     assert cli.asked[2] == {"body": None}
+    cli.requests.clear()
+    cli.answer(201, PUBLISHED)
+    cli.run("replace", "s", "k", "1", "--debounce", "5s", "--at-most", "60000", "--keep", "first")
+    debounce = {"quiet": "5s", "at_most": 60_000, "keep": "first"}
+    assert cli.asked[2] == {"body": 1, "debounce": debounce}
+    result = cli.run("replace", "s", "k", "1", "--keep", "first")
+    assert result.exit_code == 2 and "--debounce" in result.output
 
 
 def test_attempts(cli):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delayserver.records.direct import Destination
 from delayserver.records.message import (
     Content,
+    Debounce,
     MessageOptions,
     Origin,
     Payload,
     ScheduleEntry,
     Watch,
+    debounced,
     decode_payload,
     encode_payload,
     encode_payloads,
@@ -133,3 +139,54 @@ def test_when_a_message_expires() -> None:
     assert URGENT.expires_ms(100) is None
     assert Payload(b"", options=MessageOptions(50)).expires_ms(100) == 150
     assert Payload(b"", options=MessageOptions(50, since_ms=300)).expires_ms(100) == 350
+
+
+PUTS = st.lists(
+    st.tuples(
+        st.integers(-50, 500),  # ms since the put before; the clock may have been set back
+        st.integers(1, 100),
+        st.sampled_from([0, 100, 300]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(PUTS)
+def test_each_put_pushes_a_message_back_and_none_beyond_the_end_of_the_first(puts: Any) -> None:
+    """Beside a model that keeps the moment of the first put, and the body of either."""
+    now_ms, due_ms, first = 1_000, 0, (1_000, b"")
+    waiting: Payload | None = None
+    for number, (passed_ms, quiet_ms, more_ms, keeps_first) in enumerate(puts):
+        now_ms += passed_ms
+        if waiting is not None and due_ms <= now_ms:
+            waiting = None  # It was delivered: the key is free.
+        at_most_ms = quiet_ms + more_ms if more_ms else 0
+        body = b"%d" % number
+        if waiting is None:
+            first = now_ms, body
+        wanted = MessageOptions(
+            priority=number % 10, debounce=Debounce(quiet_ms, at_most_ms, keeps_first, now_ms)
+        )
+        new = Payload(body, key="k", headers={"n": str(number)}, options=wanted)
+        before = waiting
+        waiting, due_ms = debounced(new, waiting, now_ms)
+        first = min(first[0], now_ms), first[1]
+        latest_ms = first[0] + at_most_ms if at_most_ms else now_ms + quiet_ms
+        assert due_ms == max(now_ms, min(now_ms + quiet_ms, latest_ms))
+        expected = before if keeps_first and before is not None else new
+        assert (waiting.body, waiting.headers) == (expected.body, expected.headers)
+        options = waiting.options
+        assert options is not None and options.debounce is not None
+        assert options.debounce.since_ms == first[0]
+        assert options.priority == expected.options.priority  # type: ignore[union-attr]
+        assert decode_payload(encode_payload(waiting), "", 0, 1) == waiting
+
+
+def test_what_waits_without_a_debounce_may_be_kept_and_its_deliveries_are_not() -> None:
+    new = Payload(b"2", key="1001", options=MessageOptions(debounce=Debounce(5, 0, True, 70)))
+    kept, due_ms = debounced(new, FULL, 70)
+    assert due_ms == 75 and kept.origin is None and kept.history is None
+    assert (kept.body, kept.watch) == (FULL.body, FULL.watch)
+    assert kept.options == new.options
