@@ -157,6 +157,8 @@ class Pump:
         if deadlines is not None:
             self.looks.for_deadlines(queue)
             queue.rows.let_go()
+        elif queue.is_idle:
+            return
         queue.keep()
         wait_ms, outdated_ms = _wait_ms(queue, instant), queue.rows.outdated_ms(now_ms)
         if wait_ms is None and outdated_ms is None:
@@ -171,7 +173,8 @@ class Pump:
         if not queue.subscription.is_pushed:
             self.pulls.complete(queue, instant)
             return queue.count != before
-        queue.want(instant)
+        if queue.permit is not None:
+            queue.want(instant)
         left = REQUESTS_MAX
         while left > 0 and queue.rows.count:
             if not (count := self.pushes.begin(queue, instant, left)):

@@ -92,7 +92,8 @@ class Pushes:
         queue.slow_start.begin(taken)
         bytes_max = BATCH_BYTES_MAX if subscription.batch_max else self._answer_max_bytes
         used = min(taken, self._leave(queue, rows_max, bytes_max, instant, taken))
-        self._give_back(queue, taken - used)
+        if used < taken:
+            self._give_back(queue, taken - used)
         return used
 
     def _leave(
@@ -149,7 +150,7 @@ class Pushes:
                 requests, connections = self._send_batches(queue, deliveries, connections)
             else:
                 requests = self._send(queue.subscription, deliveries)
-        if not subscription.takes_many:
+        if connections > requests and not subscription.takes_many:
             self._give_back(queue, connections - requests)
         if not (requests and subscription.batch_max):
             self._pump.run(queue, now_ms)  # There is no answer that will do it.
