@@ -34,7 +34,6 @@ deleted at the end. 100 million take some minutes to make.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -70,7 +69,7 @@ from levels.calibration import calibrate_disk
 from levels.lateness import BESIDE_BATCH, publish_beside
 from levels.opening import open_bench
 from load import LoadError, ask_each, http_request
-from report import Figure, add_options, make_console, parse, show_figures, write_json
+from report import Figure, make_console, make_parser, parse, report
 from rich.markup import escape
 from servers import ROOT, BenchmarkError, Served, add_directory, demand_space
 
@@ -375,12 +374,7 @@ def _extrapolated(what: str, value: float, unit: str, whence: str) -> Figure:
 
 def main() -> int:
     """Exit status 1: counts were wrong, or a size could not be measured."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench billion",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("billion", __doc__)
     parser.add_argument(
         "--messages",
         type=int,
@@ -425,10 +419,14 @@ def main() -> int:
             figures += extrapolated(figures, base, count)
     where = " in one hour" if options.hot else ""
     where += ", with keys" if options.keys else ""
-    show_figures(f"{count:,} messages that wait{where}", figures, console)
-    if options.json is not None:
-        write_json(options.json, "billion", figures)
-    return 0 if complete and not any(figure.wrong for figure in figures) else 1
+    return report(
+        options,
+        "billion",
+        f"{count:,} messages that wait{where}",
+        figures,
+        console,
+        complete=complete,
+    )
 
 
 if __name__ == "__main__":

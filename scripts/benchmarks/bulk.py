@@ -33,15 +33,7 @@ import pyarrow.parquet as pq
 from copying import copying
 from load import LoadConnection, http_request
 from peers.postgresql import is_installed
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, make_console, make_parser, parse, report
 from servers import Served, add_directory, delay_server, disk_directory
 from sessions import open_session
 
@@ -200,17 +192,12 @@ def measure_copies(
 
 def main() -> int:
     """Exit status 1: counts were wrong."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench bulk",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("bulk", __doc__)
     parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the table")
     parser.add_argument("--posted-rows", type=int, default=200_000, help="of them, posted")
     parser.add_argument("--copied-rows", type=int, default=500_000, help="beside PostgreSQL")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(CASES), help="which of them")
-    add_options(parser)
     add_directory(parser)
     options = parse(parser, rows=2_000, posted_rows=1_000, copied_rows=1_000, rounds=1)
     options.only = options.only.split(",")
@@ -233,12 +220,7 @@ def main() -> int:
                     figures += measure_copies(job, server, directory, options)
                 else:
                     console.print("copied: PostgreSQL is not installed (Debian: postgresql)")
-    if options.quick:
-        without_levels(figures)
-    show_figures("Bulk load", figures, console)
-    if options.json is not None:
-        write_json(options.json, "bulk", figures)
-    return 1 if any(figure.wrong for figure in figures) else 0
+    return report(options, "bulk", "Bulk load", figures, console)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ To reach: 300 KB and a second; 2 % of a core, and no p99.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import sys
@@ -34,15 +33,7 @@ from levels.opening import open_bench
 from load import LoadConnection, LoadError, http_request
 from playwright.sync_api import Browser, Request, Response, sync_playwright
 from playwright.sync_api import Error as BrowserError
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, make_console, make_parser, parse, report
 from rich.markup import escape
 from servers import BenchmarkError, Served, add_directory, delay_server, demand_space
 
@@ -213,12 +204,7 @@ def measure(bench: Bench, options: Any) -> None:
 
 def main() -> int:
     """Exit status 1: it could not be measured."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench console",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("console", __doc__)
     parser.add_argument("--messages", type=int, default=MESSAGES, help="how many wait")
     parser.add_argument("--screens", type=int, default=10, help="how many are open")
     parser.add_argument("--seconds", type=int, default=60, help="of each turn")
@@ -238,12 +224,14 @@ def main() -> int:
         except (BenchmarkError, BrowserError, LoadError, OSError) as error:
             console.print("[bold red]console failed:[/]", escape(str(error)))
             complete = False
-    if options.quick:
-        without_levels(bench.figures)
-    show_figures(f"the console, {options.messages:,} messages that wait", bench.figures, console)
-    if options.json is not None:
-        write_json(options.json, "console", bench.figures)
-    return 0 if complete else 1
+    return report(
+        options,
+        "console",
+        f"the console, {options.messages:,} messages that wait",
+        bench.figures,
+        console,
+        complete=complete,
+    )
 
 
 if __name__ == "__main__":

@@ -22,15 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from load import arrow_stream
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, add_options, make_console, parse, report
 
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
@@ -436,11 +428,9 @@ def main() -> None:
             with console.status(lane.name):
                 figures += [measure(lane, size, messages, rounds) for size in lane.sizes]
         gc.collect()
-    if options.quick:
-        without_levels(figures)
-    show_figures("Lanes beside the path in their place, µs per message", figures, console)
-    if options.json:
-        write_json(options.json, "lanes", figures)
+    report(
+        options, "lanes", "Lanes beside the path in their place, µs per message", figures, console
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ at the most, without pages of files.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -32,15 +31,7 @@ from auditing import measure_audits
 from directories import BATCH_ROWS, Maker
 from publishing import measure_sink
 from pyspark.sql import DataFrame, SparkSession
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, make_console, make_parser, parse, report
 from servers import add_directory, disk_directory
 from sessions import open_session
 
@@ -139,12 +130,7 @@ def measure_reading(spark: SparkSession, root: Path, count: int, rounds: int) ->
 
 def main() -> int:
     """Exit status 1: counts were wrong."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench pipeline",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("pipeline", __doc__)
     parser.add_argument("--read-rows", type=int, default=2_000_000)
     parser.add_argument("--audit-rows", default=AUDIT_ROWS, metavar="N,…")
     parser.add_argument("--sink-rows", type=int, default=500_000)
@@ -176,12 +162,7 @@ def main() -> int:
                 figures += measure_audits(spark, root, sizes, make_settled)
             if "sink" in chosen:
                 figures += measure_sink(spark, root / "sink", arguments.sink_rows, arguments.rounds)
-    if arguments.quick:
-        without_levels(figures)
-    show_figures("The data pipeline", figures, console)
-    if arguments.json is not None:
-        write_json(arguments.json, "pipeline", figures)
-    return 1 if any(figure.wrong for figure in figures) else 0
+    return report(arguments, "pipeline", "The data pipeline", figures, console)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ that are renewed every 10 s, 10,000 each second, with a p99 of 20 ms.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import sys
@@ -31,15 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import wrk
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, make_console, make_parser, parse, report
 from servers import add_directory, delay_server, disk_directory
 
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
@@ -278,12 +269,7 @@ def cpu_s(case: Callable[[], None], rounds: int) -> float:
 
 def main() -> int:
     """Exit status 1: counts were wrong."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench purgatory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("purgatory", __doc__)
     parser.add_argument("--polls", type=int, default=100_000, help="consumers that wait at once")
     parser.add_argument("--heartbeats", type=int, default=100_000, help="how many")
     parser.add_argument("--seconds", type=int, default=60, help="for which they are renewed")
@@ -324,12 +310,9 @@ def main() -> int:
         figures.append(
             heartbeats(directory, options.heartbeats, options.seconds, options.connections)
         )
-    if options.quick:
-        without_levels(figures)
-    show_figures(f"{polls:,} long polls, processor time; heartbeats", figures, console)
-    if options.json is not None:
-        write_json(options.json, "purgatory", figures)
-    return 1 if any(figure.wrong for figure in figures) else 0
+    return report(
+        options, "purgatory", f"{polls:,} long polls, processor time; heartbeats", figures, console
+    )
 
 
 if __name__ == "__main__":

@@ -75,6 +75,36 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def make_parser(name: str, description: str | None, plotted: str = "") -> argparse.ArgumentParser:
+    """The options of `scripts/bench NAME`: --json and --quick; --plot for one that draws."""
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/bench {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, plotted)
+    return parser
+
+
+def report(
+    options: argparse.Namespace,
+    name: str,
+    title: str,
+    figures: list[Figure],
+    console: Console,
+    *,
+    complete: bool = True,
+) -> int:
+    """Show the figures, and write them where `options` say. Returns the exit status: 1 where counts
+    were wrong, or not all was measured."""
+    if options.quick:
+        without_levels(figures)
+    show_figures(title, figures, console)
+    if options.json is not None:
+        write_json(options.json, name, figures)
+    return 0 if complete and not any(figure.wrong for figure in figures) else 1
+
+
 def add_options(parser: argparse.ArgumentParser, plotted: str = "") -> None:
     """--json and --quick; --plot for a benchmark that draws what is `plotted`."""
     if plotted:

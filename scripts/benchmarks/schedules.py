@@ -15,7 +15,6 @@ more at a start.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -26,15 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from load import LoadConnection, http_request
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, make_console, make_parser, parse, report
 from servers import BenchmarkError, Served, add_directory, delay_server, disk_directory
 
 from delayserver.config import Settings
@@ -191,12 +182,7 @@ def figures_of(directory: Path, options: Any) -> list[Figure]:
 
 def main() -> int:
     """Exit status 1: counts were wrong."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench schedules",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("schedules", __doc__)
     parser.add_argument("--schedules", type=int, default=100_000, help="how many wait")
     parser.add_argument("--firing", type=int, default=1000, help="how many run in a second")
     parser.add_argument("--seconds", type=int, default=10, help="in how many seconds")
@@ -205,12 +191,7 @@ def main() -> int:
     console = make_console()
     with disk_directory(options.dir) as directory, console.status("schedules"):
         figures = figures_of(directory, options)
-    if options.quick:
-        without_levels(figures)
-    show_figures(f"{options.schedules:,} schedules", figures, console)
-    if options.json is not None:
-        write_json(options.json, "schedules", figures)
-    return 1 if any(figure.wrong for figure in figures) else 0
+    return report(options, "schedules", f"{options.schedules:,} schedules", figures, console)
 
 
 if __name__ == "__main__":

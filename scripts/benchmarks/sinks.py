@@ -21,7 +21,6 @@ an absolute rate. Counts are checked: the broker has all of them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -45,15 +44,7 @@ from load import LoadConnection, LoadError, http_request
 from peers.base import PeerError, Program
 from peers.rabbitmq import RabbitMQ
 from peers.redis import RedisSortedSet
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, make_console, make_parser, parse, report
 from rich.markup import escape
 from servers import ROOT, BenchmarkError, Served, add_directory, delay_server
 
@@ -525,12 +516,7 @@ def measure(bench: Bench, broker: Sunk, messages: int) -> None:
 
 def main() -> int:
     """Exit status 1: counts were wrong, or a broker could not be measured."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench sinks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("sinks", __doc__)
     parser.add_argument(
         "--messages",
         type=int,
@@ -560,12 +546,9 @@ def main() -> int:
             except (BenchmarkError, LoadError, PeerError, OSError) as error:
                 console.print(f"[bold red]{name} failed:[/]", escape(str(error)))
                 complete = False
-    if options.quick:
-        without_levels(bench.figures)
-    show_figures("messages into brokers", bench.figures, console)
-    if options.json is not None:
-        write_json(options.json, "sinks", bench.figures)
-    return 0 if complete and not any(figure.wrong for figure in bench.figures) else 1
+    return report(
+        options, "sinks", "messages into brokers", bench.figures, console, complete=complete
+    )
 
 
 if __name__ == "__main__":

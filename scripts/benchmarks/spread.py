@@ -29,7 +29,6 @@ restart.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import threading
@@ -58,7 +57,7 @@ from levels.calibration import calibrate_disk
 from levels.opening import open_bench
 from load import ConnectionResult, LoadConnection, LoadError, ask_each, http_request
 from loading import time_fullest, time_load, write_hour
-from report import Figure, add_options, make_console, parse, show_figures, write_json
+from report import Figure, make_console, make_parser, parse, report
 from rich.markup import escape
 from servers import BenchmarkError, Served, add_directory, demand_space
 
@@ -363,12 +362,7 @@ def add_ratios(figures: list[Figure]) -> None:
 
 def main() -> int:
     """Exit status 1: counts were wrong, or a spread could not be measured."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench spread",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("spread", __doc__)
     parser.add_argument(
         "--messages",
         type=int,
@@ -411,10 +405,7 @@ def main() -> int:
                 complete = False
     add_ratios(bench.figures)
     title = f"{options.messages:,} messages over different spreads"
-    show_figures(title, bench.figures, console)
-    if options.json is not None:
-        write_json(options.json, "spread", bench.figures)
-    return 0 if complete and not any(figure.wrong for figure in bench.figures) else 1
+    return report(options, "spread", title, bench.figures, console, complete=complete)
 
 
 if __name__ == "__main__":

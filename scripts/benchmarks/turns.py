@@ -21,7 +21,6 @@ To reach, with 10,000: 50 ms.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -32,15 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from load import LoadConnection, http_request
-from report import (
-    Figure,
-    add_options,
-    make_console,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import Figure, make_console, make_parser, parse, report
 from servers import BenchmarkError, Served, add_directory, delay_server, disk_directory
 
 LEVEL_MS = 50.0
@@ -245,12 +236,7 @@ def figure(name: str, count: int, before: dict[float, float], after: dict[float,
 
 def main() -> int:
     """Exit status 1: something did not come about."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench turns",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("turns", __doc__)
     parser.add_argument("--count", type=int, default=10_000, help="how many of each")
     parser.add_argument("--only", default=",".join(CASES), help="which, with commas between them")
     add_directory(parser)
@@ -262,12 +248,13 @@ def main() -> int:
         for name in options.only.split(","):
             with console.status(name):
                 figures.append(figure_of(name, directory, options.count, settle_s))
-    if options.quick:
-        without_levels(figures)
-    show_figures(f"longest turns of the event loop, {options.count:,} of each", figures, console)
-    if options.json is not None:
-        write_json(options.json, "turns", figures)
-    return 0
+    return report(
+        options,
+        "turns",
+        f"longest turns of the event loop, {options.count:,} of each",
+        figures,
+        console,
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ With --quick there is one broker, all is as small as shows that it works, and no
 test suite runs it.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +27,7 @@ from functools import partial
 from levels.bench import Bench, Size
 from levels.calibration import calibrate_disk
 from levels.opening import open_bench, run_case
-from report import add_options, make_console, parse, show_figures, without_levels, write_json
+from report import make_console, make_parser, parse, report
 from servers import add_directory
 
 from cluster.here import Here, cluster_here
@@ -51,12 +50,7 @@ def _run(case: Callable[[Bench, Here], None], here: Here, bench: Bench) -> None:
 
 def main() -> int:
     """Exit status 1: a case failed, or counts were wrong. A missed level is not a failure."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench cluster",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
+    parser = make_parser("cluster", __doc__)
     parser.add_argument("--only", metavar="CASES", help=f"of {','.join(CASES)}; by commas")
     parser.add_argument(
         "--pending",
@@ -81,12 +75,7 @@ def main() -> int:
         with cluster_here(bench, options.pending) as here:
             for case in cases:
                 complete &= run_case(bench, case, partial(_run, CASES[case], here), console)
-    if options.quick:
-        without_levels(bench.figures)
-    show_figures("Cluster", bench.figures, console)
-    if options.json is not None:
-        write_json(options.json, "cluster", bench.figures)
-    return 0 if complete else 1
+    return report(options, "cluster", "Cluster", bench.figures, console, complete=complete)
 
 
 if __name__ == "__main__":

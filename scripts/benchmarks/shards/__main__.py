@@ -30,7 +30,6 @@ With --quick, all is as small as shows that it works, and no level is set. The t
 Without Redis the other sides are measured, and it is said that it is missing.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,15 +38,7 @@ import wrk
 from levels.bench import Bench, Size
 from levels.calibration import calibrate_disk
 from levels.opening import open_bench, run_case
-from report import (
-    add_options,
-    make_console,
-    new_drawing,
-    parse,
-    show_figures,
-    without_levels,
-    write_json,
-)
+from report import make_console, make_parser, new_drawing, parse, report
 from servers import add_directory
 
 from shards import redis
@@ -86,12 +77,7 @@ def plot(bench: Bench, path: Path) -> None:
 
 def main() -> int:
     """Exit status 1: a case failed, or counts were wrong. A missed level is not a failure."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench shards",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser, "the curve into this PNG file")
+    parser = make_parser("shards", __doc__, "the curve into this PNG file")
     parser.add_argument("--only", metavar="CASES", help=f"of {','.join(CASES)}; by commas")
     add_directory(parser)
     options = parse(parser)
@@ -108,14 +94,10 @@ def main() -> int:
         calibrate_disk(bench)
         for case in cases:
             complete &= run_case(bench, case, CASES[case], console)
-    if options.quick:
-        without_levels(bench.figures)
-    show_figures("Shards", bench.figures, console)
-    if options.json is not None:
-        write_json(options.json, "shards", bench.figures)
+    status = report(options, "shards", "Shards", bench.figures, console, complete=complete)
     if options.plot is not None:
         plot(bench, options.plot)
-    return 0 if complete else 1
+    return status
 
 
 if __name__ == "__main__":
