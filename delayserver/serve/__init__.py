@@ -7,6 +7,7 @@ shard              the process of one shard, as a supervisor starts it
 node               a process of a node for one shard: on standby, and in office, by turns
 candidacy          … on standby: until it holds the office
 owner              … in office: until another is to have the shard
+fixed_owner        … outside of a cluster: from its start to its end
 standby            a process on standby, as clients see it
 listening          the sockets that clients connect to
 acceptor           takes connections from them, never more than there may be

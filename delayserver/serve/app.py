@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from delayserver.api.access import Access
 from delayserver.api.finish import Finish
-from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
+from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send
 from delayserver.api.hot.connection import Connection, Phase
 from delayserver.api.hot.protocol import make_protocol
 from delayserver.api.hot.publish import Hot
@@ -31,7 +31,6 @@ from delayserver.shards.map import ClusterMap, Machines
 from delayserver.shards.meeting import Meeting
 from delayserver.shards.member import Member
 from delayserver.shards.place import ShardPlace
-from delayserver.shards.routed import RoutedHot
 
 IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma", "delayserver.recovery.check")
 """What libraries import when they first need it, and what only a backup needs. That may be when
@@ -104,44 +103,38 @@ class App(NamedTuple):
     """Takes the hot path past ASGI."""
     rest: Rest
     """The part of the application that may be begun beforehand."""
-    member: Member | None
-    """What a shard among others does besides."""
+    member: Member
+    """The shard among the others, or alone."""
     cluster: ClusterMap
 
 
 def make_app(
     calls: Calls,
-    place: ShardPlace | None = None,
+    place: ShardPlace,
     *,
     meeting: Meeting | None = None,
     book: OwnerBook | None = None,
     machines: Callable[[], Machines] = Machines,
 ) -> App:
-    """The application of a server; `place`: of one shard of it. In a cluster: `meeting`, how it
-    comes together with the others, `book`, who owns which shard, and `machines`, what else is
-    known."""
+    """The application of a server, as the shard at `place`. In a cluster: `meeting`, how it comes
+    together with the others, `book`, who owns which shard, and `machines`, what else is known."""
     intake = Intake(calls.settings, calls.subjects, calls.random)
-    hot = Hot(calls, intake) if place is None else RoutedHot(calls, intake)
 
     def make() -> Asgi:
         for name in IMPORTED_LATE:
             import_module(name)
         from delayserver.api.rest.app import make_rest
 
-        return make_rest(calls, intake, path, cluster)
+        return make_rest(calls, intake, member.path, cluster)
 
     rest = Rest(make, calls.on_fatal)
-    path = HotPath(calls, hot, rest)
     settings = calls.settings
-    member = None
-    if place is not None:
-        assert isinstance(hot, RoutedHot)
-        member = Member(place, calls, hot, path, meeting, book)
-    links = None if member is None else member.links
-    cluster = ClusterMap(links, settings, calls.clock, machines)
+    member = Member(place, calls, intake, rest, meeting, book)
+    hot = member.hot
+    cluster = ClusterMap(member.links, settings, calls.clock, machines)
     access = Access(
         calls.tokens,
-        Leaving(hot.exit, Finish(path if member is None else member.front)),
+        Leaving(hot.exit, Finish(member.front)),
         headers_max=settings.headers_max,
         head_max_bytes=settings.head_max_bytes,
         origins=settings.cors_origins,

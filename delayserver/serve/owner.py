@@ -7,12 +7,15 @@ Cost: that of its parts. Threads: it is made in the one that follows, and belong
 from then on; `leave` is called in a thread of its own, once nothing else runs.
 """
 
+import socket
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
+from delayserver.api.hot.asgi import Asgi
 from delayserver.clocks import stopwatch_ms
 from delayserver.cluster.membership import Address, entry_of
 from delayserver.cluster.reports import HowFar
@@ -20,12 +23,12 @@ from delayserver.cluster.watch import News, choose
 from delayserver.recovery.replica import Replica
 from delayserver.recovery.store import Surroundings
 from delayserver.serve.node import Fatal, NodeShard
-from delayserver.server.metrics import Metrics
+from delayserver.server.server import Server
+from delayserver.shards.map import Machines
 from delayserver.shards.meeting import TcpMeeting
 from storage.replicated.envelope import NOBODY
 from storage.replicated.holder import Holder
 from storage.replicated.log import FollowedLog
-from storage.write_ahead_log import WriteAheadLog
 
 BEATS_LOOK_S: Final = 0.05
 STEADY_MS: Final = 60_000
@@ -68,7 +71,7 @@ class OwnerNode:
         """From here on the office is held, whatever the event loop is busy with. `address`: where
         the others find the node; `meeting`: how it comes together with them."""
         self.node = node
-        self.meeting = meeting
+        self.place, self.book, self.meeting = node.place, node.book, meeting
         self._address = address.pack()
         self._replica = replica
         self._holder = holder
@@ -95,9 +98,25 @@ class OwnerNode:
             transactions=owned.transactions,
         )
 
-    def serving(self, message_log: WriteAheadLog, metrics: Metrics) -> None:
-        """This process serves the shard from now on, with that log; `metrics` are its own."""
+    def sharing(self, server: Server) -> Callable[[Asgi], Asgi]:
+        """Puts in front of an application the calls by which other nodes get copies."""
+        return self.node.sharing(server.want_snapshot)
+
+    def machines(self) -> Machines:
+        """What is known of the machines now."""
+        return self.node.lines.news.machines
+
+    def lend(self, listeners: Sequence[socket.socket]) -> list[socket.socket]:
+        """The sockets that end with the server: copies, since the node goes on to listen."""
+        return [listener.dup() for listener in listeners]
+
+    def serving(
+        self, server: Server, on_gone: Callable[[], None], on_news: Callable[[], None]
+    ) -> None:
+        """The server serves the shard from now on. `on_gone` is called when the supervisor has
+        ended, `on_news` when something else is known of the cluster."""
         node, holder = self.node, self._holder
+        message_log, metrics = server.message_log, server.metrics
         assert isinstance(message_log, FollowedLog)
         self._taken_ms = stopwatch_ms()
         node.on_owner(entry_of(node.place.shard, self.epoch, self._address))
@@ -119,6 +138,11 @@ class OwnerNode:
             "Other nodes that cannot be reached from this one",
             node.unseen_nodes,
         )
+        node.lines.begin(on_gone, on_news)
+
+    def end(self) -> None:
+        """The server ends, and hears nothing more."""
+        self.node.lines.end()
 
     def successor(self, *, is_damaged: bool = False, is_slow: bool = False) -> str | None:
         """The node that is to have the shard now instead of this one, if any. `is_damaged`: here is

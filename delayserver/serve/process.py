@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 
 from delayserver.api.hot.answers import Always
 from delayserver.api.moving import Moving
-from delayserver.cluster.membership import Lines, Membership
+from delayserver.cluster.membership import Membership
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
 from delayserver.log_writer import LogWriter
@@ -34,6 +34,7 @@ from delayserver.recovery.memory_faults import MemoryFaults
 from delayserver.serve.acceptor import Acceptor
 from delayserver.serve.app import REST_AFTER_S, App, make_app
 from delayserver.serve.certificates import Certificates
+from delayserver.serve.fixed_owner import FixedOwner
 from delayserver.serve.hangups import Hangups, block
 from delayserver.serve.listening import BACKLOG, bind, listen, url_of
 from delayserver.serve.logs import finish_logging, set_up_logging
@@ -49,7 +50,6 @@ from delayserver.serve.reporting import (
 from delayserver.serve.uvicorn_interface import check_uvicorn
 from delayserver.server.descriptors import Budget, within_limit
 from delayserver.server.server import Server
-from delayserver.shards.book import OwnerBook
 from delayserver.shards.exposition import Figure
 from delayserver.shards.place import ShardPlace
 from storage.directory import CATALOG_DIRECTORY
@@ -61,6 +61,8 @@ from storage.shards import find_directory_above, fix_shard_count
 if TYPE_CHECKING:
     from delayserver.serve.node import NodeShard
     from delayserver.serve.owner import OwnerNode
+
+    Owner = FixedOwner | OwnerNode
 
 GRACE_S = 5
 GIVE_AWAY_MS = 1000
@@ -96,9 +98,10 @@ def serve(
         Hangups(partial(_on_hangup, certificates), certificates.renew_if_changed)
         budget = within_limit(settings)
         settings = budget.settings
+        place = place or ShardPlace.alone(settings.data_dir)
         listeners = _open_listeners(settings, place)
         node = None
-        if place is not None and membership is not None:
+        if membership is not None:
             from delayserver.serve.node import NodeShard
 
             node = NodeShard(
@@ -119,13 +122,13 @@ def serve(
         moving = Moving()
         goes_on = True
         while goes_on:
-            owner = None
-            if node is not None and (owner := _stand_by(node, moving)) is None:
+            owner = FixedOwner(place) if node is None else _stand_by(node, moving)
+            if owner is None:
                 break
-            server = _make_server(budget, place, owner, figures, faults)
+            server = _make_server(budget, owner, figures, faults)
             for listener in listeners:
                 listen(settings, listener)
-            serving = _serve(settings, server, listeners, certificates, place, owner, moving)
+            serving = _serve(settings, server, listeners, certificates, owner, moving)
             goes_on = _run_until_end(serving)
         moving.close()
     except FencedError as error:
@@ -137,12 +140,12 @@ def serve(
     return 0
 
 
-def _open_listeners(settings: Settings, place: ShardPlace | None) -> list[socket.socket]:
+def _open_listeners(settings: Settings, place: ShardPlace) -> list[socket.socket]:
     """The sockets that clients will connect to: of the server, and of the shard alone if it is one
     of several. Raises OSError, and for a server alone InputError, StorageError: it cannot serve
     what is in the directory."""
-    listeners = [bind(settings, shares=place is not None)]
-    if place is not None:
+    listeners = [bind(settings, shares=not place.is_alone)]
+    if not place.is_alone:
         return [*listeners, bind(settings.model_copy(update={"port": 0}))]
     data_dir = str(settings.data_dir)
     require_servable(data_dir)
@@ -157,8 +160,7 @@ def _open_listeners(settings: Settings, place: ShardPlace | None) -> list[socket
 
 def _make_server(
     budget: Budget,
-    place: ShardPlace | None,
-    owner: "OwnerNode | None",
+    owner: "Owner",
     figures: list[Figure],
     faults: MemoryFaults,
 ) -> Server:
@@ -169,10 +171,10 @@ def _make_server(
         progress=_progress,
         verify_catalog=faults.was_seen,
         schedule_hours_max=budget.schedule_hours_max,
-        shard=0 if place is None else place.shard,
-        shards=1 if place is None else place.count,
-        tokens_directory=None if place is None else place.data_dir,
-        around=(lambda surroundings: surroundings) if owner is None else owner.around,
+        shard=owner.place.shard,
+        shards=owner.place.count,
+        tokens_directory=owner.place.data_dir,
+        around=owner.around,
     )
     for name, text, value in figures:
         if name.endswith("_total"):
@@ -318,58 +320,38 @@ async def _serve(
     server: Server,
     listeners: list[socket.socket],
     certificates: Certificates,
-    place: ShardPlace | None,
-    owner: "OwnerNode | None",
+    owner: "Owner",
     moving: Moving | None = None,
 ) -> bool:
     """Whether the process is to go on when it returns."""
-    app = _make_app(server, place, owner)
+    place = owner.place
+    app = make_app(
+        server.calls, place, meeting=owner.meeting, book=owner.book, machines=owner.machines
+    )
+    app = app._replace(asgi=owner.sharing(server)(app.asgi))
     await server.start()
-    # A node goes on to listen when its server has ended.
-    shared = listeners if owner is None else [listener.dup() for listener in listeners]
-    uvicorn_server, acceptor = _make_uvicorn(settings, server, app, shared, certificates, moving)
-    if owner is not None:
-        # Before anybody can come: who has proved itself believes that its tunnel is taken.
-        owner.meeting.take_tunnels(acceptor.adopt)
-    if place is not None and app.member is not None:
-        await app.member.begin(listeners[-1].getsockname()[1], 0 if owner is None else owner.epoch)
-        if owner is None:
-            lines = Lines(sys.stdin.fileno(), b"", OwnerBook(place.count))
-        else:
-            lines = owner.node.lines
-            owner.serving(server.message_log, server.metrics)
-        lines.begin(uvicorn_server.on_parent_gone, partial(_on_news, owner, uvicorn_server))
+    sockets = owner.lend(listeners)
+    uvicorn_server, acceptor = _make_uvicorn(settings, server, app, sockets, certificates, moving)
+    # Before anybody can come: who has proved itself believes that its tunnel is taken.
+    owner.meeting.take_tunnels(acceptor.adopt)
+    own_port = 0 if place.is_alone else listeners[-1].getsockname()[1]
+    await app.member.begin(own_port, owner.epoch)
+    on_news = partial(_on_news, owner, uvicorn_server)
+    owner.serving(server, uvicorn_server.on_parent_gone, on_news)
+    if not place.is_alone:
         tell_supervisor(RECOVERED)
         app.member.when_ready(partial(tell_supervisor, READY))
     is_https = certificates.served is not None
     log.info("listening", url=url_of(listeners[0], is_https), pid=os.getpid())
     try:
-        await uvicorn_server.serve(sockets=shared)
+        await uvicorn_server.serve(sockets=sockets)
     finally:
-        if app.member is not None:
-            await app.member.close()
-        if owner is None:
-            await server.stop()
-        else:
-            owner.node.lines.end()
-            successor = owner.successor() if uvicorn_server.gives_away else None
-            drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
-            await server.stop(partial(owner.leave, successor), drain_ms=drain_ms)
+        await app.member.close()
+        owner.end()
+        successor = owner.successor() if uvicorn_server.gives_away else None
+        drain_ms = GIVE_AWAY_MS if uvicorn_server.gives_away else settings.drain_ms
+        await server.stop(partial(owner.leave, successor), drain_ms=drain_ms)
     return uvicorn_server.ends_hearing()
-
-
-def _make_app(server: Server, place: ShardPlace | None, owner: "OwnerNode | None") -> App:
-    if owner is None:
-        return make_app(server.calls, place)
-    node = owner.node
-    app = make_app(
-        server.calls,
-        place,
-        meeting=owner.meeting,
-        book=node.book,
-        machines=lambda: node.lines.news.machines,
-    )
-    return app._replace(asgi=node.sharing(server.want_snapshot)(app.asgi))
 
 
 def _make_uvicorn(
@@ -402,10 +384,10 @@ def _make_uvicorn(
     return uvicorn_server, acceptor
 
 
-def _on_news(owner: "OwnerNode | None", uvicorn_server: _Uvicorn) -> None:
+def _on_news(owner: "Owner", uvicorn_server: _Uvicorn) -> None:
     """Something else is known of the cluster."""
     uvicorn_server.on_news()
-    if owner is not None and not uvicorn_server.should_exit:
+    if not uvicorn_server.should_exit:
         is_slow = uvicorn_server.is_slow
         successor = owner.successor(is_damaged=uvicorn_server.is_damaged, is_slow=is_slow)
         if successor is not None:

@@ -15,7 +15,6 @@ merged_backups  backups, of which each shard makes its part
 import_routes  imports and archives, which each shard has of its own
 many_cancels  a cancel of messages of several shards
 router       has a call answered by the shard that it is for, or by all of them
-routed       the hot calls: publishes and cancels of one message
 batches      batches over several shards
 pages        lists of several shards as one list
 sums         their counts as those of one server
@@ -25,7 +24,7 @@ supply       what a shard has for consumers that wait at others
 demand       what other shards have for the consumers that wait here
 gathering    a pull that takes of all shards
 endings      leases of several shards in one call
-consuming    the calls of consumers, made of the four above
+consuming    messages and leases of consumers, made of the four above
 allotment    the limits of one webhook for all shards together, counted at its home
 limits       how a shard asks for its part of them
 token_rates  the rates of tokens, for all processes together

@@ -1,21 +1,21 @@
-"""The calls of consumers at one shard of several: each consumer gets what is due in any of them.
+"""Messages and leases of consumers at one shard: each consumer gets what is due in any of them.
 
     pull             ──▶ Gathering ──▶ own part, and parts of others (`Demand`)
     ack, nack, extend ─▶ Endings   ──▶ each lease at the shard that has granted it
     from others      ──▶ Supply, Endings ──▶ what they take, and are done with
 
 A consumer waits where it came in, with all that wait for the own shard (`Fetches`), and is woken by
-what falls due here and by what others say. Cost: see these. Threads: belongs to the event loop.
+what falls due here and by what others say. The only shard of one has no others to ask, and gives
+out its own. Cost: see these. Threads: belongs to the event loop.
 """
 
 from collections.abc import Sequence
 
-from delayserver.api.hot.consume import Asked, Cancel, Consuming, Told, ToldExpired
-from delayserver.api.intake import Intake
+from delayserver.api.hot.consume import Asked, Cancel, Ending, LeaseEnd, OwnGrants, Told
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.calls import Calls
 from delayserver.shards.demand import Demand
-from delayserver.shards.endings import Ending, Endings
+from delayserver.shards.endings import Endings
 from delayserver.shards.gathering import Gathering, PullSources
 from delayserver.shards.local import Handler
 from delayserver.shards.peers import Peers
@@ -23,16 +23,23 @@ from delayserver.shards.supply import Supply
 from delayserver.wire.pulls import AckedDocument
 
 
-class SharedConsuming(Consuming):
-    """`Consuming` of one shard of several."""
+class SharedGrants:
+    """`Grants` of one shard for the messages of all of them."""
 
-    def __init__(self, calls: Calls, intake: Intake, peers: Peers) -> None:
-        super().__init__(calls, intake)
+    def __init__(self, calls: Calls, peers: Peers) -> None:
+        self._calls = calls
+        own = OwnGrants(calls)
         self._supply = Supply(calls, peers)
         demand = Demand(calls, peers, self._look)
         self._sources = PullSources(calls, peers.own, peers.count, demand)
-        self._endings = Endings(calls, peers)
-        calls.consumers.when_ready(self._on_ready)
+        self._endings = Endings(own, peers)
+        is_only = peers.count == 1
+        self.wait = own.wait if is_only else self._wait
+        """See Grants."""
+        self.end = own.end if is_only else self._endings.end
+        """See Grants."""
+        if not is_only:
+            calls.consumers.when_ready(self._on_ready)
 
     @property
     def handlers(self) -> Sequence[Handler]:
@@ -51,7 +58,7 @@ class SharedConsuming(Consuming):
         ):
             fetch.force_complete()
 
-    def wait(
+    def _wait(
         self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
     ) -> Cancel:
         calls = self._calls
@@ -66,19 +73,6 @@ class SharedConsuming(Consuming):
                     gathering.refuse(error)
 
             gathering.is_acking = True
-            self._endings.end(Ending.ACK_SOON, subscription, leases, 0, done)
+            self._endings.end(LeaseEnd(Ending.ACK_SOON, subscription.id, leases), done)
         gathering.begin()
         return gathering.cancel
-
-    def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
-        self._endings.end(Ending.ACK, subscription, leases, 0, done)
-
-    def nack(
-        self, subscription: Subscription, leases: list[str], delay_ms: int, done: ToldExpired
-    ) -> None:
-        self._endings.end(Ending.NACK, subscription, leases, delay_ms, done)
-
-    def extend(
-        self, subscription: Subscription, leases: list[str], lease_ms: int, done: ToldExpired
-    ) -> None:
-        self._endings.end(Ending.EXTEND, subscription, leases, lease_ms, done)

@@ -108,13 +108,14 @@ class Definitions:
         self._tasks: set[asyncio.Task[None]] = set()
         self.whole = asyncio.Event()
         """Set once all shards have met, and have all definitions; it stays set."""
-        if self._is_home:
+        if self._followers:
             calls.subscriptions.spreading = self
-        calls.subscriptions.when_paused(self._on_paused)
         self._failing: dict[int, int] = {}
         """What the home is being told of subscriptions: since when they fail."""
         if self._others:
+            calls.subscriptions.when_paused(self._on_paused)
             calls.subscriptions.when_failing(self._on_failing)
+        self._look()
 
     def begin(self) -> None:
         """From now on others may come."""

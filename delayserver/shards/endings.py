@@ -17,7 +17,6 @@ Threads: belongs to the event loop.
 
 import asyncio
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import repeat
 from typing import Final
@@ -25,12 +24,10 @@ from typing import Final
 import msgspec
 
 from delayserver.api.hot.answers import AnsweredError, problem_answer
-from delayserver.api.hot.consume import ToldExpired
+from delayserver.api.hot.consume import LeaseEnd, OwnGrants, ToldExpired
 from delayserver.api.problems import ProblemDocument, problem_of
 from delayserver.delivery.leases import shard_of_lease
 from delayserver.errors import ShardAwayError
-from delayserver.records.subscriptions import Subscription
-from delayserver.server.calls import Calls
 from delayserver.shards.link import hot_answer
 from delayserver.shards.peers import Asks, PeerAnswer, PeerCall, Peers
 
@@ -38,24 +35,8 @@ LEASES_PATH: Final = "/internal/leases"
 _AWAY: Final = problem_of(ShardAwayError(0)).document.type
 
 
-class Ending(StrEnum):
-    """What is to become of leases."""
-
-    ACK = "ack"
-    ACK_SOON = "ack soon"
-    NACK = "nack"
-    EXTEND = "extend"
-
-
-class _Leased(msgspec.Struct, array_like=True):
-    ending: Ending
-    subscription_id: int
-    tokens: list[str]
-    duration_ms: int
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Leased).decode
+_decode = msgspec.msgpack.Decoder(LeaseEnd).decode
 _decode_expired = msgspec.msgpack.Decoder(list[str]).decode
 _read_problem = msgspec.json.Decoder(ProblemDocument).decode
 
@@ -63,35 +44,28 @@ _read_problem = msgspec.json.Decoder(ProblemDocument).decode
 class Endings:
     """The leases of all shards, as one of them is told of them."""
 
-    def __init__(self, calls: Calls, peers: Peers) -> None:
-        self._calls = calls
+    def __init__(self, own: OwnGrants, peers: Peers) -> None:
+        self._own = own
         self._peers = peers
         self._asks = Asks(peers)
 
-    def end(
-        self,
-        ending: Ending,
-        subscription: Subscription,
-        tokens: list[str],
-        duration_ms: int,
-        done: ToldExpired,
-    ) -> None:
+    def end(self, leased: LeaseEnd, done: ToldExpired) -> None:
         """Have leases end, wherever they were granted; `done` is called when all is done.
 
         Raises what the own shard raises: then nothing was done."""
+        tokens = leased.tokens
         parts = places_by_shard(tokens, self._peers.own, self._peers.count)
         if parts.keys() <= {self._peers.own}:
-            self._end_own(ending, subscription.id, tokens, duration_ms, done)
+            self._own.end(leased, done)
             return
         joined = _Joined(tokens, len(parts), done)
         own = parts.pop(self._peers.own, None)
         if own is not None:
             some = [tokens[place] for place in own]
-            joined_own = partial(joined.told, own)
-            self._end_own(ending, subscription.id, some, duration_ms, joined_own)
+            self._own.end(leased._replace(tokens=some), partial(joined.told, own))
         for shard, places in parts.items():
             some = [tokens[place] for place in places]
-            body = _encode(_Leased(ending, subscription.id, some, duration_ms))
+            body = _encode(leased._replace(tokens=some))
             call = PeerCall("POST", LEASES_PATH, body=body)
             self._asks.ask(shard, call, partial(self._on_answer, shard, joined, places))
 
@@ -128,29 +102,8 @@ class Endings:
 
         # The subscription may be deleted here, and not yet where the call came in. Its leases are
         # held on, and keep their messages from others.
-        self._end_own(
-            leased.ending, leased.subscription_id, leased.tokens, leased.duration_ms, done
-        )
+        self._own.end(leased, done)
         return PeerAnswer(200, (), _encode(await future))
-
-    def _end_own(
-        self,
-        ending: Ending,
-        subscription_id: int,
-        tokens: list[str],
-        duration_ms: int,
-        done: ToldExpired,
-    ) -> None:
-        calls = self._calls
-        match ending:
-            case Ending.ACK:
-                calls.consumers.ack(subscription_id, tokens, done)
-            case Ending.ACK_SOON:
-                done(calls.consumers.ack_soon(subscription_id, tokens))
-            case Ending.NACK:
-                calls.consumers.nack(subscription_id, tokens, duration_ms, done)
-            case Ending.EXTEND:
-                done(calls.consumers.extend(subscription_id, tokens, duration_ms))
 
 
 class _Joined:

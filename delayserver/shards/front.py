@@ -5,12 +5,11 @@
          ──▶ else                                  ──▶ passed on: it belongs here
 
 The body is read before anything is decided, within the limits of the call. Calls that may stay on
-the hot path (`RoutedHot`) do not come here. Cost: 20 µs a call. Threads: belongs to the event loop.
+the hot path (`Hot.gather`) do not come here. Cost: 20 µs a call.
+Threads: belongs to the event loop.
 """
 
 from collections.abc import Sequence
-
-import msgspec
 
 from delayserver.api.hot.answers import problem_answer
 from delayserver.api.hot.asgi import (
@@ -24,13 +23,13 @@ from delayserver.api.hot.asgi import (
     read_body,
     send_answer,
 )
+from delayserver.api.hot.belonging import shard_of_publish
 from delayserver.api.hot.paths import MESSAGES_PATH, REST_MAX_BYTES, is_health, is_hot, parse_call
 from delayserver.api.hot.publish import Hot
 from delayserver.errors import DelayServerError
 from delayserver.shards.link import Links, hot_answer
 from delayserver.shards.local import Handler, body_of
 from delayserver.shards.peers import PeerAnswer, PeerCall
-from delayserver.shards.routed import decode_named
 
 _KEPT = frozenset(
     {
@@ -104,12 +103,8 @@ class OneByOne:
         """POST /v1/messages"""
         if call.method != "POST" or call.path != MESSAGES_PATH:
             return None
-        try:
-            named = decode_named(call.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None  # It is refused here.
         links = self._links
-        shard = named.shard(links.count)
-        if shard is None or shard == links.own:
+        shard = shard_of_publish(call.body, links)
+        if shard == links.own:
             return None
         return links.misdirected(shard, call) or await links.ask(shard, call)

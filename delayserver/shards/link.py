@@ -152,8 +152,8 @@ class Links:
         self.count = place.count
         self.book = book
         self._scheme = "https" if is_https else "http"
-        self.ports: dict[int, int] = {}
-        """Where each shard that is there listens itself, for clients."""
+        self.ports: dict[int, int] = {self.own: 0} if place.is_alone else {}
+        """Where each shard that is there listens itself, for clients; 0: where the server does."""
         self.epoch = 0
         """Of this process, as the owner of its shard."""
         self._meeting = meeting
@@ -173,7 +173,7 @@ class Links:
 
     async def begin(self, application: Application, port: int, epoch: int = 0) -> None:
         """Be there for the others, and look for them. `port`: where this shard listens itself, for
-        clients. `epoch`: of this process, as the owner of its shard."""
+        clients; 0: where the server does. `epoch`: of this process, as the owner of its shard."""
         self._application = application
         self.ports[self.own] = port
         self.epoch = epoch
@@ -387,6 +387,8 @@ class Links:
             owner = self.book.owner(shard)
             return None if owner is None else owner.url
         port = self.ports.get(shard)
+        if port == 0:
+            return f"{self._scheme}://{host}"
         return None if port is None else f"{self._scheme}://{_without_port(host)}:{port}"
 
     def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:

@@ -11,7 +11,8 @@ replica is behind, and when a node was seen, changes all the time, and is not in
 In a cluster the addresses are those in the book. On one machine they are the ports of the shards on
 the host that the request named, which is how this client reaches this machine.
 
-A server alone is one shard, which is asked where it was asked: its version never changes.
+A server alone is the only shard of one, which is asked where it was asked: its version never
+changes.
 
 Cost: 3 µs and 1 µs for each shard; a future for each long poll. Threads: belongs to the event loop.
 """
@@ -46,7 +47,7 @@ class Machines(NamedTuple):
 
 
 class ClusterMap:
-    """The map of one process. `links`: None of a server alone, and of a process on standby."""
+    """The map of one process. `links`: None of a process on standby."""
 
     def __init__(
         self,

@@ -79,16 +79,20 @@ class Meeting(Protocol):
 class UnixMeeting:
     """Shards of one machine."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory`: of the sockets; what comes over them is believed."""
+    def __init__(self, directory: Path | None) -> None:
+        """`directory`: of the sockets; what comes over them is believed. None: of a shard without
+        others."""
         self._directory = directory
         self._server: asyncio.Server | None = None
 
     def _path(self, shard: int) -> Path:
+        assert self._directory is not None
         return self._directory / f"{shard}"
 
     async def listen(self, own: Party, make: MakeLink) -> None:
         """See Meeting."""
+        if self._directory is None:
+            return
         path = self._path(own.shard)
         path.unlink(missing_ok=True)  # of the process before
         self._server = await asyncio.get_running_loop().create_unix_server(make, str(path))
@@ -97,6 +101,9 @@ class UnixMeeting:
         """See Meeting."""
         path = str(self._path(shard))
         await asyncio.get_running_loop().create_unix_connection(make, path)
+
+    def take_tunnels(self, make: MakeLink) -> None:
+        """No process of this machine is on standby, so none comes as a client."""
 
     def close(self) -> None:
         """See Meeting."""

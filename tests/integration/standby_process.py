@@ -19,10 +19,12 @@ from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.serve import process
 from delayserver.serve.certificates import Certificates
+from delayserver.serve.fixed_owner import FixedOwner
 from delayserver.serve.listening import BACKLOG, bind
 from delayserver.serve.standby import StandbyFront
 from delayserver.server.server import Server
 from delayserver.shards.map import ClusterMap
+from delayserver.shards.place import ShardPlace
 from storage.files import OsFiles
 
 
@@ -54,7 +56,8 @@ async def main(directory: Path, owner: str) -> None:
     await standby.close(moving)
     print("closed", flush=True)
     server = Server(settings, fatal=process._end, progress=process._progress)
-    await process._serve(settings, server, [listener], certificates, None, None, moving)
+    itself = FixedOwner(ShardPlace.alone(directory))
+    await process._serve(settings, server, [listener], certificates, itself, moving)
 
 
 if __name__ == "__main__":

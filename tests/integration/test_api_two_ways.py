@@ -18,6 +18,7 @@ from delayserver.decisions.delayed_produce import Level
 from delayserver.queries.look_up import Queries
 from delayserver.serve.app import make_app
 from delayserver.server.server import Server
+from delayserver.shards.place import ShardPlace
 from tests.arrow_streams import ARROW, arrow_of
 from tests.integration.api_support import ApiServer, make_token
 
@@ -358,7 +359,7 @@ async def server_in_process(directory):
 
 def application_of(server):
     """What our protocol puts into the scope of a call is there too; nobody hangs up here."""
-    app = make_app(server.calls).asgi
+    app = make_app(server.calls, ShardPlace.alone(server.settings.data_dir)).asgi
 
     async def called(scope, receive, send):
         await app({**scope, WHEN_GONE: lambda gone: None}, receive, send)

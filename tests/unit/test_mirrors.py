@@ -130,10 +130,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/property/test_shard_pages.py": ("delayserver/shards/pages.py",),
     "tests/simulation/test_catalog_rot.py": ("storage/catalog_file.py",),
     "tests/simulation/test_repair.py": ("delayserver/recovery/repair.py",),
-    "tests/simulation/test_shards.py": (
-        "delayserver/shards/demand.py",
-        "delayserver/shards/member.py",
-    ),
+    "tests/simulation/test_shards.py": ("delayserver/shards/demand.py",),
     "tests/simulation/test_snapshots.py": ("delayserver/recovery/snapshots.py",),
     "tests/unit/shards/test_consuming.py": (
         "delayserver/shards/endings.py",
@@ -203,7 +200,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/delivery/ports.py",
     ),
     "tests/unit/delivery/test_transaction_sink.py": ("delayserver/delivery/sink.py",),
-    "tests/unit/records/test_sharding.py": ("delayserver/shards/routed.py",),
+    "tests/unit/records/test_sharding.py": ("delayserver/api/hot/belonging.py",),
     "tests/unit/recovery/test_check.py": ("delayserver/schedule/expansion.py",),
     "tests/unit/recovery/test_incoming.py": ("storage/swap.py",),
     "tests/unit/recovery/test_replica.py": ("delayserver/recovery/store.py",),

@@ -5,6 +5,7 @@ order to read it in:
 paths      which calls these are
 publish    publish, batch, heartbeats: from request to answer
 cancel     … by id, by key, many
+belonging  the shard to which a publish or a cancel of one message belongs
 consume    … pull, ack, nack, extend
 answers    an answer, before it goes out
 protocol   the way in over the wire, past ASGI

@@ -17,13 +17,22 @@ Threads: belongs to the event loop.
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.api.conditions import expected_versions
 from delayserver.api.documents import encode
-from delayserver.api.hot.answers import Answer, Headers, Responder, problem_answer, wire_of
+from delayserver.api.hot.answers import (
+    Answer,
+    Client,
+    Headers,
+    Responder,
+    problem_answer,
+    wire_of,
+)
+from delayserver.api.hot.belonging import Shards, shard_of_cancel
 from delayserver.api.hot.paths import asks_disk, one_of
 from delayserver.decisions.cancels import Refusal
 from delayserver.errors import (
@@ -75,9 +84,12 @@ the id."""
 class HotCancel:
     """The calls, apart from how they came in."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, shards: Shards) -> None:
         self._calls = calls
+        self._shards = shards
         self._gathered: list[_Gathered] = []
+        self.gather = self._gather_routed if shards.count > 1 else self.gather_own
+        """Cancels a message where it belongs, as `gather_own` does it here."""
 
     def answer(
         self,
@@ -132,7 +144,18 @@ class HotCancel:
 
     # ── cancels of one that come in together ───────────────────────────────────────────────────
 
-    def gather(
+    def _gather_routed(
+        self, responder: Responder, subject: str | None, text: str, caller: Caller | None
+    ) -> None:
+        shard = shard_of_cancel(subject, text, self._shards)
+        if shard == self._shards.own:
+            self.gather_own(responder, subject, text, caller)
+            return
+        client = cast(Client, responder)
+        client.go_elsewhere()
+        self._shards.cancel(shard, subject, text, caller, client.come_back)
+
+    def gather_own(
         self, responder: Responder, subject: str | None, text: str, caller: Caller | None
     ) -> None:
         """Cancel one message, without a condition, together with others that come in this turn of
@@ -145,9 +168,6 @@ class HotCancel:
         if not self._gathered:
             self._calls.decide_this_turn(self.decide)
         self._gathered.append((responder, subject, text, caller))
-
-    gather_own = gather
-    """The same, of what is known to belong here."""
 
     def decide(self) -> None:
         """Answer what has been gathered."""

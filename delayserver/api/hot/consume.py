@@ -7,14 +7,14 @@
     extend ─▶ ConsumerCalls.extend ──▶ answered
 
 An answer is given through a callback, when it may be: no task and no future waits for it. There are
-two ways in, as for publishing (`delayserver.api.hot.publish`). What is done for a call that was
-read and checked stands in methods of its own: where there are several shards, all of them are asked
-(`delayserver.shards.consuming`).
+two ways in, as for publishing (`delayserver.api.hot.publish`). A call that was read and checked is
+done by `Grants`, which asks all shards where there are several (`delayserver.shards.consuming`).
 
 Cost: some 50 µs per call, and 1 µs for each message. Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -66,12 +66,90 @@ class Asked(NamedTuple):
     """Patterns of the subjects that it may read; empty: all."""
 
 
+class Ending(StrEnum):
+    """How leases end, or go on."""
+
+    ACK = "ack"
+    ACK_SOON = "ack soon"
+    NACK = "nack"
+    EXTEND = "extend"
+
+
+class LeaseEnd(NamedTuple):
+    """Leases, and their end."""
+
+    ending: Ending
+    subscription_id: int
+    """The subscription may be deleted."""
+    tokens: list[str]
+    duration_ms: int = 0
+    """After which they are delivered again, or how long they go on."""
+
+
+class Grants(Protocol):
+    """Gives consumers messages, and ends their leases."""
+
+    def wait(
+        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+    ) -> Cancel:
+        """Acknowledge leases, and then have `tell` called once with messages, at once or later.
+
+        Returns the function to call if the consumer is gone before that. Raises StoppingError."""
+        ...
+
+    def end(self, leased: LeaseEnd, done: ToldExpired) -> None:
+        """Have leases end, or go on; `done` is called when all is done. Raises OverloadedError."""
+        ...
+
+
+class OwnGrants:
+    """`Grants` of one shard for its own messages."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._consumers = calls.consumers
+
+    def wait(
+        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+    ) -> Cancel:
+        """See Grants."""
+        self._consumers.check_handing_out()
+        acked: AckedDocument | None = None
+        if leases is not None:
+            over = self._consumers.ack_soon(subscription.id, leases)
+            acked = AckedDocument(len(leases) - len(over), over)
+
+        def answer(pulled: Pulled) -> None:
+            try:
+                document: bytes | Exception = encode_pulled(pulled, acked)
+            except Exception as error:  # told to whoever asked
+                document = error
+            tell(document)
+
+        most, least, wait_ms, lease_ms, subjects = asked
+        request = PullRequest(most, lease_ms, wait_ms, answer, least, subjects)
+        return self._consumers.pull(subscription, request).cancel
+
+    def end(self, leased: LeaseEnd, done: ToldExpired) -> None:
+        """See Grants."""
+        consumers = self._consumers
+        ending, subscription_id, leases, duration_ms = leased
+        match ending:
+            case Ending.ACK:
+                consumers.ack(subscription_id, leases, done)
+            case Ending.ACK_SOON:
+                done(consumers.ack_soon(subscription_id, leases))
+            case Ending.NACK:
+                consumers.nack(subscription_id, leases, duration_ms, done)
+            case Ending.EXTEND:
+                done(consumers.extend(subscription_id, leases, duration_ms))
+
+
 class Consuming:
     """The calls, apart from how they came in."""
 
-    def __init__(self, calls: Calls, intake: Intake) -> None:
+    def __init__(self, calls: Calls, intake: Intake, grants: Grants) -> None:
         self._calls = calls
-        self._consumers = calls.consumers
+        self._grants = grants
         self._intake = intake
 
     def serve(self, call: ConsumerCall, data: bytes, caller: Caller | None, told: Told) -> Cancel:
@@ -128,37 +206,15 @@ class Consuming:
             cancel()
             told(AccessError("the pull waited, and its token is not valid any more"))
 
-        cancel = self.wait(subscription, asked, wanted.ack, tell)
+        cancel = self._grants.wait(subscription, asked, wanted.ack, tell)
         if not is_told:
             tokens.add_wait(caller, refuse)
         return leave
 
-    def wait(
-        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
-    ) -> Cancel:
-        """Acknowledge leases, and then have `tell` called once with messages, at once or later.
-
-        Returns what to call if the consumer is gone before that. Raises StoppingError."""
-        self._consumers.check_handing_out()
-        acked: AckedDocument | None = None
-        if leases is not None:
-            over = self._consumers.ack_soon(subscription.id, leases)
-            acked = AckedDocument(len(leases) - len(over), over)
-
-        def answer(pulled: Pulled) -> None:
-            try:
-                document: bytes | Exception = encode_pulled(pulled, acked)
-            except Exception as error:  # told to whoever asked
-                document = error
-            tell(document)
-
-        most, least, wait_ms, lease_ms, subjects = asked
-        request = PullRequest(most, lease_ms, wait_ms, answer, least, subjects)
-        return self._consumers.pull(subscription, request).cancel
-
     def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         leases = read(data, LeasesBody).leases
-        self.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
+        done = partial(_tell, told, AckedDocument, len(leases))
+        self._grants.end(LeaseEnd(Ending.ACK, subscription.id, leases), done)
 
     def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = read(data, NackBody)
@@ -166,29 +222,14 @@ class Consuming:
         self._intake.check_wait(delay_ms, "/delay")
         leases = wanted.leases
         done = partial(_tell, told, NackedDocument, len(leases))
-        self.nack(subscription, leases, delay_ms, done)
+        self._grants.end(LeaseEnd(Ending.NACK, subscription.id, leases, delay_ms), done)
 
     def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
         wanted = read(data, ExtendBody)
         leases = wanted.leases
         done = partial(_tell, told, ExtendedDocument, len(leases))
-        self.extend(subscription, leases, int(wanted.lease), done)
-
-    def ack(self, subscription: Subscription, leases: list[str], done: ToldExpired) -> None:
-        """As `ConsumerCalls.ack`."""
-        self._consumers.ack(subscription.id, leases, done)
-
-    def nack(
-        self, subscription: Subscription, leases: list[str], delay_ms: int, done: ToldExpired
-    ) -> None:
-        """As `ConsumerCalls.nack`. Raises OverloadedError."""
-        self._consumers.nack(subscription.id, leases, delay_ms, done)
-
-    def extend(
-        self, subscription: Subscription, leases: list[str], lease_ms: int, done: ToldExpired
-    ) -> None:
-        """As `ConsumerCalls.extend`, and `done` is told."""
-        done(self._consumers.extend(subscription.id, leases, lease_ms))
+        leased = LeaseEnd(Ending.EXTEND, subscription.id, leases, int(wanted.lease))
+        self._grants.end(leased, done)
 
 
 def _nothing() -> None:

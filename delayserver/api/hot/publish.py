@@ -19,15 +19,25 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate
+from typing import cast
 
 import msgspec
 
 from delayserver.api.conditions import entity_tag
 from delayserver.api.exit import Exit
-from delayserver.api.hot.answers import JSON, Always, Answer, Responder, problem_answer, wire_of
+from delayserver.api.hot.answers import (
+    JSON,
+    Always,
+    Answer,
+    Client,
+    Responder,
+    problem_answer,
+    wire_of,
+)
+from delayserver.api.hot.belonging import Shards, shard_of_publish
 from delayserver.api.hot.bodies import Bodies
 from delayserver.api.hot.cancel import HotCancel
-from delayserver.api.hot.consume import Consuming
+from delayserver.api.hot.consume import Consuming, Grants
 from delayserver.api.hot.paths import (
     ALIVE_PATH,
     BATCH_PATH,
@@ -70,22 +80,37 @@ _Gathered = tuple[Responder, bytes, Caller | None]
 class Hot:
     """The calls, apart from how they came in."""
 
-    def __init__(self, calls: Calls, intake: Intake) -> None:
-        self.consuming = Consuming(calls, intake)
-        self.exit = Exit(calls.may_answer, calls.shard)
+    def __init__(
+        self,
+        calls: Calls,
+        intake: Intake,
+        exit_: Exit,
+        shards: Shards,
+        grants: Grants,
+        check_whole: Callable[[], None],
+    ) -> None:
+        """`exit_`: answers leave through it. `shards`: calls may belong to others. `grants`: where
+        consumers get messages. `check_whole` raises the error that keeps the shard from being
+        ready though it is there."""
+        self.consuming = Consuming(calls, intake, grants)
+        self.exit = exit_
+        self._check_whole = check_whole
         self._calls = calls
+        self._shards = shards
         self.intake = intake
         self.bodies = Bodies(calls.slices, calls.settings.receiving_max_bytes)
         self.turns = calls.turns
-        self.cancels = HotCancel(calls)
+        self.cancels = HotCancel(calls, shards)
         self._gathered: list[_Gathered] = []
         self.gathered_bytes = 0
         """The bytes of publishes that wait to be decided together with others."""
         self._gathered_max_bytes = calls.settings.receiving_max_bytes
         self._group_max_bytes = calls.settings.group_max_bytes
-        self.routes = False
+        self.routes = shards.count > 1
         """Whether some calls belong to other shards: those that nobody gathers are routed first,
         behind ASGI."""
+        self.gather = self._gather_routed if self.routes else self.gather_own
+        """Publishes a message where it belongs, as `gather_own` does it here."""
         self.gathers = calls.telemetry is None
         """Whether publishes may be decided together: a span is for one of them."""
         # Base64 makes a third more of a body.
@@ -171,6 +196,7 @@ class Hot:
     def check_ready(self) -> None:
         """Raises what keeps the server from accepting."""
         self._calls.admit(0)
+        self._check_whole()
 
     def max_bytes(self, path: str) -> int:
         """The longest request that the path takes."""
@@ -189,7 +215,16 @@ class Hot:
 
     # ── publishes that come in together ────────────────────────────────────────────────────────
 
-    def gather(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
+    def _gather_routed(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
+        shard = shard_of_publish(data, self._shards)
+        if shard == self._shards.own:
+            self.gather_own(responder, data, caller)
+            return
+        client = cast(Client, responder)
+        client.go_elsewhere()
+        self._shards.publish(shard, data, caller, client.come_back)
+
+    def gather_own(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
         """Publish what `data` says together with others that come before the committer is free.
 
         `responder` is given what `answer` would return, once it may be told."""
@@ -205,9 +240,6 @@ class Hot:
             responder.respond(wire_of(problem_answer(error)), None)
             return
         self._gathered.append((responder, data, caller))
-
-    gather_own = gather
-    """The same, of what is known to belong here."""
 
     def decide(self) -> bool:
         """Answer what has been gathered, as much as is to be in one group; whether there is

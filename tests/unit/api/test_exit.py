@@ -19,6 +19,7 @@ from delayserver.errors import NotFoundError, OverloadedError
 from delayserver.serve.app import make_app
 from delayserver.shards.local import ask_app
 from delayserver.shards.peers import PeerAnswer, PeerCall
+from delayserver.shards.place import ShardPlace
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
 from tests.world.storage.files import SimulatedFiles
@@ -112,7 +113,7 @@ def test_no_call_is_answered_by_a_process_without_a_lease(impatient: None) -> No
     server.may_answer = lambda: holds
     server.calls.may_answer = server.may_answer
     server.calls._backups = NoBackups()  # type: ignore[assignment]
-    app = make_app(server.calls).asgi
+    app = make_app(server.calls, ShardPlace.alone(server.settings.data_dir)).asgi
 
     async def ask(method: str, path: str) -> PeerAnswer:
         asked = asyncio.ensure_future(ask_app(app, call_of(method, path)))

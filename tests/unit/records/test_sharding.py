@@ -2,6 +2,7 @@
 
 import pytest
 
+from delayserver.api.hot.belonging import decode_named
 from delayserver.records.ids import IdCodec
 from delayserver.records.sharding import (
     outcome_key,
@@ -10,7 +11,6 @@ from delayserver.records.sharding import (
     shard_of_message,
     shard_of_name,
 )
-from delayserver.shards.routed import decode_named
 
 COUNT = 5
 

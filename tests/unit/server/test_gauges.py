@@ -12,6 +12,7 @@ from delayserver.delivery.deadlines import LEFT_MAX
 from delayserver.records.message import Payload
 from delayserver.serve.app import make_app
 from delayserver.server.gauges import Gauges
+from delayserver.shards.place import ShardPlace
 from delayserver.slices import TURN_ITEMS
 from storage.rows import HOUR_MS
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
@@ -138,7 +139,7 @@ def test_each_quantity_that_is_held_has_a_limit_a_gauge_and_a_test_at_the_limit(
     server.calls.gauges.metrics = metrics
     metrics.gauge("waiting_webhooks", "Made by the server", lambda: 0)
     metrics.gauge("broker_bodies_bytes", "Made by the server", lambda: 0)
-    make_app(server.calls)
+    make_app(server.calls, ShardPlace.alone(settings.data_dir))
     shown = {family.name for family in metrics.collect()} | {"process_open_fds"}
     assert [row[0] for row in limits()] == [*AT_THE_LIMIT]
     for quantity, limit, gauge, what in limits():

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from delayserver.api.hot.answers import Answer, consumer_answer, problem_answer
+from delayserver.api.hot.consume import Consuming
 from delayserver.api.hot.paths import ConsumerCall
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
@@ -20,7 +21,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.tokens import Caller
-from delayserver.shards.consuming import SharedConsuming
+from delayserver.shards.consuming import SharedGrants
 from delayserver.shards.link import answer_of
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from tests.unit.fakes import subscription
@@ -132,10 +133,12 @@ class World:
             )
             for shard in range(count)
         ]
-        self.consuming = []
+        self.consuming, self.grants = [], []
         for server, node in zip(self.servers, self.nodes, strict=True):
             intake = Intake(server.settings, server.calls.subjects, server.calls.random)
-            self.consuming.append(SharedConsuming(server.calls, intake, node))
+            grants = SharedGrants(server.calls, node)
+            self.grants.append(grants)
+            self.consuming.append(Consuming(server.calls, intake, grants))
         self._links: dict[frozenset[int], Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.subscribe(subscription(1, subject="*", created_ms=self.clock(), lease_ms=60_000))
@@ -184,7 +187,7 @@ class World:
         async def answer() -> None:
             found: PeerAnswer | None = None
             try:
-                for handler in self.consuming[shard].handlers:
+                for handler in self.grants[shard].handlers:
                     found = found or await handler(call)
             except Exception as error:
                 found = answer_of(problem_answer(error))
@@ -298,11 +301,11 @@ class World:
 
     def check_nothing_is_left(self) -> None:
         """Nobody waits, and nothing is on its way."""
-        for server, consuming in zip(self.servers, self.consuming, strict=True):
+        for server, grants in zip(self.servers, self.grants, strict=True):
             assert server.engine.dispatcher.pulls.fetches.count() == 0
             assert server.engine.leasing.leases.count() == 0
-            for asker in consuming._supply._askers.values():
+            for asker in grants._supply._askers.values():
                 assert not asker.lent and not asker.reading
-            for wanted in consuming._sources.demand._wanted.values():
+            for wanted in grants._sources.demand._wanted.values():
                 assert not wanted.pulls and not wanted.asking
         assert not self._tasks

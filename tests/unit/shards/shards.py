@@ -20,6 +20,7 @@ from delayserver.security.tokens import Caller, Token
 from delayserver.serve.app import make_app
 from delayserver.server.server import Server
 from delayserver.shards.peers import PeerAnswer, PeerCall
+from delayserver.shards.place import ShardPlace
 from delayserver.shards.router import Router
 from storage.directory import open_identity
 from storage.files import OsFiles
@@ -117,7 +118,7 @@ class RealShards:
             made = Settings(data_dir=data_dir, **settings)
             server = Server(made, fatal=_fail, shard=shard)
             self.servers.append(server)
-            self._apps.append(make_app(server.calls)[0])
+            self._apps.append(make_app(server.calls, ShardPlace.alone(data_dir))[0])
             self.routers.append(Router(_PeersOf(self, shard), made))
         for server in self.servers:
             self._runner.run(server.start())

@@ -459,7 +459,7 @@ def test_a_token_that_is_revoked_ends_the_wait_and_takes_nothing(world: World) -
 
 def test_what_nobody_pulls_any_more_is_not_told(world: World) -> None:
     async def test() -> None:
-        wants = world.consuming[1]._supply._askers[0].told
+        wants = world.grants[1]._supply._askers[0].told
         consumer = world.pull(0, wait="60s")
         await world.move(45_000)
         assert wants == {1: 0}

@@ -11,10 +11,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from delayserver.api.hot.asgi import Asgi, HotPath, Receive, Scope, Send
-from delayserver.api.hot.publish import Hot
+from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send
 from delayserver.api.intake import Intake
 from delayserver.api.leaving import Leaving
 from delayserver.config import Settings
@@ -24,7 +24,9 @@ from delayserver.recovery.snapshots import COPIED
 from delayserver.recovery.standby import Standby
 from delayserver.recovery.store import Surroundings
 from delayserver.shards.local import ask_app
+from delayserver.shards.member import Member
 from delayserver.shards.peers import PeerAnswer, PeerCall
+from delayserver.shards.place import ShardPlace
 from storage.catalog import Table
 from storage.directory import FORMAT_FILE, Identity
 from storage.files import Files
@@ -295,8 +297,9 @@ class Node:
         )
         self.server = server
         calls = server.calls
-        hot = Hot(calls, Intake(cluster.settings, calls.subjects, calls.random))
-        self.app = Leaving(hot.exit, HotPath(calls, hot, _not_asked))
+        intake = Intake(cluster.settings, calls.subjects, calls.random)
+        member = Member(ShardPlace.alone(Path("simulated")), calls, intake, _not_asked)
+        self.app = Leaving(member.hot.exit, member.front)
         self._observe(server)
         return server
 

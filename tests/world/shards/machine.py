@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.api.hot.asgi import Receive, Scope, Send
+from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.delivery.deliveries import Deliveries
@@ -29,7 +30,6 @@ from delayserver.server.threads import Worker
 from delayserver.shards.member import Member
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from delayserver.shards.place import ShardPlace
-from delayserver.shards.routed import RoutedHot
 from storage.errors import ShortageError, StorageError
 from storage.rows import HOUR_MS
 from tests.world.definitions import check_definitions
@@ -143,7 +143,6 @@ class MachineShard:
         self.ledger.clock = machine.clock
         self.lives = 0
         self.server: ShardServer | None = None
-        self._hot: RoutedHot
         self._member: Member
 
     @property
@@ -163,10 +162,10 @@ class MachineShard:
         return self.server
 
     @property
-    def hot(self) -> RoutedHot:
+    def hot(self) -> Hot:
         """What clients ask, while it lives."""
         assert self.server is not None
-        return self._hot
+        return self._member.hot
 
     @property
     def member(self) -> Member:
@@ -197,9 +196,8 @@ class MachineShard:
         calls = server.calls
         place = ShardPlace(self.number, machine.count, Path("simulated"), Path("simulated/sockets"))
         intake = Intake(self.settings, calls.subjects, calls.random)
-        hot = self._hot = RoutedHot(calls, intake)
         with server.event_loop.running():
-            member = self._member = Member(place, calls, hot, _not_asked)
+            member = self._member = Member(place, calls, intake, _not_asked)
             self._watch_answers(member)
             self.server = server
             server.event_loop.start(member.begin(1 + self.number), lambda begun: begun.result())

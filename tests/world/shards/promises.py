@@ -19,6 +19,7 @@ from delayserver.delivery.leases import shard_of_lease
 from delayserver.records.direct import is_direct
 from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
+from delayserver.shards.consuming import SharedGrants
 from delayserver.shards.limits import Limits
 from tests.world.shards.machine import Outside, ShardsMachine
 from tests.world.violation import Violation
@@ -271,9 +272,10 @@ class Promises(Outside):
             raise Violation("definitions differ, and stay so")
         for shard in self.machine.shards:
             server = shard.running
-            consuming = shard.hot.consuming
-            askers = consuming._supply._askers.values()
-            wanted = consuming._sources.demand._wanted.values()
+            grants = shard.hot.consuming._grants
+            assert isinstance(grants, SharedGrants)
+            askers = grants._supply._askers.values()
+            wanted = grants._sources.demand._wanted.values()
             queues = list(server.engine.dispatcher.queues)
             limits = server.engine.dispatcher.queues.permits
             assert isinstance(limits, Limits)

@@ -1,6 +1,30 @@
 """Who is answered by the hot calls, in tests of what is decided together."""
 
+from collections.abc import Callable
+
 from delayserver.decisions.group import Group
+from delayserver.security.tokens import Caller
+
+
+class OnlyShard:
+    """`Shards` of a server alone: no call belongs to another one."""
+
+    own, count = 0, 1
+
+    def publish(
+        self, shard: int, data: bytes, caller: Caller | None, told: Callable[[bytes], None]
+    ) -> None:
+        raise AssertionError(shard)
+
+    def cancel(
+        self,
+        shard: int,
+        subject: str | None,
+        text: str,
+        caller: Caller | None,
+        told: Callable[[bytes], None],
+    ) -> None:
+        raise AssertionError(shard)
 
 
 class Client:

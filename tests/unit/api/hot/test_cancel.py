@@ -23,7 +23,7 @@ from delayserver.slices import at_once
 from delayserver.wire.messages import CancelledDocument, StateDocument
 from storage.errors import CatalogError, DamageError, DiskFullError
 from storage.rows import HOUR_MS
-from tests.unit.api.hot.clients import Client
+from tests.unit.api.hot.clients import Client, OnlyShard
 from tests.unit.fakes import MINUTE_MS, START_MS, SUBJECT, MessageParts, message
 
 FULL = DiskFullError("write", "x", "full")
@@ -51,7 +51,7 @@ class Machine(MessageParts):
             encode_ids=lambda dues_ms, seqs: self.ids.texts(self.ids.encode_many(dues_ms, seqs)),
         )
         self.calls = calls
-        self.hot = HotCancel(cast(Calls, calls))
+        self.hot = HotCancel(cast(Calls, calls), OnlyShard())
         dues_ms = [LATER_MS if number % 3 else TOMORROW_MS for number in range(COUNT)]
         new = [message(due_ms, key=f"k{number}") for number, due_ms in enumerate(dues_ms)]
         seqs = self.publish(*new, message(START_MS - 1, key="fired"))

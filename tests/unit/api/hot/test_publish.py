@@ -9,7 +9,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from delayserver.api.exit import Exit
 from delayserver.api.hot.answers import JSON, wire_of
+from delayserver.api.hot.consume import OwnGrants
 from delayserver.api.hot.heads import read_head
 from delayserver.api.hot.paths import MESSAGES_PATH
 from delayserver.api.hot.publish import Hot
@@ -21,7 +23,7 @@ from delayserver.server.calls import Calls
 from delayserver.server.loop_turns import LoopTurns
 from delayserver.wire.messages import BatchDocument, PublishedDocument
 from storage.errors import DiskFullError
-from tests.unit.api.hot.clients import Client
+from tests.unit.api.hot.clients import Client, OnlyShard
 from tests.unit.fakes import START_MS, MessageParts
 
 
@@ -50,7 +52,9 @@ class Machine(MessageParts):
         )
         self.calls = calls
         intake = Intake(self.settings, self.sequencer.subjects, lambda: 0.5)
-        self.hot = Hot(cast(Calls, calls), intake)
+        exit_ = Exit(calls.may_answer, calls.shard)
+        grants = OwnGrants(cast(Calls, calls))
+        self.hot = Hot(cast(Calls, calls), intake, exit_, OnlyShard(), grants, lambda: None)
 
     def ask_together(self, bodies: list[bytes], caller: Caller | None = None) -> list[Client]:
         clients = [Client() for _ in bodies]
