@@ -175,14 +175,12 @@ TIERS = (
     Tier(
         "crash",
         ("crash/**",),
-        always=(
-            "crash/test_brokers.py",
-            "crash/test_crash.py::test_killed_again_and_again",
-            "crash/test_shards.py",
-        ),
+        always=("crash/test_brokers.py", "crash/test_crash.py::test_killed_again_and_again"),
     ),
     Tier("chaos", ("chaos/**",)),
-    Tier("soak", ("soak/**",), always=("soak/test_ledger.py",)),
+    Tier(
+        "soak", ("soak/**",), always=("soak/test_soak.py::test_a_figure_that_is_not_flat_is_told",)
+    ),
     Tier("observe", ("observe/**",), always=("observe/test_dashboards.py",), needs=("prometheus",)),
 )
 

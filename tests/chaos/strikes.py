@@ -1,17 +1,15 @@
-"""What is done to a cluster, and how rounds are drawn.
+"""The strikes at a cluster.
 
-All kinds are in a deck that is shuffled by the seed; a round takes the next, and when the deck is
-through it is shuffled anew. So few rounds meet many kinds, and each kind about equally often.
-
-A kind says whom it is for (the owner of a shard, the leader of its log); who that is just then is
-seen when it falls. The seed decides on the rest, whatever happened in the rounds before.
+A strike says whom it is for (the owner of a shard, the leader of its log). The cluster finds out
+which process that is when the strike falls.
 
 Cost: none. Threads: values.
 """
 
-import random
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
+
+from tests.harness.strikes import Schedule
 
 HOLD_S: Final = (1.0, 10.0)
 """How long a strike lasts that is taken back."""
@@ -20,7 +18,7 @@ LOAD_S: Final = (1.0, 3.0)
 
 
 class Strike(StrEnum):
-    """What is done, and to whom."""
+    """The victim, and the deed."""
 
     OWNER_KILL = "owner: SIGKILL"
     OWNER_STOP = "owner: SIGSTOP"
@@ -59,27 +57,9 @@ NEEDS_STAGE: Final = CUTS | {Strike.DISK_FULL}
 """Kinds that need namespaces of the run's own."""
 
 
-class RoundPlan(NamedTuple):
-    """What is to happen in a round."""
-
-    strike: Strike
-    shard: int
-    """Whose owner, and whose leader."""
-    load_s: float
-    hold_s: float
-    chance: random.Random
-    """Decides on what remains: which standby, which other broker, how far a clock is off."""
-
-
-def plan_round(seed: int, number: int, shards: int, kinds: tuple[Strike, ...]) -> RoundPlan:
-    """Draw round `number`, from 0."""
-    deck = list(kinds)
-    random.Random(f"{seed}, deck {number // len(kinds)}").shuffle(deck)
-    chance = random.Random(f"{seed}, round {number}")
-    return RoundPlan(
-        deck[number % len(kinds)],
-        chance.randrange(shards),
-        chance.uniform(*LOAD_S),
-        chance.uniform(*HOLD_S),
-        chance,
-    )
+def schedule(only: str = "", *, can_cut: bool = True) -> Schedule:
+    """All kinds that the machine permits, with these words in their names. Raises ValueError."""
+    kinds = [kind for kind in Strike if only in kind and (can_cut or kind not in NEEDS_STAGE)]
+    if not kinds:
+        raise ValueError(f"no strike has {only!r} in its name, or needs namespaces")
+    return Schedule(kinds, LOAD_S, HOLD_S)

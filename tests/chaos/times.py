@@ -1,24 +1,24 @@
-"""How long nobody was answered, and nothing was delivered, by kind of strike.
+"""How long a strike kept the clients waiting, by kind of strike.
 
     next     from the strike to the next answer to a publish that was sent after it, and to the next
-             delivery that was not under way any more
+             delivery that was not on its way any more
     silence  the longest time without one, from the strike until all was well again
 
 A strike that does not stop a shard (a broker that does not lead) has a short `next` and shows in
 `silence`, if at all.
 
-Cost: two numbers for each publish. Threads: one.
+Cost: a pass over the ledger for each strike. Threads: one.
 """
 
 import itertools
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from delayserver.cli.demo.ledger import RECEIVE_MS
+from delayserver.cli.demo.ledger import RECEIVE_MS, Outage
+from tests.harness.ledger import Ledger, shard_of_order
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,29 +26,9 @@ if TYPE_CHECKING:
 FIGURES = ("next_answer_s", "answer_silence_s", "next_delivery_s", "delivery_silence_s")
 
 
-@dataclass
-class ShardTimes:
-    """When a shard did something; seconds of a stopwatch, in the order in which they came."""
-
-    asked_s: list[float] = field(default_factory=list)
-    """When a publish was sent that was answered ..."""
-    answered_s: list[float] = field(default_factory=list)
-    """... at this time."""
-    delivered_s: list[float] = field(default_factory=list)
-
-    def answered(self, asked_s: float, at_s: float) -> None:
-        """A publish was answered."""
-        self.asked_s.append(asked_s)
-        self.answered_s.append(at_s)
-
-    def delivered(self, at_s: float) -> None:
-        """A delivery came."""
-        self.delivered_s.append(at_s)
-
-
 @dataclass(frozen=True)
 class Struck:
-    """What a strike has cost a shard."""
+    """The cost of a strike for a shard."""
 
     strike: str
     round: int
@@ -66,45 +46,32 @@ class Struck:
 
 
 def measure(
-    strike: str,
-    number: int,
-    shard: int,
-    handovers: int,
-    times: ShardTimes,
-    from_s: float,
-    to_s: float,
+    strike: str, number: int, shard: int, handovers: int, ledger: Ledger, away: Outage
 ) -> Struck:
-    """What happened to a shard between a strike and the time when all was well again."""
-    answered = [
-        at_s
-        for asked_s, at_s in zip(times.asked_s, times.answered_s, strict=True)
-        if asked_s >= from_s
-    ]
-    delivered = _behind(times.delivered_s, from_s + RECEIVE_MS / 1000)
+    """Measure a shard between a strike and the time when all was well again."""
+    orders = [one for one in ledger.orders if shard_of_order(one) == shard]
+    from_ms, to_ms = away.down_ms, away.up_ms
+    receipts = itertools.chain.from_iterable(one.all_receipts() for one in orders)
+    delivered = sorted(one.at_ms for one in receipts if one.at_ms >= from_ms)
+    answered = sorted(one.answered_ms for one in orders if one.answered_ms >= from_ms)
+    asked_since = [one.answered_ms for one in orders if one.answered and one.asked_ms >= from_ms]
     return Struck(
-        strike,
-        number,
-        shard,
-        handovers,
-        _until(answered, from_s),
-        _silence(_behind(times.answered_s, from_s), from_s, to_s),
-        _until(delivered, from_s),
-        _silence(_behind(times.delivered_s, from_s), from_s, to_s),
+        *(strike, number, shard, handovers),
+        _until(asked_since, from_ms),
+        _silence(answered, from_ms, to_ms),
+        _until([at_ms for at_ms in delivered if at_ms >= from_ms + RECEIVE_MS], from_ms),
+        _silence(delivered, from_ms, to_ms),
     )
 
 
-def _behind(times_s: Sequence[float], from_s: float) -> Sequence[float]:
-    return times_s[bisect_left(times_s, from_s) :]
+def _until(times_ms: Sequence[int], from_ms: int) -> float | None:
+    return (min(times_ms) - from_ms) / 1000 if times_ms else None
 
 
-def _until(times_s: Sequence[float], from_s: float) -> float | None:
-    return min(times_s) - from_s if times_s else None
-
-
-def _silence(times_s: Sequence[float], from_s: float, to_s: float) -> float:
+def _silence(times_ms: Sequence[int], from_ms: int, to_ms: int) -> float:
     """The longest time without any."""
-    marks = [from_s, *(at_s for at_s in times_s if at_s <= to_s), to_s]
-    return max(after - before for before, after in itertools.pairwise(marks))
+    marks = [from_ms, *(at_ms for at_ms in times_ms if at_ms <= to_ms), to_ms]
+    return max(after - before for before, after in itertools.pairwise(marks)) / 1000
 
 
 def table_of(some: Iterable[Struck]) -> "Table":

@@ -1,22 +1,27 @@
 """Backups that are made under load, and what is in them: compared with what the ledger had.
 
-Before a backup is asked for it is written down what was answered by then (`Facts`). Each one that
-is complete is restored, and a server that delivers nothing is asked for every message. So it is at
-moments between them, for which the log behind the backups is taken as well (`until_ms`).
+Before a backup is asked for, everything that was answered by then is written down (`Facts`). At the
+end each complete backup is restored, and a server that delivers nothing is asked for every message.
+The same is done for moments between them, with the log that is shipped behind (`until_ms`).
 
 Cost: half a second a backup and shard, and a look-up a message. Threads: a server of its own, on a
 loop in the caller's thread.
 """
 
 import asyncio
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import uvloop
 
 from delayserver.backup.restoring import restore
 from delayserver.cli.demo.ledger import Order
+from delayserver.cli.demo.shop import call
+from delayserver.cli.session import path
+from delayserver.client.errors import UnansweredError
 from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
 from delayserver.errors import NotFoundError
@@ -27,6 +32,17 @@ from delayserver.server.server import Server
 from storage.errors import StorageError
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
+from tests.harness.notes import Notes
+from tests.harness.traffic import Doors
+
+SHARE = 0.5
+"""Of the rounds: a backup is begun with the load."""
+WAIT_SHARE = 0.6
+"""Of these: the load goes on until it is complete."""
+WAIT_S = 30.0
+POLL_S = 0.02
+MOMENT_SHARE = 0.7
+"""Of the rounds behind the first backup: a moment is noted, which is to be restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,91 @@ class Facts:
         for message_id in later:
             if states[message_id] is not None:
                 yield f"{message_id} came behind it, and is in it"
+
+
+class Backups:
+    """The backups and the moments of a run."""
+
+    def __init__(self, notes: Notes, client: Doors, seed: int, *, may_fail: bool) -> None:
+        """`may_fail`: a part of the server may be away, and the rest goes on."""
+        self._notes = notes
+        self._client = client
+        self._may_fail = may_fail
+        self._fate = random.Random(seed + 2)
+        self._directory = notes.directory / "backups"
+        self._made: list[Facts] = []
+        self._count = 0
+        self._making: asyncio.Task[None] | None = None
+
+    def options(self) -> list[str]:
+        """The options of the next start."""
+        # As long as a step of the copy takes, and too long for a round.
+        interval_ms = self._fate.choice((1, 50, 400, 10_000))
+        return [f"--backup-dir={self._directory}", f"--backup-log-ms={interval_ms}"]
+
+    def _facts(self, kind: str, until_ms: int | None = None) -> Facts:
+        self._count += 1
+        ledger = self._notes.ledger
+        return Facts(f"{kind}-{self._count}", ledger.orders, ledger.clock.offset_ms, until_ms)
+
+    async def under_load(self, load_s: float) -> None:
+        """Let the load go on; in some rounds a backup is begun, and a moment is noted."""
+        if self._fate.random() < SHARE:
+            self._making = asyncio.create_task(self._make())
+        before_s = load_s
+        if self._made and self._fate.random() < MOMENT_SHARE:
+            before_s = self._fate.uniform(0, load_s)
+        await asyncio.sleep(before_s)
+        if before_s < load_s:
+            facts = self._facts("moment", self._notes.ledger.server_ms())
+            await asyncio.sleep(0.002)  # a message that is made from here on is later by the clock
+            facts.completed()
+            self._made.append(facts)
+            self._notes.counts["moments"] += 1
+        await asyncio.sleep(load_s - before_s)
+        if self._making is not None and self._fate.random() < WAIT_SHARE:
+            await asyncio.wait([self._making], timeout=WAIT_S)
+
+    async def cut_off(self) -> None:
+        """The server was struck: wait until the backup has failed, or is complete."""
+        if self._making is not None:
+            making, self._making = self._making, None
+            await making
+
+    async def _make(self) -> None:
+        facts = self._facts("round")
+        try:
+            status, answer = await self._ask("POST", path("backups"), {"name": facts.name})
+            while status in (200, 202) and answer["state"] == "running":
+                await asyncio.sleep(POLL_S)
+                status, answer = await self._ask("GET", path("backups", facts.name))
+        except UnansweredError:
+            self._notes.counts["backups cut off"] += 1
+            return
+        if answer.get("state") == "complete":
+            facts.completed()
+            self._made.append(facts)
+            self._notes.counts["backups"] += 1
+        elif self._may_fail:
+            self._notes.counts["backups cut off"] += 1
+        else:
+            self._notes.fail(f"the backup {facts.name} came to nothing: {answer}")
+
+    async def _ask(self, method: str, where: str, document: object = None) -> tuple[int, dict]:
+        status, answer = await call(self._client, method, where, document)
+        is_later = status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
+        if is_later or (self._may_fail and status >= HTTPStatus.BAD_REQUEST):
+            # A shard is away, or still makes its part of one that was cut off.
+            raise UnansweredError(f"{status} {answer}")
+        return status, answer
+
+    async def compare(self) -> None:
+        """Restore each backup and each moment, when no server runs any more, and ask it for all
+        that the ledger had."""
+        for facts in self._made:
+            restored = self._notes.directory / "restored" / facts.name
+            for broken in await asyncio.to_thread(facts.broken_in, self._directory, restored):
+                self._notes.fail(broken)
 
 
 def _fact(order: Order) -> Fact:

@@ -18,7 +18,7 @@ from tests.integration.api_support import ApiServer, Receiver, now_ms
 from tests.observe.dashboards import queries
 from tests.observe.prometheus import Node, Prometheus
 from tests.observe.rules import OUT_OF_REACH, alerts
-from tests.soak import harness
+from tests.soak.weather import CHILD
 from tests.waiting import Looks, wait_until
 
 HOUR_MS = 3_600_000
@@ -50,7 +50,7 @@ class Day:
     def start(self, **settings: object) -> None:
         """Start the server, again if it was there; its clock goes on."""
         self._control.unlink(missing_ok=True)
-        self.api.process.program = (str(harness.CHILD), str(self._control), str(self._offset_ms))
+        self.api.process.program = (str(CHILD), str(self._control), str(self._offset_ms))
         self.api.start(**settings)
 
     def order(self, **order: object) -> None:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.load import pause
+from tests.harness.traffic import pause
 
 PUBLISH, BATCH = "/v1/messages", "/v1/messages/batch"
 JSON, MSGPACK = "application/json", "application/msgpack"
@@ -46,7 +46,7 @@ class Target:
     chance: random.Random
     counts: Counter[str]
     statuses: Counter[int]
-    failures: list[str]
+    fail: Callable[[str], None]
     publish: Callable[[], bytes]
     """A message whose fate nobody knows."""
 
@@ -203,7 +203,7 @@ async def uninvited(target: Target) -> None:
         await wire.send(target.request(PUBLISH, target.publish(), token=token))
         (status,) = await wire.statuses()
     if status < 400:
-        target.failures.append(f"who has no right to publish got {status}")
+        target.fail(f"who has no right to publish got {status}")
 
 
 KINDS: tuple[Callable[[Target], Awaitable[None]], ...] = (

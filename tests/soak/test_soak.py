@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from tests.long_run import describe, report_of
-from tests.soak import harness
+from tests.harness.notes import Notes
+from tests.harness.script import describe, report_of
 from tests.soak.abuse import KINDS
 from tests.soak.child import Surroundings
-from tests.soak.harness import WEATHER, SoakRun
+from tests.soak.run import soak
+from tests.soak.weather import FILES_MORE, Sample, Samples, Weather, WeatherServer
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,11 +20,11 @@ SEED = 2
 
 
 def test_everything_at_once(tmp_path):
-    outcome = asyncio.run(SoakRun(tmp_path, seed=SEED, seconds=15).run())
+    outcome = asyncio.run(soak(tmp_path, SEED, seconds=15).run())
     assert outcome.is_clean, "\n".join(describe(outcome))
     # A run in which nothing happened proves nothing.
-    counts = outcome.counts
-    assert all(counts[f"weather: {kind}"] for kind in WEATHER)
+    counts = outcome.notes.counts
+    assert all(counts[f"strikes, {kind}"] for kind in Weather)
     assert sum(counts[f"bad: {kind.__name__.replace('_', ' ')}"] for kind in KINDS) > len(KINDS)
     for what in ("moved", "replaced", "dead letters", "acknowledged", "batches of MessagePack"):
         assert counts[what], what
@@ -34,20 +35,21 @@ def test_everything_at_once(tmp_path):
     assert (figures["lost"], figures["failures"]) == (0, 0)
 
 
-def test_webhooks_that_nobody_sends_are_missed(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "GRACE_S", 6.0)  # nobody waits long for what does not come
-    run = SoakRun(tmp_path, seed=SEED, seconds=4, weather=("step",), bug="--drop-one")
+def test_webhooks_that_nobody_sends_are_missed(tmp_path):
+    run = soak(tmp_path, SEED, seconds=4, weather=(Weather.STEP,), bug="--drop-one")
+    run.grace_s = 6.0  # nobody waits long for a message that does not come
     outcome = asyncio.run(run.run())
-    assert outcome.verdict.lost
+    assert outcome.broken["lost"]
     assert not outcome.is_clean
 
 
 def test_a_server_that_ends_is_noticed(tmp_path):
-    run = SoakRun(
-        tmp_path, seed=SEED, seconds=4, weather=("step",), report=lambda run: run._server.kill()
-    )
-    outcome = asyncio.run(run.run())
-    assert any("ended by itself" in failure for failure in outcome.failures)
+    run = soak(tmp_path, SEED, seconds=4, weather=(Weather.STEP,))
+    server = run.topology
+    assert isinstance(server, WeatherServer)
+    run.report = lambda _: server._server.kill()
+    asyncio.run(run.run())
+    assert any("ended by itself" in failure for failure in run.notes.failures)
 
 
 def test_an_order_that_is_given_up_keeps_no_other_waiting(tmp_path, monkeypatch):
@@ -59,23 +61,40 @@ def test_an_order_that_is_given_up_keeps_no_other_waiting(tmp_path, monkeypatch)
         may_go_on.wait()
 
     monkeypatch.setattr(Surroundings, "obey", obey)
-    run = SoakRun(tmp_path, seed=SEED, seconds=4)
-    child = threading.Thread(target=Surroundings().listen, args=(str(run._control),), daemon=True)
+    server = WeatherServer(Notes(tmp_path), SEED)
+    child = threading.Thread(target=Surroundings().listen, args=(str(server.control),), daemon=True)
     child.start()
 
     def listens():
         with socket.socket(socket.AF_UNIX) as client:
-            return client.connect_ex(str(run._control)) == 0
+            return client.connect_ex(str(server.control)) == 0
 
     wait_until(listens)
 
     async def orders():
-        given_up = asyncio.create_task(run._set_clock(1))
+        given_up = asyncio.create_task(server.set_clock(1))
         await asyncio.to_thread(heard.wait)
         given_up.cancel()
         await asyncio.wait([given_up])
         may_go_on.set()
-        await asyncio.wait_for(run._set_clock(2), timeout=30)
+        await asyncio.wait_for(server.set_clock(2), timeout=30)
         assert given_up.cancelled()  # and held until here, with all that it has open
 
     asyncio.run(orders())
+
+
+@pytest.mark.parametrize(
+    ("grown_bytes", "sockets", "files", "said"),
+    [
+        (0, 3, 20, []),
+        (60 << 20, 3, 20, ["memory"]),
+        (0, 4, 20, ["sockets"]),
+        (0, 3, 21 + FILES_MORE, ["files"]),
+    ],
+)
+def test_a_figure_that_is_not_flat_is_told(grown_bytes, sockets, files, said):
+    flat = Sample(100 << 20, 3, 20)
+    grown = Sample(flat.memory_bytes + grown_bytes, sockets, files)
+    complaints = list(Samples([flat] * 9 + [grown] * 3).complaints(flat, grown))
+    assert len(complaints) == len(said)
+    assert all(word in complaint for word, complaint in zip(said, complaints, strict=True))

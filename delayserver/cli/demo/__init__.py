@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayserver.cli.demo.ledger import VIOLATIONS, Verdict, judge
+from delayserver.cli.demo.ledger import Verdict, judge
 from delayserver.cli.demo.process import ServerFailed
 from delayserver.cli.demo.servers import DemoServer, OwnServer, RunningServer
 from delayserver.cli.demo.shop import REFUND, UNPAID, DemoPhase, DemoPlan, DemoShop
@@ -187,7 +187,7 @@ def _document(shop: DemoShop, verdict: Verdict, directory: Path | None) -> dict[
         "cancelled": verdict.cancelled,
         "delivered": verdict.delivered,
         "repeated": verdict.repeated,
-        **{name: len(getattr(verdict, name)) for name in VIOLATIONS},
+        **{name: len(orders) for name, orders in verdict.broken.items()},
         "never_published": len(shop.ledger.strangers),
         "damage": shop.damage,
         "cancelled_too_late": shop.payments_too_late,
@@ -221,21 +221,22 @@ def _rendered(
     def row(name: str, values: list[str], style: str = "") -> None:
         table.add_row(name, *values, style=style)
 
-    def counted(name: str, attribute: str, *, bad: bool = False) -> None:
-        found = [getattr(part, attribute) for part in (*parts, verdict)]
-        counts = [value if isinstance(value, int) else len(value) for value in found]
-        style = _style(bad=counts[-1] > 0) if bad else ""
-        row(name, [f"{count:,}" for count in counts], style)
+    def counted(name: str, figure: str) -> None:
+        row(name, [f"{getattr(part, figure):,}" for part in (*parts, verdict)])
+
+    def judged(name: str, rule: str) -> None:
+        counts = [len(part.broken[rule]) for part in (*parts, verdict)]
+        row(name, [f"{count:,}" for count in counts], _style(bad=counts[-1] > 0))
 
     counted("published", "published")
     counted("cancelled (paid, opened)", "cancelled")
     counted("delivered", "delivered")
-    counted("lost", "lost", bad=True)
-    counted("cancelled, yet delivered", "fired_cancelled", bad=True)
-    counted("early", "early", bad=True)
-    counted("recorded, yet repeated", "repeated_recorded", bad=True)
-    counted("under another id", "other_id", bad=True)
-    counted("changed on the way", "garbled", bad=True)
+    judged("lost", "lost")
+    judged("cancelled, yet delivered", "fired_cancelled")
+    judged("early", "early")
+    judged("recorded, yet repeated", "repeated_recorded")
+    judged("under another id", "other_id")
+    judged("changed on the way", "garbled")
     if shop.damage is not None:
         row("damaged in the files", ["", "", str(len(shop.damage))], _style(bad=bool(shop.damage)))
     counted("repeated ¹", "repeated")

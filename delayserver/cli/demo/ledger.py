@@ -1,38 +1,41 @@
 """The ledger: every request to a server and its answer, written down outside of it.
 
 Every message is an `Order` with a number of its own in its body, so that it is recognised under any
-id. After a run, `judge` compares the promises with the receipts:
+id. After a run, `judge` compares the promises with the receipts, rule by rule (`RULES`):
 
     lost              the publish was answered, no cancel was, and it was not delivered
     early             it was received before it was due
-    cancelled, fired  the cancel was answered "cancelled", and it was received all the same
-    recorded, again   it was acknowledged, or delivered long before any kill, and came again
-    other id          one message came under two ids
+    fired_cancelled   the cancel was answered "cancelled", and it was received all the same
+    repeated_recorded it was acknowledged, or delivered long before any kill, and came again
+    other_id          one message came under two ids
     garbled           the body differs from the one that was published
-    refused, came     the publish was answered with a refusal, and it was received all the same
+    refused_came      the publish was answered with a refusal, and it was received all the same
 
 A delivery may be repeated if it was in flight at a kill: the server died before it had recorded a
 delivery that was received. `RECORD_MS` is the most that recording takes. A cancel that is answered
 after such a kill may also have come too late for such a delivery.
 
-All times are ms of the server's clock, which is this machine's plus `offset_ms`. A ledger for a
-server whose clock is set while it runs overrides the methods that compare due times with it.
+All times are ms of this machine, and due times those of the server's clock, which is the same here.
+The tests strike servers in more ways: their ledger (`tests.harness.ledger`) overrides the methods
+that say what a strike excuses and what the server's clock has shown.
 
 Cost: a small object per message and per delivery. Threads: one.
 """
 
 import json
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 RECORD_MS = 1000
 """After this time a delivery that was answered is certainly recorded: the server writes it at once,
 and a process that is killed (unlike a machine without power) loses nothing that it wrote."""
+LATE_MS = 10_000
+"""A message that has been due for less may be on its way, or leased to a consumer that was gone."""
 RECEIVE_MS = 250
 """A delivery may be read from the connection this long after its sender was killed."""
 
@@ -51,20 +54,15 @@ class Receipt:
     is_recorded: bool = False
     """The server has said that it recorded it."""
 
+    @property
+    def from_ms(self) -> int:
+        """It had not come before."""
+        return self.at_ms
+
     def acknowledged(self, now_ms: int) -> None:
         """Note that the acknowledgement was answered."""
         self.settled_ms = now_ms
         self.is_recorded = True
-
-
-class OrderFields(TypedDict):
-    """The fields that an order has from its first moment on. See `Order`."""
-
-    number: int
-    subject: str
-    key: str | None
-    subscriptions: tuple[str, ...]
-    body: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -82,10 +80,14 @@ class Order:
     message_ids: set[str] = field(default_factory=set)
     """All ids under which it was answered or received."""
     answered: bool = False
+    answered_ms: int = 0
+    """When it was answered for the first time."""
     due_ms: int = 0
     """The due time in the last answer."""
-    earliest_ms: int = 0
-    """The earliest time at which a delivery is allowed, by all requests and answers until now."""
+    bounds: list[tuple[int, int]] = field(default_factory=list)
+    """When it was known from when on a delivery is allowed: moments of this machine, due times."""
+    moving_ms: int = 0
+    """The due time that a move without an answer may have given it; 0: there is none."""
     last_change_ms: int = 0
     """When the answer with `due_ms` came."""
     refused: bool = False
@@ -96,49 +98,66 @@ class Order:
     """When the answer "cancelled" came."""
     receipts: dict[str, list[Receipt]] = field(default_factory=lambda: defaultdict(list))
     """The deliveries of each subscription, in the order in which they came."""
-    is_early: bool = False
     is_garbled: bool = False
 
-    def publish_asked(self, delay_ms: int, now_ms: int) -> None:
+    @property
+    def earliest_ms(self) -> int:
+        """The earliest time at which a delivery is allowed, by all requests and answers so far."""
+        return self.bounds[-1][1] if self.bounds else 0
+
+    def earliest_between(self, from_ms: int, to_ms: int) -> int | None:
+        """The earliest allowed time that was known at a moment between these two; None: it had not
+        been sent yet."""
+        known = bisect_right(self.bounds, to_ms, key=lambda bound: bound[0])
+        first = bisect_left(self.bounds, from_ms, key=lambda bound: bound[0])
+        in_force = self.bounds[max(0, first - 1) : known]
+        return min((earliest_ms for _, earliest_ms in in_force), default=None)
+
+    def publish_asked(self, due_ms: int, now_ms: int) -> None:
         """Note that it is sent, for the first time or again: the first time counts."""
         if not self.asked_ms:
             self.asked_ms = now_ms
-            self.earliest_ms = now_ms + delay_ms
+            self.bounds.append((now_ms, due_ms))
 
-    def publish_answered(self, message_id: str, due_ms: int, now_ms: int) -> None:
-        """Note that the server has it."""
+    def publish_answered(
+        self, message_id: str, due_ms: int, now_ms: int, earliest_ms: int = 0
+    ) -> None:
+        """Note that the server has it. `earliest_ms`: the due time of the request, which a receiver
+        may rely on, too; it was so from the request on."""
         self.answered = True
+        self.answered_ms = self.answered_ms or now_ms
         self.message_ids.add(message_id)
         self.due_ms = due_ms
-        self.earliest_ms = max(due_ms, self.earliest_ms)
+        self.bounds = [(self.asked_ms, max(due_ms, earliest_ms))]
         self.last_change_ms = now_ms
 
-    def move_asked(self, due_ms: int) -> None:
+    def move_asked(self, due_ms: int, now_ms: int) -> None:
         """Note that a move was sent. Until it is answered with a due time, both due times are
         possible: the server may have moved it before its answer was lost, and refuse when it is
         asked again."""
-        self.earliest_ms = min(self.earliest_ms, due_ms)
+        self.moving_ms = max(self.moving_ms, due_ms)
+        self.bounds.append((now_ms, min(self.earliest_ms, due_ms)))
 
-    def move_refused(self, earliest_ms: int) -> None:
+    def move_refused(self, earliest_ms: int, now_ms: int) -> None:
         """Note that it was not moved; `earliest_ms` is as it was before."""
-        self.earliest_ms = earliest_ms
+        self.moving_ms = 0
+        self.bounds.append((now_ms, earliest_ms))
 
     def move_answered(self, due_ms: int, now_ms: int) -> None:
         """Note its new due time."""
-        self.due_ms = self.earliest_ms = due_ms
+        self.due_ms, self.moving_ms = due_ms, 0
+        self.bounds.append((now_ms, due_ms))
         self.last_change_ms = now_ms
 
     def received(self, subscription: str, message_id: str, at_ms: int, *, settled: bool) -> Receipt:
         """Note that it has come."""
-        receipt = Receipt(at_ms, message_id, at_ms if settled else None)
-        self.is_early |= self.is_too_early(at_ms)
-        self.receipts[subscription].append(receipt)
-        self.message_ids.add(message_id)
-        return receipt
+        return self.add(subscription, Receipt(at_ms, message_id, at_ms if settled else None))
 
-    def is_too_early(self, at_ms: int) -> bool:
-        """Whether it must not have come at that time, by the answers so far."""
-        return at_ms < self.earliest_ms
+    def add(self, subscription: str, receipt: Receipt) -> Receipt:
+        """Note a delivery."""
+        self.receipts[subscription].append(receipt)
+        self.message_ids.add(receipt.message_id)
+        return receipt
 
     def is_settled(self, subscription: str) -> bool:
         """Whether it is done at that subscription, or may be."""
@@ -161,6 +180,10 @@ class Order:
             and not self.cancel_asked
             and not self.is_delivered
         )
+
+    def all_receipts(self) -> Iterator[Receipt]:
+        """The deliveries of all subscriptions."""
+        return chain.from_iterable(self.receipts.values())
 
     def to_json(self) -> dict[str, object]:
         """All but the body."""
@@ -201,7 +224,6 @@ class DemoLedger:
     """All orders and all outages of a run."""
 
     def __init__(self) -> None:
-        self.offset_ms = 0
         self.orders: list[Order] = []
         self.outages: list[Outage] = []
         self.kills_ms: list[int] = []
@@ -209,8 +231,8 @@ class DemoLedger:
         """Messages that came without ever having been published."""
 
     def now_ms(self) -> int:
-        """The server's clock."""
-        return time.time_ns() // 1_000_000 + self.offset_ms
+        """The clock of this machine."""
+        return time.time_ns() // 1_000_000
 
     def server_ms(self) -> int:
         """The clock by which due times are given."""
@@ -218,26 +240,28 @@ class DemoLedger:
 
     def publish_asked(self, order: Order, delay_ms: int) -> None:
         """Note that an order is sent, for the first time or again."""
-        order.publish_asked(delay_ms, self.now_ms())
+        order.publish_asked(self.server_ms() + delay_ms, self.now_ms())
 
     def publish_answered(self, order: Order, message_id: str, due_ms: int) -> None:
         """Note that the server has an order."""
-        order.publish_answered(message_id, due_ms, self.now_ms())
+        order.publish_answered(message_id, due_ms, self.now_ms(), order.earliest_ms)
 
-    def is_lost(self, order: Order) -> bool:
-        """Whether an order ought to have been delivered by now."""
+    def is_due(self, order: Order, late_ms: int = 0) -> bool:
+        """Whether an order that is still open ought to have been delivered by now, or `late_ms`
+        ago."""
         return order.is_open
 
-    def lateness_ms(self, order: Order, first_ms: int) -> int | None:
+    def is_early(self, order: Order, receipt: Receipt) -> bool:
+        """Whether a delivery came before it was allowed."""
+        earliest_ms = order.earliest_between(receipt.from_ms, receipt.at_ms)
+        return earliest_ms is None or receipt.at_ms < earliest_ms
+
+    def lateness_ms(self, order: Order, first: Receipt) -> int | None:
         """How late the first delivery was; None if the ledger cannot tell."""
         if not order.answered or order.last_change_ms >= order.due_ms:
             return None
-        was_up = self.was_up(order, order.due_ms, first_ms)
-        return first_ms - order.due_ms if was_up else None
-
-    def kills_of(self, order: Order) -> Sequence[int]:
-        """When the process that delivers an order was killed."""
-        return self.kills_ms
+        was_up = self.was_up(order, order.due_ms, first.at_ms)
+        return first.at_ms - order.due_ms if was_up else None
 
     def was_in_flight(self, order: Order, receipt: Receipt, before_ms: int) -> bool:
         """Whether an event before that time may have kept the server from recording a delivery that
@@ -245,7 +269,7 @@ class DemoLedger:
         if receipt.is_recorded:
             return False
         first_ms, last_ms = in_flight_ms(receipt, before_ms)
-        return any(first_ms <= kill_ms <= last_ms for kill_ms in self.kills_of(order))
+        return any(first_ms <= kill_ms <= last_ms for kill_ms in self.kills_ms)
 
     def may_come_late(self, order: Order, at_ms: int) -> bool:
         """Whether a delivery that came then may have been sent long before: never, unless a network
@@ -270,14 +294,9 @@ class DemoLedger:
         if filling:
             body["filling"] = filling
         key = str(number) if with_key else None
-        order = self._open(
-            number=number, subject=subject, key=key, subscriptions=subscriptions, body=body
-        )
+        order = Order(number, subject, key, subscriptions, body)
         self.orders.append(order)
         return order
-
-    def _open(self, **fields: Unpack[OrderFields]) -> Order:
-        return Order(**fields)
 
     def receive(
         self, subscription: str, message_id: str, body: object, *, settled: bool
@@ -296,7 +315,7 @@ class DemoLedger:
     @property
     def open_count(self) -> int:
         """How many orders still have to be delivered."""
-        return sum(map(self.is_lost, self.orders))
+        return sum(map(self.is_due, self.orders))
 
     def times(self) -> dict[str, object]:
         """The outages and the kills."""
@@ -321,17 +340,61 @@ class DemoLedger:
 # ---- the judgement -----------------------------------------------------------------------------
 
 
+def lost(ledger: DemoLedger, order: Order) -> bool:
+    """The publish was answered, no cancel was, and it was not delivered."""
+    return ledger.is_due(order, LATE_MS)
+
+
+def early(ledger: DemoLedger, order: Order) -> bool:
+    """It was received before it was due."""
+    return any(ledger.is_early(order, receipt) for receipt in order.all_receipts())
+
+
+def fired_cancelled(ledger: DemoLedger, order: Order) -> bool:
+    """The cancel was answered "cancelled", and it was received all the same."""
+    cancelled_ms = order.cancelled_ms
+    return cancelled_ms is not None and any(
+        _broke_cancel(ledger, order, receipt, cancelled_ms) for receipt in order.all_receipts()
+    )
+
+
+def repeated_recorded(ledger: DemoLedger, order: Order) -> bool:
+    """It was acknowledged, or delivered long before any kill, and came again."""
+    return any(_broke_record(ledger, order, some) for some in order.receipts.values())
+
+
+def other_id(_: DemoLedger, order: Order) -> bool:
+    """One message came under two ids."""
+    return len(order.message_ids) > 1
+
+
+def garbled(_: DemoLedger, order: Order) -> bool:
+    """The body differs from the one that was published."""
+    return order.is_garbled
+
+
+def refused_came(_: DemoLedger, order: Order) -> bool:
+    """The publish was answered with a refusal, and it was received all the same."""
+    return order.refused and next(order.all_receipts(), None) is not None
+
+
+Rule = Callable[[DemoLedger, Order], bool]
+"""Whether an order broke a promise."""
+RULES: Mapping[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
+        *(lost, early, fired_cancelled, repeated_recorded),
+        *(other_id, garbled, refused_came),
+    )
+}
+
+
 @dataclass(slots=True)
 class Verdict:
-    """Which orders broke a promise (all must be empty), and the figures of a run."""
+    """Which orders broke a promise, and the figures of a run."""
 
-    lost: list[Order] = field(default_factory=list)
-    early: list[Order] = field(default_factory=list)
-    fired_cancelled: list[Order] = field(default_factory=list)
-    repeated_recorded: list[Order] = field(default_factory=list)
-    other_id: list[Order] = field(default_factory=list)
-    garbled: list[Order] = field(default_factory=list)
-    refused_came: list[Order] = field(default_factory=list)
+    broken: dict[str, list[Order]]
+    """The orders that broke a rule, by its name; all must be empty."""
     published: int = 0
     cancelled: int = 0
     delivered: int = 0
@@ -342,14 +405,14 @@ class Verdict:
 
     def violations(self) -> Iterator[tuple[str, Order]]:
         """Every broken promise by its name."""
-        for name in VIOLATIONS:
-            for order in getattr(self, name):
+        for name, orders in self.broken.items():
+            for order in orders:
                 yield name, order
 
     @property
     def is_clean(self) -> bool:
         """Whether every promise was kept."""
-        return next(self.violations(), None) is None
+        return not any(self.broken.values())
 
     def lateness_percentile_ms(self, percent: float) -> int | None:
         """The lateness that this many percent do not exceed."""
@@ -359,47 +422,27 @@ class Verdict:
         return self.lateness_ms[index]
 
 
-VIOLATIONS = (
-    *("lost", "early", "fired_cancelled", "repeated_recorded"),
-    *("other_id", "garbled", "refused_came"),
-)
-
-
-def judge(ledger: DemoLedger, orders: Sequence[Order] | None = None) -> Verdict:
+def judge(
+    ledger: DemoLedger,
+    orders: Sequence[Order] | None = None,
+    rules: Mapping[str, Rule] = RULES,
+) -> Verdict:
     """Compare the promises with the receipts, for all orders or some."""
-    verdict = Verdict()
-    for order in ledger.orders if orders is None else orders:
-        _judge_order(order, ledger, verdict)
+    orders = ledger.orders if orders is None else orders
+    verdict = Verdict(
+        {name: [one for one in orders if rule(ledger, one)] for name, rule in rules.items()}
+    )
+    for order in orders:
+        verdict.published += order.answered
+        verdict.cancelled += order.cancelled_ms is not None
+        verdict.delivered += order.is_delivered
+        for some in order.receipts.values():
+            verdict.repeated += len(some) - 1
+            late_ms = ledger.lateness_ms(order, some[0])
+            if late_ms is not None:
+                verdict.lateness_ms.append(late_ms)
     verdict.lateness_ms.sort()
     return verdict
-
-
-def _judge_order(order: Order, ledger: DemoLedger, verdict: Verdict) -> None:
-    verdict.published += order.answered
-    verdict.cancelled += order.cancelled_ms is not None
-    verdict.delivered += order.is_delivered
-    if ledger.is_lost(order):
-        verdict.lost.append(order)
-    if order.is_garbled:
-        verdict.garbled.append(order)
-    receipts = [receipt for some in order.receipts.values() for receipt in some]
-    if len(order.message_ids) > 1:
-        verdict.other_id.append(order)
-    if order.refused and receipts:
-        verdict.refused_came.append(order)
-    if order.is_early:
-        verdict.early.append(order)
-    if order.cancelled_ms is not None and any(
-        _broke_cancel(ledger, order, receipt, order.cancelled_ms) for receipt in receipts
-    ):
-        verdict.fired_cancelled.append(order)
-    if any(_broke_record(ledger, order, some) for some in order.receipts.values()):
-        verdict.repeated_recorded.append(order)
-    for some in order.receipts.values():
-        verdict.repeated += len(some) - 1
-        late_ms = ledger.lateness_ms(order, some[0].at_ms)
-        if late_ms is not None:
-            verdict.lateness_ms.append(late_ms)
 
 
 def in_flight_ms(receipt: Receipt, before_ms: int) -> tuple[int, int]:
@@ -407,7 +450,7 @@ def in_flight_ms(receipt: Receipt, before_ms: int) -> tuple[int, int]:
     # The receiver may have taken its time to answer, and the server cannot record it before.
     answered_ms = receipt.at_ms if receipt.settled_ms is None else receipt.settled_ms
     last_ms = max(receipt.at_ms, answered_ms) + RECORD_MS
-    return receipt.at_ms - RECEIVE_MS, min(last_ms, before_ms)
+    return receipt.from_ms - RECEIVE_MS, min(last_ms, before_ms)
 
 
 def _broke_cancel(ledger: DemoLedger, order: Order, receipt: Receipt, cancelled_ms: int) -> bool:

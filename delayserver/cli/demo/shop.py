@@ -207,7 +207,7 @@ class DemoShop:
             await self._pay(order)
 
     async def _publish(self, order: Order, delay_ms: int) -> None:
-        order.publish_asked(delay_ms, self.ledger.now_ms())
+        self.ledger.publish_asked(order, delay_ms)
         document = {
             "subject": order.subject,
             "key": order.key,
@@ -216,7 +216,7 @@ class DemoShop:
         }
         _, answer = await self._ask("POST", path("messages"), document)
         due_ms = due_of(answer)
-        order.publish_answered(answer["id"], due_ms, self.ledger.now_ms())
+        self.ledger.publish_answered(order, answer["id"], due_ms)
         self._last_due_ms = max(self._last_due_ms, due_ms)
 
     async def _pay(self, order: Order) -> None:

@@ -16,7 +16,7 @@ def make_shop(tmp_path):
     shop = DemoShop(DemoPlan(seed=7), OwnServer(tmp_path, 1))
     for subject, subscription in ((UNPAID, SHOP), (UNPAID, SHOP), (REFUND, WALLET)):
         order = shop.ledger.order(subject, (subscription,))
-        order.publish_asked(10, 1000)
+        order.publish_asked(1010, 1000)
         order.publish_answered(f"id-{order.number}", 1010, 1001)
     _, cancelled, refund = shop.ledger.orders
     cancelled.cancelled_ms = 1005

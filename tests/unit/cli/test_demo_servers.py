@@ -156,10 +156,19 @@ def test_what_cannot_be_done_is_said_as_json(monkeypatch: pytest.MonkeyPatch) ->
 RESTART_MS = 60_000
 
 
+class Clocked(DemoLedger):
+    """Its clock goes forward as it is told."""
+
+    forward_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.forward_ms
+
+
 class OwnProcess:
     """Takes a minute to be ready again; the clock of a ledger shows it."""
 
-    def __init__(self, ledger: DemoLedger) -> None:
+    def __init__(self, ledger: Clocked) -> None:
         self.ledger = ledger
         self.done: list[str] = []
 
@@ -171,14 +180,14 @@ class OwnProcess:
 
     def wait_ready(self) -> None:
         self.done.append("ready")
-        self.ledger.offset_ms += RESTART_MS
+        self.ledger.forward_ms += RESTART_MS
 
 
 def test_the_outage_of_the_own_server_lasts_until_it_serves_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the table would take messages for late that fell due before that."""
-    ledger, server = DemoLedger(), OwnServer(tmp_path, 1)
+    ledger, server = Clocked(), OwnServer(tmp_path, 1)
     process = OwnProcess(ledger)
     monkeypatch.setattr(server, "_process", process)
     said: list[str] = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayserver.cli.demo.ledger import RECORD_MS, VIOLATIONS, DemoLedger, Outage, judge
+from delayserver.cli.demo.ledger import RECORD_MS, RULES, DemoLedger, Outage, judge
 
 DUE = 10_000
 
@@ -14,8 +14,8 @@ def ledger():
 
 def published(ledger, *subscriptions):
     order = ledger.order("s", subscriptions or ("hook",))
-    order.publish_asked(1000, DUE - 1000)
-    order.publish_answered("id", DUE, DUE - 990)
+    order.publish_asked(DUE, DUE - 1000)
+    order.publish_answered("id", DUE, DUE - 990, DUE)
     return order
 
 
@@ -25,7 +25,8 @@ def deliver(order, at_ms, *, subscription="hook", message_id="id", settled=True)
 
 def broken(ledger):
     verdict = judge(ledger)
-    return {name for name in VIOLATIONS if getattr(verdict, name)}
+    assert verdict.is_clean != any(verdict.broken.values())
+    return {name for name in RULES if verdict.broken[name]}
 
 
 def test_a_good_run(ledger):
@@ -37,7 +38,7 @@ def test_a_good_run(ledger):
 
 
 def test_nothing_was_promised(ledger):
-    ledger.order("s", ("hook",)).publish_asked(0, DUE)
+    ledger.order("s", ("hook",)).publish_asked(DUE, DUE)
     assert judge(ledger).is_clean
 
 
@@ -69,22 +70,22 @@ def test_early(ledger):
 
 def test_early_by_what_was_asked_even_if_the_answer_allows_it(ledger):
     order = ledger.order("s", ("hook",))
-    order.publish_asked(1000, DUE)
-    order.publish_answered("id", DUE + 500, DUE)
+    order.publish_asked(DUE + 1000, DUE)
+    order.publish_answered("id", DUE + 500, DUE, DUE + 1000)
     deliver(order, DUE + 600)
     assert broken(ledger) == {"early"}
 
 
 def test_a_move_under_way_allows_both_times(ledger):
     order = published(ledger)
-    order.move_asked(DUE - 500)
+    order.move_asked(DUE - 500, DUE - 900)
     deliver(order, DUE - 400)
     assert judge(ledger).is_clean
 
 
 def test_a_move_that_was_answered_allows_one(ledger):
     order = published(ledger)
-    order.move_asked(DUE + 500)
+    order.move_asked(DUE + 500, DUE - 900)
     order.move_answered(DUE + 500, DUE - 100)
     deliver(order, DUE + 1)
     assert broken(ledger) == {"early"}

@@ -1,27 +1,27 @@
-"""The load of the long runs (`tests.crash`, `tests.soak`): clients that keep a ledger.
+"""The traffic of all runs: clients that write down in the ledger all that they ask and get.
 
     publishers    one message or a batch, with keys and without; later some cancel or move it
     receivers     a webhook that is slow at times and fails at times
     consumers     acknowledge, refuse, or let the lease end
 
-What they asked and what they got goes to a ledger, `delayserver.cli.demo.ledger`; an answer that no
-good client should get is a failure. "Try again later" means that nothing was done, unless it says
-that the outcome is unknown.
-
-`Spread` is for a server of several processes: connections of several clients, which are left now
-and then, so that calls come in at all of them.
+An answer that no good client should get is a failure. "Try again later" means that nothing was
+done, unless it says that the outcome is unknown. A run that has other clients overrides `writers`,
+which end before the end of the run, or `readers`, which go on until all is delivered.
 
 Cost: some 300 µs per message. Threads: belongs to the event loop.
 """
 
 import asyncio
+import json
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from delayserver.cli.demo.ledger import DemoLedger, Order, Receipt
+import msgpack
+
+from delayserver.cli.demo.ledger import Order, Receipt
 from delayserver.cli.demo.shop import call, due_of, parse_json
 from delayserver.cli.session import path
 from delayserver.client.errors import UnansweredError
@@ -30,10 +30,11 @@ from delayserver.client.transport import (
     TIMEOUT_S,
     HttpAnswer,
     HttpTransport,
-    Transport,
 )
+from tests.harness.notes import Notes
 
 HOUR_MS = 3_600_000
+MSGPACK = "application/msgpack"
 RETRY_S = 0.05
 FILLINGS = {size: "x" * size for size in (0, 10, 100, 1000, 20_000)}
 """Made once: a long run has hundreds of thousands of messages."""
@@ -60,18 +61,29 @@ class RefusedError(LaterError):
     """The server answered that it did not do it; it may be asked again."""
 
 
-class Spread:
-    """A `Transport` to all processes behind one address: connections of `count` clients, by turns.
+class Doors:
+    """A `Transport` to all processes of a server: connections of some clients, by turns.
 
-    The system decides who accepts a connection, so some are left: a process that comes back gets
-    none of those that are open already."""
+    `urls`: an address for each client. Where several processes accept at one address, the system
+    decides which one does, so a share of the calls (`leave_share`) closes its connection: else a
+    process that comes back would get none. `ask_s`: nobody waits longer for an answer. A client
+    that was closed begins anew with its next call."""
 
-    LEAVE_SHARE = 0.05
-    """Of the calls: the connection is closed behind it."""
-
-    def __init__(self, url: str, count: int, chance: random.Random) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        chance: random.Random,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        leave_share: float = 0.0,
+        ask_s: float = TIMEOUT_S,
+    ) -> None:
         self._chance = chance
-        self._transports = [HttpTransport(url) for _ in range(count)]
+        self._leave_share = leave_share
+        self._ask_s = ask_s
+        self._open = lambda: [HttpTransport(url, token=token, tls=tls) for url in urls]
+        self._transports = self._open()
 
     async def request(
         self,
@@ -81,16 +93,22 @@ class Spread:
         *,
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
+        content_type: str = "application/json",
     ) -> HttpAnswer:
         """As `Transport` says."""
-        if self._chance.random() < self.LEAVE_SHARE:
+        if self._leave_share and self._chance.random() < self._leave_share:
             headers = {**headers, "connection": "close"}
-        transport = self._chance.choice(self._transports)
-        return await transport.request(method, path, body, headers=headers, timeout_s=timeout_s)
+        return await self._chance.choice(self._transports).request(
+            *(method, path, body),
+            headers=headers,
+            timeout_s=min(timeout_s, self._ask_s),
+            content_type=content_type,
+        )
 
     async def close(self) -> None:
         """As `Transport` says."""
-        for transport in self._transports:
+        closing, self._transports = self._transports, self._open()
+        for transport in closing:
             await transport.close()
 
 
@@ -104,12 +122,12 @@ async def before_retry() -> None:
     await asyncio.sleep(RETRY_S)
 
 
-AnyLedger = TypeVar("AnyLedger", bound=DemoLedger)
+class Traffic:
+    """Clients of a server. A seed decides about them."""
 
-
-class Load(Generic[AnyLedger]):
-    """Clients of one server. What decides about them is a seed; `_client` is made by who runs."""
-
+    PUBLISHERS = 8
+    CONSUMERS = 2
+    """Of each subscription."""
     PAUSE_S = 0.02
     """Between two publishes of one publisher, at most."""
     MIXED_SHARE = 0.0
@@ -118,37 +136,68 @@ class Load(Generic[AnyLedger]):
     subjects: Sequence[str] = tuple(SUBSCRIBERS)
     """One that stands here more often gets more messages."""
 
-    _client: Transport
-
-    def __init__(self, ledger: AnyLedger, seed: int) -> None:
-        self.ledger = ledger
-        self.failures: list[str] = []
-        self.counts: Counter[str] = Counter()
+    def __init__(self, notes: Notes, client: Doors, seed: int) -> None:
+        self.notes = notes
+        self.ledger = notes.ledger
+        self.counts = notes.counts
+        self.client = client
         self._random = random.Random(seed)
         self._follow_ups: set[asyncio.Task[None]] = set()
 
-    async def _subscribe(self, url: str) -> None:
+    def writers(self) -> list[Coroutine[Any, Any, None]]:
+        """The clients that publish, until the end begins."""
+        return [self._publish() for _ in range(self.PUBLISHERS)]
+
+    def readers(self) -> list[Coroutine[Any, Any, None]]:
+        """The clients that receive, until the end is over."""
+        return [self._consume(name) for name in CONSUMED for _ in range(self.CONSUMERS)]
+
+    async def followed(self, timeout_s: float) -> None:
+        """Wait for the cancels and moves that are under way."""
+        if self._follow_ups:
+            await asyncio.wait(self._follow_ups, timeout=timeout_s)
+
+    async def read(self) -> None:
+        """Look for deliveries that do not come by themselves. Called again and again at the end."""
+
+    async def look(self) -> None:
+        """Look at the server once all that is due was delivered. Notes a failure for each promise
+        that is broken."""
+
+    async def ended(self) -> None:
+        """Look at all that was delivered, when no server runs any more."""
+
+    async def subscribe(self, url: str) -> None:
+        """Make the subscriptions, to webhooks below `url`."""
         retry = {"max_attempts": 100, "backoff": ["100ms"] * 20}
         for name, subject in (("hook", HOOK), ("both-hook", "load.both.*")):
             document = {"subject": subject, "type": "webhook", "url": url + name, "retry": retry}
-            await self._ask("PUT", path("subscriptions", name), document)
+            await self.ask("PUT", path("subscriptions", name), document)
         for name, subject in (("pull", PULL), ("both-pull", BOTH)):
             document = {"subject": subject, "type": "pull", "lease": f"{LEASE_MS}ms"}
-            await self._ask("PUT", path("subscriptions", name), document)
+            await self.ask("PUT", path("subscriptions", name), document)
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _ask(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
+    async def ask(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
         """Ask until there is an answer."""
         while True:
             try:
-                return await self._ask_once(method, where, document)
+                return await self.ask_once(method, where, document)
             except UnansweredError:
                 await before_retry()
 
-    async def _ask_once(self, method: str, where: str, document: object = None) -> tuple[int, Any]:
-        """One request. Raises UnansweredError, also for "try again later"."""
-        status, answer = await call(self._client, method, where, document)
+    async def ask_once(
+        self, method: str, where: str, document: object = None, *, is_packed: bool = False
+    ) -> tuple[int, Any]:
+        """One request; `is_packed`: as MessagePack. Raises UnansweredError, also for "try again
+        later"."""
+        if is_packed:
+            body = msgpack.packb(document)
+            told = await self.client.request(method, where, body, content_type=MSGPACK)
+            status, answer = told.status, json.loads(told.body)
+        else:
+            status, answer = await call(self.client, method, where, document)
         if self._is_refusal(status, answer):
             is_unknown = isinstance(answer, dict) and answer.get("outcome") == "unknown"
             raise (LaterError if is_unknown else RefusedError)(status, answer)
@@ -156,17 +205,13 @@ class Load(Generic[AnyLedger]):
         may_refuse = method in ("DELETE", "PATCH")
         refusals = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT) if may_refuse else ()
         if status >= HTTPStatus.BAD_REQUEST and status not in refusals:
-            self._fail(f"{method} {where}: {status} {answer}")
+            self.notes.fail(f"{method} {where}: {status} {answer}")
             raise UnansweredError(f"{status}")
         return status, answer
 
     def _is_refusal(self, status: int, answer: Any) -> bool:
         """Whether a good client may get this answer, and may ask again."""
         return status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
-
-    def _fail(self, what: str) -> None:
-        if what not in self.failures:
-            self.failures.append(what)
 
     # ── publishing, cancelling, moving ─────────────────────────────────────────────────────────
 
@@ -183,7 +228,7 @@ class Load(Generic[AnyLedger]):
         self.ledger.publish_asked(order, delay_ms)
         try:
             # Without a key, to ask again would be to publish twice.
-            ask = self._ask_once if order.key is None else self._ask
+            ask = self.ask_once if order.key is None else self.ask
             _, answer = await ask("POST", path("messages"), document_of(order, delay=delay_ms))
         except UnansweredError as error:
             order.refused = isinstance(error, RefusedError)
@@ -192,7 +237,7 @@ class Load(Generic[AnyLedger]):
         self.ledger.publish_answered(order, answer["id"], due_of(answer))
         self._follow(order, delay_ms)
 
-    async def _publish_batch(self) -> None:
+    async def _publish_batch(self, *, is_packed: bool = False) -> None:
         is_mixed = self._random.random() < self.MIXED_SHARE
         batch = [
             self._new_order(with_key=not is_mixed or self._random.random() < 0.5)
@@ -205,7 +250,9 @@ class Load(Generic[AnyLedger]):
         documents = [document_of(order, deliver_at=order.earliest_ms) for order, _ in batch]
         while True:
             try:
-                _, answer = await self._ask_once("POST", path("messages", "batch"), documents)
+                _, answer = await self.ask_once(
+                    "POST", path("messages", "batch"), documents, is_packed=is_packed
+                )
             except UnansweredError as error:
                 if isinstance(error, LaterError):
                     self._note_parts(batch, error, is_final=is_mixed)
@@ -286,7 +333,7 @@ class Load(Generic[AnyLedger]):
     def _followed(self, task: asyncio.Task[None]) -> None:
         self._follow_ups.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failures.append(repr(error))
+            self.notes.fail(repr(error))
 
     def _where(self, order: Order) -> str:
         if order.key is not None and self._random.random() < 0.5:
@@ -296,7 +343,7 @@ class Load(Generic[AnyLedger]):
     async def _cancel(self, order: Order) -> None:
         order.cancel_asked = True
         # Some give up without an answer: such a message may be delivered, or not.
-        ask = self._ask if self._random.random() < 0.7 else self._ask_once
+        ask = self.ask if self._random.random() < 0.7 else self.ask_once
         try:
             status, _ = await ask("DELETE", self._where(order))
         except UnansweredError:
@@ -311,13 +358,13 @@ class Load(Generic[AnyLedger]):
     async def _move(self, order: Order) -> None:
         delay_ms = self._delay_ms()
         when, earliest_ms = self._when(delay_ms), order.earliest_ms
-        order.move_asked(self.ledger.server_ms() + delay_ms)
-        ask = self._ask if self._random.random() < 0.7 else self._ask_once
+        order.move_asked(self.ledger.server_ms() + delay_ms, self.ledger.now_ms())
+        ask = self.ask if self._random.random() < 0.7 else self.ask_once
         try:
             status, answer = await ask("PATCH", self._where(order), when)
         except UnansweredError as error:
             if isinstance(error, RefusedError):
-                order.move_refused(earliest_ms)
+                order.move_refused(earliest_ms, self.ledger.now_ms())
             self.counts["moves without an answer"] += 1
             return
         if status != HTTPStatus.OK:
@@ -330,10 +377,9 @@ class Load(Generic[AnyLedger]):
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────────
 
-    async def _on_webhook(self, headers: Mapping[str, str], body: bytes) -> int:
-        name = "hook" if headers.get("delay-subject") == HOOK else "both-hook"
-        message_id = headers.get("webhook-id", "")
-        receipt = self._on_delivered(name, message_id, headers, body)
+    async def on_webhook(self, headers: Mapping[str, str], body: bytes) -> int:
+        """Receive a webhook; the status that is answered."""
+        receipt = self._on_delivered(headers, body)
         if self._random.random() < 0.1:
             await pause(self._random, 0, 0.1)
         if self._random.random() < 0.05:
@@ -342,9 +388,9 @@ class Load(Generic[AnyLedger]):
         receipt.settled_ms = self.ledger.now_ms()
         return HTTPStatus.OK
 
-    def _on_delivered(
-        self, name: str, message_id: str, headers: Mapping[str, str], body: bytes
-    ) -> Receipt:
+    def _on_delivered(self, headers: Mapping[str, str], body: bytes) -> Receipt:
+        name = "hook" if headers.get("delay-subject") == HOOK else "both-hook"
+        message_id = headers.get("webhook-id", "")
         return self.ledger.receive(name, message_id, parse_json(body), settled=False)
 
     def _on_pulled(self, name: str, message: Mapping[str, Any]) -> Receipt:
@@ -355,7 +401,7 @@ class Load(Generic[AnyLedger]):
         where = path("subscriptions", name)
         while True:
             request = {"max": chance.randint(1, 50), "wait": chance.choice((0, 200, 1000))}
-            _, answer = await self._ask("POST", f"{where}/pull", request)
+            _, answer = await self.ask("POST", f"{where}/pull", request)
             taken = {
                 message["lease"]: self._on_pulled(name, message) for message in answer["messages"]
             }
@@ -363,12 +409,12 @@ class Load(Generic[AnyLedger]):
             refused = [lease for lease in taken.keys() - done.keys() if chance.random() < 0.5]
             try:
                 if refused:
-                    await self._ask_once("POST", f"{where}/nack", {"leases": refused})
+                    await self.ask_once("POST", f"{where}/nack", {"leases": refused})
                 if not done:
                     continue
                 for receipt in done.values():
                     receipt.ack_asked = True
-                _, answer = await self._ask_once("POST", f"{where}/ack", {"leases": list(done)})
+                _, answer = await self.ask_once("POST", f"{where}/ack", {"leases": list(done)})
             except UnansweredError:
                 continue
             expired = set(answer["expired"])
