@@ -1,11 +1,12 @@
-"""The calls of consumers at one shard of several: each consumer gets what is due in any of them.
+"""The calls of consumers at one shard of several: each consumer gets the messages of all.
 
     pull             ──▶ Gathering ──▶ own part, and parts of others (`Demand`)
     ack, nack, extend ─▶ Endings   ──▶ each lease at the shard that has granted it
-    from others      ──▶ Supply, Endings ──▶ what they take, and are done with
+    from others      ──▶ Supply, Endings ──▶ the messages that they take, the leases that they end
 
 A consumer waits where it came in, with all that wait for the own shard (`Fetches`), and is woken by
-what falls due here and by what others say. Cost: see these. Threads: belongs to the event loop.
+messages that fall due here and by notices of other shards. Cost: see these. Threads: belongs to the
+event loop.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ class SharedConsuming(Consuming):
 
     @property
     def handlers(self) -> Sequence[Handler]:
-        """What answers calls of other shards."""
+        """The handlers of calls that come from other shards."""
         return (self._supply.answer, self._endings.answer)
 
     def _on_ready(self, subscription_id: int) -> None:

@@ -39,7 +39,7 @@ _AWAY: Final = problem_of(ShardAwayError(0)).document.type
 
 
 class Ending(StrEnum):
-    """What is to become of leases."""
+    """The end that leases get."""
 
     ACK = "ack"
     ACK_SOON = "ack soon"
@@ -78,7 +78,7 @@ class Endings:
     ) -> None:
         """Have leases end, wherever they were granted; `done` is called when all is done.
 
-        Raises what the own shard raises: then nothing was done."""
+        Raises the errors of the own shard: then nothing was done."""
         parts = places_by_shard(tokens, self._peers.own, self._peers.count)
         if parts.keys() <= {self._peers.own}:
             self._end_own(ending, subscription.id, tokens, duration_ms, done)
@@ -171,7 +171,7 @@ class _Joined:
         self._error = self._error or error
         left = len(expired)
         for place in reversed(places):
-            # Of a token that is named twice, the first one has ended its lease.
+            # If a token is named twice, the first of the two has ended its lease.
             if left and self._tokens[place] == expired[left - 1]:
                 left -= 1
                 self._over.append(place)
@@ -182,12 +182,12 @@ class _Joined:
 
 
 def places_by_shard(tokens: Sequence[str], own: int, count: int) -> dict[int, Sequence[int]]:
-    """Where the tokens of each shard stand; the own one has what is nobody's besides."""
+    """The positions of the tokens of each shard. A token of no shard is given to the own one."""
     if not tokens:
         return {}
     epoch = tokens[0][: tokens[0].find("-") + 1]
     if epoch and all(map(str.startswith, tokens, repeat(epoch))):
-        # A consumer names what it pulled, of one shard as a rule.
+        # A consumer names leases that it pulled, as a rule from one shard.
         return {_owner(tokens[0], own, count): range(len(tokens))}
     places: dict[int, Sequence[int]] = {}
     for place, token in enumerate(tokens):

@@ -37,7 +37,7 @@ class Member:
         meeting: Meeting | None = None,
         book: OwnerBook | None = None,
     ) -> None:
-        """`path`: where what belongs to this shard is served. `meeting`, `book`: those of a
+        """`path`: it serves the calls that belong to this shard. `meeting`, `book`: those of a
         cluster; None: all shards are on this machine, for ever."""
         meeting = meeting or UnixMeeting(place.sockets)
         is_https = calls.settings.tls_cert is not None

@@ -14,6 +14,6 @@ class ShardPlace:
     shard: int
     count: int
     data_dir: Path
-    """Of all of them."""
+    """The directory of all shards."""
     sockets: Path
     """The directory of the sockets by which those of one machine find each other."""

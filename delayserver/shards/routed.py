@@ -1,11 +1,11 @@
 """The hot calls of a shard among others: publishes and cancels of one message go where they belong,
-and consumers get what is due in all of them (`consuming`).
+and consumers get the due messages of all of them (`consuming`).
 
     body ──▶ subject and key ──▶ own? ──▶ decided together with others, as by a server alone
                              ──▶ else ──▶ link ──▶ decided together with others there ──▶ answer
 
-What cannot be read stays here, where it is refused. Cost: 1 µs for what stays, 5 µs and the turn of
-a loop for what does not. Threads: belongs to the event loop.
+A body that cannot be read stays here, where it is refused. Cost: 1 µs for a call that stays, 5 µs
+and the turn of a loop for one that goes. Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from delayserver.wire.reading import UNREADABLE
 
 
 class Named(msgspec.Struct):
-    """What says where a message belongs; the rest of it is not looked at."""
+    """The fields that decide where a message belongs; the rest of it is not looked at."""
 
     subject: str
     key: str | None = None
@@ -47,7 +47,7 @@ class RoutedHot(Hot):
     links: Links
     consuming: SharedConsuming
     check_whole: Callable[[], None]
-    """Raises what keeps this shard from being ready though it is there."""
+    """Raises the error that keeps this shard from being ready though it is there."""
 
     def __init__(self, calls: Calls, intake: Intake) -> None:
         super().__init__(calls, intake)
