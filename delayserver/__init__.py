@@ -2,15 +2,15 @@
 
 In reading order:
 
-records       what is written: pure values
+records       the records and tables: pure values
 schedule      from the message log to the wheel
 delivery      from the wheel to the subscriber
 decisions     everything that appends a record
 recovery      from whatever a crash left to a sound start; check and repair
-backup        copies of what a server has, and back again
+backup        copies of a server's data, and back again
 server        the wiring: threads, clock, metrics, and the calls that the API awaits
 queries       answers that change nothing
-api           what a call means
+api           the meaning of each call
 shards        whose it is: several shards behind one address
 cluster       who owns it: nodes that have replicas of shards
 serve         processes: from settings to a server that answers

@@ -1,6 +1,6 @@
 """The command `delayserver`, which is also `python -m delayserver`.
 
-The client library is installed without what the server needs; the command says so then.
+The client library is installed without the server's dependencies; the command says so then.
 
 Cost: a millisecond, before the command line begins. Threads: one.
 """

@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"\s*[+-]?\d+\s*")
 _JSON_LIST = re.compile(r'\s*\[\s*["\]]')
 DAY_MS = 24 * 60 * MINUTE_MS
 ORIGIN_PATTERN = r"^https?://[^/?#@*\s]+$"
-"""That of a web page: never all of them."""
+"""The origin of a web page: never `*`."""
 
 
 class Heading(Enum):
@@ -412,18 +412,18 @@ class Settings(BaseSettings):
 
     @property
     def express_ms(self) -> int:
-        """What is due sooner than this goes to the wheel before it is filed; filing takes up to
-        1.5 `file_ms` and the time of one checkpoint."""
+        """A message that is due sooner than this goes to the wheel before it is filed; filing takes
+        up to 1.5 `file_ms` and the time of one checkpoint."""
         return 5 * min(self.file_ms, self.checkpoint_ms)
 
     @property
     def kept_ms(self) -> int:
-        """A settled hour is kept so long after its end: its keys go with it, so not before the
-        dedupe window of what fell due last has passed."""
+        """A settled hour is kept so long after its end. Its keys go with it, so it stays until the
+        dedupe window of the hour's last message has passed."""
         return max(self.retention_ms, self.dedupe_window_ms)
 
     def of_shard(self, data_dir: Path) -> "Settings":
-        """The settings of one shard, which has its data in `data_dir`: what is a limit of the whole
+        """The settings of one shard, which has its data in `data_dir`: a limit of the whole
         server is divided."""
         count = self.shards
         least = {

@@ -14,14 +14,14 @@ DelayServerError
 ├── HeadTooLargeError       a request has more headers, or longer ones, than the limits allow
 ├── MalformedError          a request is not as HTTP wants it
 ├── CodingError             the body of a request is compressed
-├── MediaTypeError          the body of a request is of a type that needs what is not installed
+├── MediaTypeError          the body's type needs a package that is not installed
 ├── DiskReserveError        the disk is nearly full: publishing is refused, dispatch goes on
 ├── AckTimeoutError         a publish was accepted and is not durable within its timeout
 ├── StoppingError           the server is shutting down or has stopped after a failed fsync
 ├── ShardAwayError          the shard that is asked starts, or has just ended
 ├── StandbyError            who was asked is on standby for a shard, and cannot say more now
 ├── MisdirectedError        another shard has it, and the caller wants to ask there by itself
-├── LinkError               what comes over a link is not from another shard (shards.sealed)
+├── LinkError               bytes over a link are not from another shard (shards.sealed)
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 ├── OutletError             a client of a broker cannot be opened (delivery.outlets)
 ├── FeedError               a topic cannot be read (delivery.feeds)
@@ -69,7 +69,7 @@ class NotFoundError(DelayServerError):
 
 
 class ConflictError(DelayServerError):
-    """The state of the thing does not allow what was asked. `state` is that state."""
+    """The state of the thing does not allow the call. `state` is that state."""
 
     def __init__(self, detail: str, state: str = "") -> None:
         super().__init__(detail)
@@ -81,8 +81,8 @@ class KeyConflictError(ConflictError):
 
 
 class PreconditionError(DelayServerError):
-    """The thing is not what the caller expected it to be; nothing was changed. `version` is what
-    it is, empty where there is none."""
+    """The thing is not in the version that the caller expected; nothing was changed. `version` is
+    its version, empty where there is none."""
 
     def __init__(self, detail: str, version: str = "") -> None:
         super().__init__(detail)
@@ -167,7 +167,7 @@ class FormerOwnerError(ShardAwayError):
 
 
 class StandbyError(DelayServerError):
-    """Who was asked follows a shard that another process owns, and cannot have the call answered
+    """The process follows a shard that another process owns, and cannot have the call answered
     now; nothing was done."""
 
 
@@ -184,16 +184,16 @@ class MisdirectedError(DelayServerError):
 
 
 class LinkError(DelayServerError):
-    """What comes over a connection between machines is not from one of the cluster, or was changed
-    on its way; the connection is of no use any more. The text holds nothing of what came."""
+    """Bytes over a connection between machines are not from a node of the cluster, or were changed
+    on their way; the connection is of no use any more. The text holds none of these bytes."""
 
 
 class LibraryError(DelayServerError):
-    """A library that is installed lacks what the server uses of it; the text says what."""
+    """A library that is installed lacks a part that the server uses; the text names it."""
 
 
 class PipelineError(DelayServerError):
-    """A job of the data pipeline cannot run; the text says what is missing."""
+    """A job of the data pipeline cannot run; the text names the missing thing."""
 
 
 class AccessError(DelayServerError):

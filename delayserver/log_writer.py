@@ -10,7 +10,7 @@ A line that does not fit into the queue is dropped, and so is one that the syste
 They are counted. As soon as a line can be written again, one says how many are missing:
 
     reader stops     64 KiB stand in the pipe, 4 MiB in the queue, 12,345 lines are dropped
-    reader goes on   it gets what waited, and "lines of the log were lost" count=12345
+    reader goes on   it gets the lines that waited, and "lines of the log were lost" count=12345
 
 A batch is no longer than a pipe takes at once (PIPE_BUF), so the lines of several processes on one
 pipe do not mix; only a single longer line may be torn.
@@ -85,7 +85,7 @@ class LogWriter:
     # ── for all threads ────────────────────────────────────────────────────────────────────────
 
     def write(self, text: str) -> int:
-        """Queue what ends a line, and keep the rest until its line ends. Neither waits nor fails.
+        """Queue whole lines, and keep the rest until its line ends. Neither waits nor fails.
 
         Raises TypeError for bytes, as any file of text does."""
         if not isinstance(text, str):
@@ -157,7 +157,7 @@ class LogWriter:
 
     def _take(self, lines: list[bytes]) -> threading.Event | None:
         """Wait for a line, and add it to `lines` with those that are there and fit into a batch.
-        Returns what is to be told when they are written. If lines were lost, it returns without
+        Returns the event to set when they are written. If lines were lost, it returns without
         any after `retry_s`."""
         done, size_bytes = None, 0
         try:

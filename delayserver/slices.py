@@ -6,7 +6,7 @@
                                                     └─────┘     then the next turn of the loop
 
 A work is a generator that yields how many items it has done since it was asked last. An item is
-what takes some 10 µs: a row, a message, a definition; what costs more counts as several. All works
+some 10 µs of work: a row, a message, a definition; dearer things count as several. All works
 share one budget for a turn of the loop, of items and of time, so a turn is as long with a thousand
 of them as with one, a long one never holds up another, and a machine that is slow, or shared, does
 fewer items in a turn.
@@ -59,7 +59,7 @@ class TurnBudget:
         self._until_ms = stopwatch() + TURN_MS
 
     def spend(self, items: int = 1) -> None:
-        """So many items are done. The last may be more than what was left."""
+        """So many items are done. The last of them may exceed the budget."""
         self.left -= items
 
     def __bool__(self) -> bool:
@@ -96,8 +96,8 @@ class Slices:
 
     def begin(self, work: Work[T], done: Callable[[T | None, Exception | None], None]) -> None:
         """Do some of a work now, unless others have used up this turn, and the rest in turns to
-        come. `done` is called once, perhaps before this returns: with what the work returns, or
-        with what it raises."""
+        come. `done` is called once, perhaps before this returns: with the result of the work, or
+        with its error."""
         begun = _Begun(work, done)
         self._ask()
         if self._ring or not self._budget or not self._is_done(begun, self._budget.left):
@@ -109,7 +109,7 @@ class Slices:
         self._ring.append(_Begun(_calling(function, items), told_nothing))
 
     async def run(self, work: Work[T]) -> T:
-        """Do a work as `begin` does. Returns what it returns."""
+        """Do a work as `begin` does. Returns its result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.begin(work, partial(answer, future))
         return await future
@@ -163,23 +163,23 @@ def _calling(function: Callable[[], None], items: int) -> Work[None]:
 
 
 def told_nothing(nothing: None, error: Exception | None) -> None:
-    """The end of a work that nobody waits for: what it raises is raised."""
+    """The end of a work without a waiting caller: its error is raised."""
     if error is not None:
         raise error
 
 
 def answer(future: "asyncio.Future[T]", value: T | None, error: Exception | None) -> None:
-    """Tell a future what a work has returned or raised, unless its owner has given up."""
+    """Give a future the result or the error of a work, unless its owner has given up."""
     if future.done():
-        return  # Nobody waits any more.
+        return  # Its owner has given up.
     if error is not None:
         future.set_exception(error)
     else:
-        future.set_result(value)  # type: ignore[arg-type]  # what the work returned
+        future.set_result(value)  # type: ignore[arg-type]  # the result of the work
 
 
 def at_once(work: Work[T]) -> T:
-    """Do a work without a pause, where no event loop waits. Returns what it returns."""
+    """Do a work without a pause, where no event loop waits. Returns its result."""
     while True:
         try:
             next(work)

@@ -27,7 +27,7 @@ from typing import Any, Final, overload
 from delayserver.errors import InputError
 
 TIME_MS_MIN = -62_135_596_800_000
-"""0001-01-01T00:00:00Z: what the calendar, and RFC 3339, can write."""
+"""0001-01-01T00:00:00Z: the first moment that the calendar, and RFC 3339, can write."""
 TIME_MS_MAX = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z."""
 

@@ -1,8 +1,8 @@
-"""Who may call: everybody on loopback, until a token was made; then only who shows one.
+"""The right to call: all callers on loopback, until a token was made; then only callers with one.
 
 This is the first thing that looks at a request: at the size of its head, at its token, and at how
-often the token is used. What the token allows is asked later (`delayserver.api.scopes`), when it is
-known what the request is about.
+often the token is used. The scopes of the token are checked later (`delayserver.api.scopes`), when
+the subject of the request is known.
 
 Where no token is asked for, a request that a web page of another origin sent is refused, and so is
 one for a host that is not this machine (a name of somebody else's that was made to resolve to
@@ -115,7 +115,7 @@ class Access:
         return caller
 
     def caller(self, headers: Headers) -> Caller | None:
-        """Who sent the request with these headers; None where nobody is asked.
+        """The caller whose token is in these headers; None where no token is needed.
 
         Raises AccessError: it may not be served."""
         if self.tokens.is_open:
@@ -151,7 +151,7 @@ class Access:
 
 
 def _without_body(send: Send) -> Send:
-    """What answers HEAD as GET is answered."""
+    """The same `send` without bodies: HEAD is answered as GET is."""
 
     async def send_head(message: MutableMapping[str, Any]) -> None:
         await send({**message, "body": b""} if "body" in message else message)

@@ -12,13 +12,13 @@
     ttl, jitter  whole milliseconds, or a duration
     priority     whole numbers
 
-Only `subject` has to be there. What is null is left out. Nothing else is read: each type more is a
-reader more that has to withstand whatever somebody sends.
+Only `subject` is required. A null counts as a field that was left out. No other type is read: each
+further type needs a reader that withstands whatever a client sends.
 
-What a stream claims is not believed. Arrow verifies its metadata, and lengths against the request;
-the values (offsets, indexes, UTF-8) are validated before anything looks at them. A stream is not
-decompressed, since its buffers claim how long they will be: so nothing that is made here is longer
-than the request, and a dictionary, which many batches may have in common, is short.
+The claims of a stream are not believed. Arrow verifies its metadata, and lengths against the
+request; the values (offsets, indexes, UTF-8) are validated before anything looks at them. A stream
+is not decompressed, since its buffers claim how long they will be: so nothing that is made here is
+longer than the request, and a dictionary, which many batches may have in common, is short.
 
 Rejected: a type for text that points into shared bytes (`string_view`, dictionaries of keys or
 bodies), in which a short stream has long messages.
@@ -54,13 +54,13 @@ except (ImportError, OSError) as error:
 PARTS_MAX: Final = 256
 """Schema, dictionaries and record batches of a stream; each costs time, however short it is."""
 SCHEMA_MAX_BYTES: Final = 64 * 1024
-"""With what its writer adds; schemas are remembered."""
+"""The limit of a schema, with the metadata of its writer; schemas are remembered."""
 SCHEMAS_KEPT: Final = 64
 DICTIONARIES_MAX_BYTES: Final = 2 * 1024 * 1024
 """They are validated again with each record batch."""
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, struct.error)
-"""What Arrow raises for a stream that is not what it should be."""
+"""Errors that Arrow raises for a damaged stream."""
 T = TypeVar("T")
 _TEXT_IS = "text (string or large_string)"
 _DURATION_IS = "whole milliseconds (at most 64 bits, with a sign), or a duration"
@@ -80,7 +80,7 @@ class Numbers(NamedTuple):
         return _or_none(numbers, self.there)
 
     def or_zero(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What was made of the numbers, and 0 where there is none."""
+        """Values that were made of the numbers, with 0 where there is no number."""
         return values if self.there is None else np.where(self.there, values, 0)
 
     def mask(self) -> NDArray[np.bool_]:
@@ -89,7 +89,7 @@ class Numbers(NamedTuple):
 
 
 class ArrowColumns(NamedTuple):
-    """The messages of a stream, as columns of one length; None is what was left out."""
+    """The messages of a stream, as columns of one length; None is a column that was left out."""
 
     subjects: list[str | None]
     bodies: list[bytes | None]
@@ -141,7 +141,7 @@ def read_columns(data: bytes, *, count_max: int) -> ArrowColumns:
         raise InputError(f"not a stream of Arrow: {error}") from error
 
 
-# ── what a stream may be ───────────────────────────────────────────────────────────────────────
+# ── the types that are read ────────────────────────────────────────────────────────────────────
 
 
 def _check_parts(data: bytes) -> pa.Schema:
@@ -281,7 +281,7 @@ def _in_one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _stored(array: pa.Array) -> pa.Array:
-    """An extension (`arrow.json`) is what it is stored as."""
+    """The storage of an extension type (`arrow.json`), or the array itself."""
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
@@ -342,7 +342,7 @@ def _numbers(array: pa.Array | None) -> Numbers | None:
     values, kind = integers(array).astype(np.int64), array.type
     unit = "ms" if of.is_integer(kind) else kind.unit
     most = np.iinfo(np.int64).max
-    if unit == "s":  # what is beyond that is too far away in any case
+    if unit == "s":  # a value beyond that is too far away in any case
         values = np.clip(values, -(most // 1000), most // 1000) * 1000
     elif unit != "ms":
         parts = 1000 if unit == "us" else 1_000_000

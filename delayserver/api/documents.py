@@ -52,13 +52,13 @@ _Unset = msgspec.UnsetType
 
 encode = msgspec.json.Encoder().encode
 PLACES_HEADER: Final = "delay-places"
-"""Of a call that asks for a page of a list as ShardPageDocument."""
+"""The header of a call that asks for a page of a list as ShardPageDocument."""
 NAMED_PAGE_MAX: Final = 100
 """Schedules or sources in a page of their list: of schedules the next times are reckoned."""
 
 
 def backup_document(view: BackupView) -> BackupDocument:
-    """What a shard has of a backup, as all of it."""
+    """A shard's part of a backup, shown as a whole backup."""
 
     def shown(time_ms: int | None) -> str | None:
         return None if time_ms is None else format_time(time_ms)
@@ -105,7 +105,7 @@ def attempts_document(view: AttemptsView) -> AttemptsDocument:
 
 
 def message_document(view: MessageView) -> MessageDocument:
-    """What somebody who looks a message up gets."""
+    """The answer to a look-up of a message."""
     deliveries = [
         DeliveryDocument(one.subscription, one.state, one.attempt, format_time(one.at_ms))
         for one in view.deliveries
@@ -153,7 +153,7 @@ def heartbeat_document(
 def schedule_document(
     known: KnownSchedule, subject: str, planned: Iterable[int], last_id: str | None
 ) -> ScheduleDocument:
-    """What somebody who looks a schedule up gets. `planned`: its next times, in ms."""
+    """The answer to a look-up of a schedule. `planned`: its next times, in ms."""
     schedule, state = known.definition, known.state
     payload = _stored_payload(schedule.payload)
     every_ms, jitter_ms = schedule.every_ms, schedule.jitter_ms
@@ -184,7 +184,7 @@ def schedule_document(
 def source_document(
     known: KnownSource, subject: str, error: str | None, topic: Mapping[str, Any]
 ) -> SourceDocument:
-    """What somebody who looks a source up gets. `topic`: where it is, without secrets."""
+    """The answer to a look-up of a source. `topic`: where it is, without secrets."""
     source, state = known.definition, known.state
     last = state.last_skipped
     reason: Literal["asked", "error"] = "error" if state.is_stopped else "asked"
@@ -230,7 +230,7 @@ def _time_or_none(time_ms: int | None) -> str | None:
 
 
 def pending_document(view: PendingView) -> PendingDocument:
-    """What the list of pending messages holds."""
+    """An entry in the list of pending messages."""
     return PendingDocument(
         view.message_id,
         view.subject,
@@ -244,7 +244,7 @@ def pending_document(view: PendingView) -> PendingDocument:
 
 
 def encode_pulled(pulled: Pulled, acked: AckedDocument | None = None) -> bytes:
-    """What a consumer gets (PulledListDocument): each message with its lease; `acked`: what became
+    """The answer to a pull (PulledListDocument): each message with its lease; `acked`: the results
     of the leases that came with the pull.
 
     Nine pieces for each, most of them the same for all, joined once: encoding takes 2.1 times as
@@ -253,12 +253,12 @@ def encode_pulled(pulled: Pulled, acked: AckedDocument | None = None) -> bytes:
 
 
 def encode_messages(pulled: Pulled) -> bytes:
-    """Some of what a consumer gets: the messages, with commas between them."""
+    """A part of the answer to a pull: the messages, with commas between them."""
     return _encode_messages(pulled, b"", b"")
 
 
 def join_messages(parts: Iterable[bytes], acked: AckedDocument | None) -> bytes:
-    """What a consumer gets, of parts as `encode_messages` makes them."""
+    """The answer to a pull, of parts as `encode_messages` makes them."""
     return _PULLED + b",".join(filter(None, parts)) + _end(acked)
 
 
@@ -309,7 +309,7 @@ _numbers = [b"%d" % number for number in range(1000)]
 
 @lru_cache(maxsize=4096)
 def _about(subject: str, key: str | None = None, headers: dict[str, str] | None = None) -> bytes:
-    """What stands between id and time."""
+    """The fields between id and time."""
     return b'","subject":%b,"key":%b,"headers":%b,"deliver_at":"' % (
         encode(subject),
         encode(key),
@@ -323,7 +323,7 @@ def _time(time_ms: int) -> bytes:
 
 
 def dead_letter_document(letter: DeadLetterView) -> DeadLetterDocument:
-    """What the list of dead letters holds."""
+    """An entry in the list of dead letters."""
     return DeadLetterDocument(
         str(letter.entry_seq),
         letter.message_id,

@@ -13,8 +13,8 @@ An owner whose log answers late holds its lease again when a group is durable
 (`storage.replicated.holder`). An answer through ASGI or over a link waits up to PATIENCE_S for the
 lease. A broker that falls costs a wait then, and no refusal.
 
-Answers about the process are no answers about the shard: how it is, its figures, what the API is,
-and who owns which shard, which has an epoch to judge it by. A server alone always holds its lease.
+Answers about the process need no lease: its health, its figures, the API's description, and the
+owners of the shards, each with an epoch to judge it by. A server alone always holds its lease.
 
 Rejected: asking in each call before it decides, as lookups once did. A new call forgets it, and
 time passes between the decision and the answer.

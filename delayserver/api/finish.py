@@ -1,16 +1,16 @@
-"""What is done last to the answer of a GET: it says how long it took, and is compressed if it is
-long and the client takes that.
+"""The last step of an answer to GET: it says how long it took, and is compressed if it is long and
+the client takes that.
 
     Access ──▶ Finish ──▶ everything that answers
 
-`Server-Timing` has `app`, until the answer was there, and `gzip`, if it was compressed: what the
-browser's own tools, and the console, show of a call. An answer that has begun to leave before all
-of it is there is passed on as it is, and so is one that is encoded already. One with an `ETag` is
-not compressed: the tag is the version of the thing itself, which `If-Match` has to name byte for
-byte (RFC 9110, 8.8.1).
+`Server-Timing` has `app`, until the answer was there, and `gzip`, if it was compressed: the
+figures that the browser's own tools, and the console, show of a call. An answer that has begun to
+leave before all of it is there is passed on as it is, and so is one that is encoded already. One
+with an `ETag` is not compressed: the tag is the version of the thing itself, which `If-Match` has
+to name byte for byte (RFC 9110, 8.8.1).
 
-Only GET: publishing, cancelling and consuming do not come here, or leave as they are. What is
-compressed is what a token may read by itself; no secret of somebody else's stands beside it.
+Only GET: publishing, cancelling and consuming do not come here, or leave as they are. A compressed
+answer holds only data that the token may read; no secret of another client stands beside it.
 
 Level 1 takes half the time of level 6, for answers that are a ninth longer: a list of 1,000
 messages becomes 67 kB instead of 249 in 1.6 ms. Long ones are compressed by a thread, since 16 MiB
@@ -33,7 +33,7 @@ from delayserver.api.hot.answers import Headers, header
 from delayserver.api.hot.asgi import Asgi, Receive, Scope, Send
 
 COMPRESS_MIN_BYTES: Final = 1400
-"""What fits into one packet gains nothing."""
+"""An answer that fits into one packet gains nothing."""
 INLINE_MAX_BYTES: Final = 16 * 1024
 """Longer ones are compressed by a thread."""
 LEVEL: Final = 1
@@ -55,7 +55,7 @@ class Finish:
 
 
 class _Finisher:
-    """Sends one answer: its head when it is known what becomes of the body."""
+    """Sends one answer: its head as soon as it is known whether the body is compressed."""
 
     def __init__(self, send: Send, *, takes_gzip: bool) -> None:
         self._send = send

@@ -1,10 +1,10 @@
-"""Intake: what a client publishes, from bytes to checked messages with an absolute due time.
+"""Intake: messages of a client, from bytes to checked messages with an absolute due time.
 
 One decoder for three forms (JSON, NDJSON, MessagePack, which is made into JSON before); the body is
 not decoded at all: it goes out byte for byte as it came in, once it is known to be JSON in UTF-8. A
 fourth, Arrow, comes as columns and becomes columns. If a batch contains an error, it is checked
 item by item, so that every bad item can be named. A batch that arrived as columns is reported as
-the equivalent JSON. That, and a long batch, is done in slices (`delayserver.slices`).
+the equivalent JSON. These checks, and a long batch, are done in slices (`delayserver.slices`).
 
 Cost: 2 µs for a message, 0.8 µs for one of a batch, also in columns. Threads: pure but for the
 clock and the jitter that is drawn, which are arguments.
@@ -139,13 +139,13 @@ class Intake:
     def __init__(
         self, settings: Settings, known_subjects: Container[str], random: Callable[[], float]
     ) -> None:
-        """`random`: from 0 to 1, without 1: what a jitter is drawn with."""
+        """`random`: from 0 to 1, without 1; a jitter is drawn with it."""
         self._settings = settings
         self._random = random
         self._targets = TargetPolicy(settings.webhook_targets)
         self._known_subjects = known_subjects
         self.reads_arrow = False
-        """Whether what reads Arrow is imported, which takes 0.1 s of a processor."""
+        """Whether the reader of Arrow is imported, which takes 0.1 s of a processor."""
 
     def one(self, data: bytes, now_ms: int) -> NewMessage:
         """A single message as JSON. Raises InputError, TooLargeError."""
@@ -229,7 +229,7 @@ class Intake:
         body_base64: str | None,
         headers: dict[str, str] | None,
     ) -> Payload:
-        """What is to be published under a subject, without a time. Raises the first InputError."""
+        """The message to publish under a subject, without a time. Raises the first InputError."""
         return self._message(PlainMessage(subject, body, body_base64, headers=headers), 0).payload
 
     def unpacked(self, data: bytes, now_ms: int) -> Work[bytes]:
@@ -295,8 +295,8 @@ class Intake:
         return (yield from self._refuse(raws, now_ms))
 
     def import_arrow(self) -> None:
-        """Import what reads Arrow: in a thread, before `arrow` is called for the first time. Raises
-        MediaTypeError where it is not installed."""
+        """Import the reader of Arrow: in a thread, before `arrow` is called for the first time.
+        Raises MediaTypeError where it is not installed."""
         import delayserver.api.arrow  # noqa: F401
 
         self.reads_arrow = True
@@ -426,7 +426,7 @@ class Intake:
         )
 
     def _options(self, publish: PublishModel) -> MessageOptions | None:
-        """What was chosen; None: nothing."""
+        """The options of a message; None: it has none."""
         ttl_ms, priority = self._ttl_ms(publish.ttl), _priority(publish.priority)
         group = publish.group
         if group is not None:
@@ -505,7 +505,7 @@ class Intake:
     def _bodies(
         self, raws: Sequence[msgspec.Raw | _Unset], base64s: Sequence[str | None]
     ) -> tuple[list[bytes], list[Content]]:
-        """The bodies, and of what kind they are: `_body` of each, in columns where it can be."""
+        """The bodies and their kinds: `_body` of each, in columns where it can be."""
         if base64s.count(None) < len(base64s) or _Unset in set(map(type, raws)):
             pairs = list(map(self._body, raws, base64s))
             return [body for body, _ in pairs], [content for _, content in pairs]
@@ -523,7 +523,7 @@ class Intake:
     def _dues_ms(
         self, delays: Sequence[int | str | None], times: Sequence[int | str | None], now_ms: int
     ) -> list[int]:
-        """When each is due: `due_ms` of each, but once for what comes again and again."""
+        """The due time of each: `due_ms` of each, but equal fields are read once."""
         count = len(delays)
         if times.count(None) == count:
             # Most are the same few.
@@ -552,8 +552,8 @@ class Intake:
         now_ms: int,
         known: Sequence[InputError] = (),
     ) -> Work[NoReturn]:
-        """Go through a bad batch again, item by item, and raise all that is wrong with it, what is
-        `known` besides; of the items behind POINTED_ERRORS_MAX errors only how many are bad."""
+        """Go through a bad batch again, item by item, and raise all of its errors, `known` ones
+        besides; behind POINTED_ERRORS_MAX errors, only the number of bad items is told."""
         errors = list(known)
         bad = set(map(_index, known))
         for index, raw in enumerate(raws):
@@ -581,7 +581,7 @@ class Intake:
     def _errors(
         self, data: bytes, form: type[msgspec.Struct], now_ms: int, **given: str
     ) -> list[InputError]:
-        """All that is wrong with a message that was refused; `given`: what its path says of it."""
+        """All errors of a message that was refused; `given`: the fields that its path has."""
         found, errors = readable_fields(data, form)
         values: dict[str, Any] = {**found, **given}
         get = values.get
@@ -618,7 +618,7 @@ class Intake:
         return errors
 
     def _check_jitter(self, values: Mapping[str, Any], now_ms: int) -> None:
-        """What is wrong with the due time is said without it."""
+        """Check the jitter alone: the errors of the due time are already known."""
         due_ms = now_ms
         with suppress(InputError):
             due_ms = self.due_ms(values.get("delay"), values.get("deliver_at"), now_ms)
@@ -733,12 +733,12 @@ def _ends(numbers: "Numbers") -> tuple[int, ...]:
 
 
 def _index(error: InputError) -> int:
-    """Of the item of a batch that an error points to."""
+    """The index of the item in a batch that an error points to."""
     return int(error.pointer.split("/")[1])
 
 
 def _as_json(columns: "ArrowColumns") -> Work[tuple[list[bytes], list[InputError]]]:
-    """Each message of a table as JSON, and what is wrong with bodies that cannot be put into it."""
+    """Each message of a table as JSON, and the errors of bodies that cannot be put into it."""
     raws: list[bytes] = []
     errors: list[InputError] = []
     for index, message in enumerate(columns.as_fields()):
@@ -792,7 +792,7 @@ def _priority(priority: int | None) -> int:
 
 
 def check_utf8(data: bytes) -> None:
-    """Raises UnicodeDecodeError; the decoder does not look into what it passes on as it is."""
+    """Raises UnicodeDecodeError. The decoder does not check text that it passes on as it is."""
     if not data.isascii():
         data.decode()
 

@@ -46,7 +46,7 @@ _BEHIND_COMMA = re.compile(rb"%b*+[^\] \t\r\n]" % _SPACE)
 def decode_pieces(
     data: bytes, decode: Callable[[bytes], list[T]], *, piece_bytes: int = PIECE_BYTES
 ) -> Generator[int, None, list[T]]:
-    """The items of an array, as `decode` makes them of arrays; raises what that raises.
+    """The items of an array, as `decode` makes them of arrays; raises the errors of `decode`.
 
     An error of a piece may name another place in the text than one of the whole."""
     if len(data) <= piece_bytes or (opening := _OPENING.match(data)) is None:
@@ -98,7 +98,7 @@ def _decoded(
 def _count_out(data: bytes, start: int, piece_bytes: int) -> Generator[int, None, int | None]:
     """Where the first comma stands behind an item that ends a piece or more behind `start`; None if
     no other item follows."""
-    step_bytes = max(2, piece_bytes)  # A backslash and what it escapes are in one step.
+    step_bytes = max(2, piece_bytes)  # A backslash and the character behind it are in one step.
     depth, at, is_text = 0, start, False
     while at < len(data):
         until = min(at + step_bytes, len(data))

@@ -1,4 +1,4 @@
-"""The exit of what goes through ASGI: an answer leaves only if the process still owns its shard.
+"""The exit of answers through ASGI: an answer leaves only if the process still owns its shard.
 
     Access ──▶ Leaving ──▶ Finish ──▶ everything that answers
 

@@ -30,7 +30,7 @@ WAIT_MAX_MS: Final = 60_000
 
 
 class ShardMap(Protocol):
-    """What a map has to say."""
+    """The methods of a map that this call needs."""
 
     @property
     def version(self) -> int:
@@ -56,7 +56,7 @@ async def answer_map(
     if_none_match: str | None,
     on_wait: Callable[[Callable[[], object]], None] = lambda end: None,
 ) -> Answer:
-    """Answer the call. Raises InputError. `on_wait` is given what ends the wait of a long poll."""
+    """Answer the call. Raises InputError. `on_wait` is given the function that ends a long poll."""
     wait_ms = parse_duration_ms(wait, "/query/wait")
     if wait_ms > WAIT_MAX_MS:
         raise InputError(f"wait is at most {format_duration(WAIT_MAX_MS)}", "/query/wait")
@@ -71,7 +71,7 @@ async def answer_map(
             scope[WHEN_GONE](None)
     document = shard_map.document(host)
     version = str(document.version)
-    # Weak: what else stands in the document, such as when a node was seen, is not in the version.
+    # Weak: the version leaves out other fields of the document, such as when a node was seen.
     fields = f"etag: W/{entity_tag(version)}\r\n".encode()
     if is_known(if_none_match, version):
         return Answer(304, b"", fields)

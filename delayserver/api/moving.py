@@ -1,7 +1,7 @@
 """Connections of clients on their way from one server of a process to its next one.
 
-    server that gives its shard away ──▶ `hold`: the socket, and what came over it unserved
-                                             │ nobody reads; what comes waits in the system
+    server that gives its shard away ──▶ `hold`: the socket, and its bytes that were not served
+                                             │ no server reads; new bytes wait in the system
     the next server of this process  ◀── `take`: accepts them as if they had just come
 
 A node goes on to listen when it takes a shard or gives one away, so its clients must not see that.
@@ -18,8 +18,9 @@ import socket
 from typing import Final
 
 GIVE_BACK: Final = "give_back"
-"""Where the scope of an ASGI call has what leaves the call to the next server, connection and all,
-as if nobody had read it. It returns whether it could, and may be called while nothing was done."""
+"""The key of an ASGI scope for a function that leaves the call to the next server, connection and
+all, as if it had never been read. It returns whether it could, and may be called before the call
+has had an effect."""
 
 
 class Moving:
@@ -29,9 +30,9 @@ class Moving:
         self._held: list[tuple[socket.socket, bytes]] = []
 
     def hold(self, transport: asyncio.Transport, data: bytes) -> bool:
-        """Take a connection from its transport, which ends and tells nobody. `data`: what came over
-        it and is not served. Returns False, and has done nothing, where it cannot be taken: it has
-        keys, or an answer to be sent."""
+        """Take a connection from its transport, which ends and tells nobody. `data`: the bytes that
+        came over it and were not served. Returns False, and has done nothing, where it cannot be
+        taken: it has keys, or an answer to be sent."""
         connected = transport.get_extra_info("socket")
         if (
             connected is None

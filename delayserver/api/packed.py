@@ -3,10 +3,10 @@
     bytes ──▶ skip the next item: is it whole, and short enough? ──▶ a value that JSON has ──▶ JSON
 
 A byte of MessagePack can become an object of 60 bytes, and a few bytes can claim an array of four
-thousand million. So an item is skipped before it is made: what it claims is there then. One item is
-made at a time, and the JSON of all is no longer than a batch may be. What JSON does not have (NaN,
-infinity, binary but for a whole body, extensions, keys that are not text) is refused: nothing
-is stored that is not what was sent.
+thousand million. So an item is skipped before it is made: that proves that all of its bytes are
+there. One item is made at a time, and the JSON of all is no longer than a batch may be. Values that
+JSON does not have (NaN, infinity, binary but for a whole body, extensions, keys that are not text)
+are refused: the server stores a message as it was sent, or not at all.
 
 Cost: 1.5 µs an item; memory: the batch, its JSON, and the objects of one item. Threads: pure; work
 for long batches is cut into slices by the caller.
@@ -25,9 +25,9 @@ from delayserver.errors import InputError, TooLargeError
 from delayserver.slices import Work
 
 SLICE_BYTES: Final = 256 * 1024
-"""What is done at a time: some 20 ms at worst, where each byte is an object."""
+"""The bytes that are read at a time: some 20 ms at worst, where each byte is an object."""
 SLICE_ITEMS: Final = 500
-"""That, as `slices` counts."""
+"""The same, in items, as `slices` counts."""
 
 _encode = msgspec.json.Encoder().encode
 _MAYBE_NOT_JSON = re.compile(
@@ -40,9 +40,9 @@ _MAYBE_NOT_JSON = re.compile(
 def json_items(
     data: bytes, *, count_max: int, item_max_bytes: int, total_max_bytes: int
 ) -> Work[list[bytes | InputError]]:
-    """The items of a batch as JSON, or what is wrong with them, in slices.
+    """The items of a batch as JSON, or the errors in them, in slices.
 
-    Raises InputError for what is no array in MessagePack, TooLargeError."""
+    Raises InputError if it is no array in MessagePack, TooLargeError."""
     parser = msgpack.Unpacker(max_buffer_size=len(data) + 1)
     try:
         parser.feed(data[:SLICE_BYTES])

@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457): what happened, where, and what to do.
+"""Errors as problem documents (RFC 9457): the failure, its place, and the way out.
 
 Cost: only when something is wrong. Threads: pure.
 """
@@ -52,7 +52,7 @@ class FieldError(msgspec.Struct, omit_defaults=True):
 
 
 class ProblemDocument(msgspec.Struct, omit_defaults=True):
-    """What went wrong, where, and what to do (RFC 9457)."""
+    """An error: what happened, where, and what to do (RFC 9457)."""
 
     type: str
     title: str

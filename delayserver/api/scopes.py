@@ -23,9 +23,9 @@ class Of(Enum):
     SUBJECT = auto()
     """The one in the path."""
     MESSAGE = auto()
-    """That of the message whose id is in the path."""
+    """The subject of the message whose id is in the path."""
     SUBSCRIPTION = auto()
-    """That of the subscription whose name is in the path."""
+    """The subject of the subscription whose name is in the path."""
     ANYONE = auto()
     """Any token will do, whatever its scopes."""
     BODY = auto()
@@ -41,10 +41,10 @@ class Rule:
 
 
 PUBLIC = Rule(())
-"""Nobody is asked who they are."""
+"""Every caller, without a token."""
 KNOWN = Rule((), Of.ANYONE)
-"""Who has a token has a use for it: so for where the shards are, at each of which it is asked for
-the same token, and which a publisher needs as a consumer does."""
+"""Every caller with a token. The places of the shards are such a call: each shard asks for the same
+token, and publishers and consumers alike need to know them."""
 ADMIN = Rule((Action.ADMIN,))
 OBSERVE = Rule((Action.OBSERVE,))
 _PUBLISH = (Action.PUBLISH,)
@@ -133,6 +133,6 @@ _UNGUARDED_PATHS = PUBLIC_PATHS | {
 
 
 def is_unguarded(path: str) -> bool:
-    """Whether nobody is asked for a token there: how the server is, what the API is, and files that
-    hold nothing of the server."""
+    """Whether the call needs no token: the health of the server, the description of the API, and
+    files that hold nothing of the server."""
     return path in _UNGUARDED_PATHS or path.startswith(CONSOLE_FILES)

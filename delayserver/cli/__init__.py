@@ -77,13 +77,13 @@ COMMANDS: Final = {
     "pipeline_watch": ("pipeline",),
     "demo": ("demo",),
 }
-"""What each module adds, in the order of the help."""
+"""The commands of each module, in the order of the help."""
 
 HELP = """Publish a message now, receive it on time, once, and lose nothing in a crash.
 
 Try `delayserver demo`, or start a server with `delayserver serve`. Commands that talk to a server
 find it at --url (DELAYSERVER_URL) and show themselves with --token (DELAYSERVER_TOKEN); with --json
-they print what the server answered.
+they print the answer of the server.
 
 Exit status: 0 done, 1 refused (or: damage found), 2 wrong usage, 3 no server there."""
 
@@ -131,7 +131,7 @@ def _root(
 
 
 def modules_of(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The modules that a command line needs: imports are most of what a command costs."""
+    """The modules that a command line needs: imports are most of the cost of a command."""
     if arguments == ["--version"]:
         return ()
     wanted = next((word for word in arguments if not word.startswith("-")), None)

@@ -1,4 +1,4 @@
-"""backup, backups, restore: copies of what a server has, and a directory that is made of one.
+"""backup, backups, restore: copies of a server's data, and a directory that is made of one.
 
 Cost: a request, and another twice a second while it is waited for; `restore` reads every byte of a
 backup twice. Threads: one.
@@ -82,9 +82,9 @@ def backup(
 ) -> None:
     """Make a backup of a server that goes on running, in its directory for backups.
 
-    What was answered before is in it. What has not changed since the last backup is not copied
-    again. If it is not waited for (or that is interrupted), it is made all the same: `delayserver
-    backups` shows how far it is. Status 1: it has failed."""
+    Every change that was answered before is in it. Files that have not changed since the last
+    backup are not copied again. If it is not waited for (or that is interrupted), it is made all
+    the same: `delayserver backups` shows how far it is. Status 1: it has failed."""
     if keep is not None and not wait:
         raise typer.BadParameter("needs a backup that is waited for", param_hint="--keep")
     document = {"verify": verify} | ({} if name is None else {"name": name})
@@ -188,11 +188,11 @@ def restore(
 ) -> None:
     """Make a data directory of a backup, for a server to be started on.
 
-    Nothing is written before every byte of the backup is verified, and what was made is checked in
-    the end. The backup stays as it is. What was delivered after it was made is delivered again,
-    with the same ids; what was accepted, cancelled or moved after it, or with --until after that
-    time, is not known any more. --until needs the message log that a server with a backup_dir
-    copies beside its backups: it says how far that reaches, if it is not far enough.
+    Nothing is written before every byte of the backup is verified, and the new directory is checked
+    in the end. The backup stays as it is. A message that was delivered after the backup was made is
+    delivered again, with the same id; one that was accepted, cancelled or moved after it, or with
+    --until after that time, is not known any more. --until needs the message log that a server with
+    a backup_dir copies beside its backups: it says how far that reaches, if it is not far enough.
 
     Status 0: the directory is sound. 1: it is damaged. 2: it could not be made."""
     import time

@@ -41,8 +41,8 @@ def publish_many(session: Session, *, file: LinesArgument = None) -> None:
     r"""Publish a message for each line, such as {"subject": "s", "body": 1, "delay": "30m"}.
 
     A thousand lines are taken or refused together; at the first that are refused it stops, and says
-    which lines are wrong. Give each message a key: then the file may be published again, and what
-    was taken before is not taken twice."""
+    which lines are wrong. Give each message a key: then the file may be published again, and lines
+    that were taken before are not taken twice."""
     counts = Counter(published=0, duplicates=0)
     with _chunks(file) as chunks, _told_when_stopped(counts.total, "taken"):
         for first, lines in chunks:

@@ -1,4 +1,4 @@
-"""dead-letters: what no attempt delivered.
+"""dead-letters: messages that no attempt delivered.
 
 Cost: one request; list: one for each 1,000. Threads: one.
 """

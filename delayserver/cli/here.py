@@ -1,7 +1,7 @@
 """The server that runs here: the one that the settings of this environment start.
 
 A health check has the environment of its server (a container's variables, a unit's file of
-settings), and nobody who would tell it an address. So it reads what the server has read: the port,
+settings), but no address is given to it. So it reads the same settings as the server: the port,
 the address, whether there is a certificate.
 
 Its certificate is not verified: it is made for the name that clients use, and maybe by an authority

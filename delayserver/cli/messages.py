@@ -100,7 +100,7 @@ def replay(
 
 
 def attempts(session: Session, *, message_id: MessageIdArgument) -> None:
-    """List how each attempt to deliver a message went: when, how long, what was answered."""
+    """List how each attempt to deliver a message went: when, how long, and the answer."""
     answer = session.call("GET", path("messages", message_id, "attempts"))
     columns = ("subscription", "attempt", "at", "duration", "outcome", "status", "error", "answer")
 
@@ -227,7 +227,7 @@ def get(
     subject: SubjectOption = None,
     key: KeyOption = None,
 ) -> None:
-    """Look a message up: its state, when it is due, what became of it."""
+    """Look a message up: its state, when it is due, and its result at each subscription."""
     session.show(session.call("GET", message_path(message_id, subject, key)))
 
 

@@ -1,4 +1,4 @@
-"""show, pause, resume, delete: what is done to whatever has a name and a definition.
+"""show, pause, resume, delete: the commands for all things with a name and a definition.
 
 Cost: one request each. Threads: one.
 """
@@ -23,7 +23,7 @@ def register(
     delete: str,
 ) -> None:
     """Add the commands to a group. `example`: a name; `argument`: how one is asked for; the others:
-    what the help says."""
+    texts of the help."""
 
     def asking(method: str, *what: str) -> Callable[..., None]:
         def ask(session: Session, *, name: str) -> None:

@@ -1,4 +1,4 @@
-"""stats, subjects, forecast, shards, whoami, ready, check, repair: what a server does and will do,
+"""stats, subjects, forecast, shards, whoami, ready, check, repair: a server's past and future work,
 and its files.
 
 Cost: one request; `check` reads every byte of a data directory, `repair` some of them again.
@@ -103,7 +103,7 @@ def stats(session: Session) -> None:
 def subjects(
     session: Session, *, limit: Annotated[int, typer.Option(min=1, help="Most to list.")] = 100
 ) -> None:
-    """List subjects, with what was counted of each since the server started."""
+    """List subjects, with the counts of each since the server started."""
     answer = session.pages(path("subjects"), "subjects", limit, page_max=NAMED_PAGE_MAX)
     columns = ("name", "accepted", "cancelled", "delivered", "retried", "dead")
     session.show(answer, lambda: rows(answer["subjects"], columns, empty="There are none yet."))
@@ -116,7 +116,7 @@ def forecast(
         str, typer.Option(metavar="DURATION", help="Whole hours that are counted together.")
     ] = "1h",
 ) -> None:
-    """Show how many messages fall due when, without what was cancelled or delivered."""
+    """Show how many messages fall due when, without those that were cancelled or delivered."""
     answer = session.call("GET", f"{path('forecast')}?{urlencode({'bucket': bucket})}")
     most = max((one["count"] for one in answer["buckets"]), default=0) or 1
     buckets = [
@@ -134,7 +134,7 @@ def shards(session: Session) -> None:
 
 
 def whoami(session: Session) -> None:
-    """Show what the token allows. Without one, where none is asked for: everything."""
+    """Show the scopes of the token. Without one, where none is needed: everything."""
     session.show(session.call("GET", path("tokens", "self")))
 
 
@@ -213,7 +213,7 @@ def check(
 ) -> None:
     """Verify every byte of a data directory. Nothing is written; a server may be running on it.
 
-    Of a directory of several shards all are checked; one may be given by itself, too.
+    If the directory has several shards, all are checked; one may be given by itself, too.
 
     Status 0: sound. 1: damage was found, or something was not settled as it should be. 2: it, or a
     shard of it, could not be checked."""
@@ -271,9 +271,9 @@ def repair(
 ) -> None:
     """Make a damaged data directory sound again. No server may be running on it.
 
-    Torn tails are cut off, damaged places are taken out, the catalog is built again. What is
-    replaced is kept under DIRECTORY/repair first. It may be interrupted, and run again. Of a
-    directory of several shards all are repaired, each by itself; one may be given, too.
+    Torn tails are cut off, damaged places are taken out, the catalog is built again. Replaced files
+    are kept under DIRECTORY/repair first. It may be interrupted, and run again. If the
+    directory has several shards, all are repaired, each by itself; one may be given, too.
 
     Status 0: sound now, or it was. 1: with --dry-run, there is something to repair; without,
     damage is left. 2: it, or a shard of it, could not be repaired."""
@@ -314,7 +314,7 @@ def _status(found: "ShardReports[Any]", damaged: "Iterable[bool]") -> int:
 def _of_each(
     found: "ShardReports[Any]", rendered: "Callable[[Any], Iterator[RenderableType]]"
 ) -> "Iterator[RenderableType]":
-    """A heading for each shard, and what is to be said of it."""
+    """A heading for each shard, and the report on it."""
     from rich.markup import escape
 
     from storage.shards import shard_directory

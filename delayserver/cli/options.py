@@ -1,6 +1,6 @@
-"""How values are written on the command line, and what becomes of them in a request.
+"""How values are written on the command line, and the fields of a request that they become.
 
-Only what the command line itself makes is checked here; the rest is the server's to judge.
+Only the command line's own forms are checked here; the rest is the server's to judge.
 
 Cost: none. Threads: pure, but for a body that is read from a file.
 """
@@ -205,7 +205,7 @@ def with_fields(
 
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What is there of a document, where None stands for what is not."""
+    """The fields of a document that are there: None stands for one that is not."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

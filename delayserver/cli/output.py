@@ -22,7 +22,7 @@ LOOSE: Final = ("body", "headers", "reason", "url", "watch")
 """Columns that may be shortened on a narrow terminal; all others are needed whole."""
 LOOSE_MIN: Final = 12
 UNBOUNDED: Final = 100_000
-"""Width of what no screen bounds."""
+"""The width of output that no screen bounds."""
 
 
 def help_text(documentation: str | None, *examples: str) -> str:
@@ -85,7 +85,7 @@ def blocks(documents: Sequence[Mapping[str, Any]], *, empty: str) -> "Renderable
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in document.items():
-        # What clients wrote (a body, headers) is shown as they wrote it.
+        # Values from clients (a body, headers) are shown as they wrote them.
         if isinstance(value, dict) and value and name not in ("body", "headers"):
             yield from _flat(value, f"{prefix}{name}.")
         else:
@@ -97,8 +97,8 @@ def rows(
 ) -> "RenderableType":
     """Many things: a line for each, or the sentence `empty`.
 
-    Nothing is broken over lines, and no column is left out: on a terminal that is too narrow, what
-    clients wrote (see LOOSE) ends with an ellipsis, and if that is not enough, each thing has
+    No value is broken over lines, and no column is left out: on a terminal that is too narrow,
+    values from clients (see LOOSE) end with an ellipsis, and if that is not enough, each thing has
     lines of its own."""
     return _Rows(documents, columns) if documents else empty
 
@@ -137,7 +137,7 @@ def _chosen(document: Mapping[str, Any], columns: Sequence[str]) -> dict[str, An
 
 
 def make_console() -> "Console":
-    """Standard output. What goes to a file or a program is as wide as it is: nothing there has a
+    """Standard output. Output to a file or a program keeps its full width: nothing there has a
     screen's width."""
     from rich.console import Console
 

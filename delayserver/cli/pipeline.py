@@ -1,7 +1,7 @@
 """pipeline: jobs on Apache Spark over all files of a data directory.
 
-`job` is what they share: a session, a bar on standard error, and an exit status for what goes
-wrong. pyspark, an extra, is imported when a job runs.
+`job` is their common frame: a session, a bar on standard error, and an exit status for errors.
+pyspark, an extra, is imported when a job runs.
 
 Exit status: 0 done, 1 the job found something wrong, 2 it could not run.
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from delayserver.pipeline.progress import Job, Progress
 
 FOUND_STATUS = 1
-HELP = """Jobs on Apache Spark: what looks at millions of messages at once.
+HELP = """Jobs on Apache Spark: they look at millions of messages at once.
 
 They read the files of a data directory, also beside a running server. Spark needs Java 17 or
 newer, and the extra `spark` of this package."""
 _GROUP = "pipeline"
 _RAISED = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)+(\S.*)$", re.MULTILINE)
-"""In what Spark says: the error that ended a worker, behind its stack trace."""
+"""Finds, in Spark's message, the error that ended a worker, behind its stack trace."""
 
 DataDirsOption = Annotated[
     list[str] | None,
@@ -143,7 +143,7 @@ def audit(
     """Prove over all files that every accepted message was settled exactly once, and how late.
 
     Nothing is changed; a server may be running. Status 0: clean. 1: something is missing,
-    repeated, early, damaged, or not what it says. 2: it could not run. `delayserver check
+    repeated, early, damaged, or contradicts itself. 2: it could not run. `delayserver check
     --settled` asks the same without Spark."""
     quiet = is_stdout(json_file)
     since_ms = since_option(since)
@@ -182,7 +182,7 @@ def forecast(
     master: MasterOption = "local[*]",
     conf: ConfOption = None,
 ) -> None:
-    """Tell what falls due when, which minutes are hot, and how much memory each hour will take.
+    """Show how many messages fall due when, which minutes are hot, and the memory of each hour.
 
     Nothing is changed; a server may be running."""
     quiet = is_stdout(json_file)
@@ -231,7 +231,7 @@ def write_document(json_file: Path | None, document: dict[str, Any]) -> None:
 
 
 def print_parts(parts: "Iterable[RenderableType]") -> None:
-    """Print what a job found, for people."""
+    """Print the findings of a job, for people."""
     make_console().print(*parts, sep="\n")
 
 
@@ -244,8 +244,8 @@ def job(
     as_json: bool = False,
     progress: "Progress | None" = None,
 ) -> "Iterator[Job]":
-    """A session and a progress bar, unless there is another place for the `progress`; what goes
-    wrong is said in a sentence, with exit status 2."""
+    """A session and a progress bar, unless there is another place for the `progress`. An error is
+    printed as a sentence, with exit status 2."""
     settings = _settings(conf)
     with job_errors(as_json=as_json):
         from delayserver.pipeline.progress import Job
@@ -264,7 +264,7 @@ def job(
 
 @contextlib.contextmanager
 def job_errors(*, as_json: bool) -> Iterator[None]:
-    """What goes wrong is said in a sentence, with exit status 2."""
+    """Print an error as a sentence, with exit status 2."""
     ours = (DelayServerError, StorageError, OSError)
     with error_exit(as_json=as_json, also=ours, kind=CannotRun), _spark_errors():
         yield
@@ -287,7 +287,7 @@ def _spark_errors() -> Iterator[None]:
 
 
 def _sentence(text: str) -> str:
-    """What Spark says, without stack traces; of what we raised in a worker, our own words."""
+    """Spark's message without stack traces; an error of ours keeps our own words."""
     raised = _RAISED.findall(text)
     if raised:
         name, _, said = raised[-1].partition(": ")

@@ -1,4 +1,4 @@
-"""pipeline export: what the jobs read is copied to a place that needs no mount.
+"""pipeline export: the files of the jobs are copied to a place that needs no mount.
 
 Exit status: 0 done, 1 done, and files of the directory are damaged, 2 it could not run.
 
@@ -51,10 +51,10 @@ def export(
     data_dir: DataDirOption = Path("data"),
     json_file: JsonFileOption = None,
 ) -> None:
-    """Copy what the jobs read to a place that nodes need no mount for, such as an object store.
+    """Copy the files that jobs read to a place that needs no mount, such as an object store.
 
     Nothing is changed in the directory; a server may be running. The next export to the same place
-    adds what has grown. The other jobs take the URL as their --data-dir."""
+    adds the files that have grown. The other jobs take the URL as their --data-dir."""
     quiet = is_stdout(json_file)
     with job_errors(as_json=quiet), progress_bar("", quiet=quiet) as progress:
         from delayserver.pipeline.exports import export as exports

@@ -109,7 +109,7 @@ def lateness(
         job("lateness", master, conf, as_json=prints_json, progress=screen.progress) as running,
         _watched(running, cluster, kafka_config, data_dir, by, window_ms) as watched,
     ):
-        # That is how it ends.
+        # Ctrl-C is how it ends.
         with contextlib.suppress(KeyboardInterrupt):
             _follow(watched, screen, output, for_s)
         # The last window counts, too, as far as it has come.
@@ -200,7 +200,7 @@ class _Screen:
         self._live.stop()
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Show what is being done before there is a table."""
+        """Show the present step before there is a table."""
         self._live.update(f"{what} …", refresh=True)
 
     def show(self, watched: "WatchedStream") -> None:
@@ -220,7 +220,7 @@ class _Screen:
         table.add_column(self._by, overflow="fold")
         for name in ("delivered", "per s", "p50", "p99", "max"):
             table.add_column(name, justify="right")
-        # Nine lines are for what stands around it.
+        # Nine lines are for the texts around it.
         shown = lines[: max(5, self._console.height - 9)] if self._console.is_terminal else lines
         before_ms = -1
         for line in shown:

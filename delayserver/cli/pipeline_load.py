@@ -213,7 +213,7 @@ def load(
             ids,
             tuple(ids_column or ()),
         )
-        # Spark takes a while to start: what is wrong is said before.
+        # Spark takes a while to start: errors that can be found without it are reported before.
         table.look(source, file_format, options, columns, wanted.ids_columns)
         check(replace(wanted, wait_s=PATIENCE_S))
     with job("load", master, conf, as_json=as_json) as running:

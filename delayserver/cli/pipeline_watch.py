@@ -1,4 +1,4 @@
-"""pipeline watch: a verdict on each hour of a cluster once it is over, from what its brokers have.
+"""pipeline watch: a verdict on each hour of a cluster once it is over, from its brokers' topics.
 
 Exit status: 0 it ended, and all that was told is clean, 1 something was found, 2 it could not run,
 or go on.
@@ -86,10 +86,10 @@ def watch(
 ) -> None:
     """Judge each hour of a cluster when it is over, from the topics of its brokers, until Ctrl-C.
 
-    It is the audit as a stream: what was accepted from its beginning on is to be settled exactly
-    once, in time, and by whom it was for. Nothing is changed. An hour is told when nothing of it
-    waits, and when something waits for longer than --patience. Of a log that does not reach back to
-    its beginning the subscriptions are taken from --data-dir, the directory of a node or an export.
+    It is the audit as a stream: every message accepted from its start on is settled exactly once,
+    in time, by its own receivers. Nothing is changed. An hour is told when none of its messages
+    waits, or when one waits for longer than --patience. If a log does not reach back to its
+    beginning, the subscriptions are taken from --data-dir, the directory of a node or an export.
     Status 1: something was found. It needs Spark's Kafka source, see docs/spark.md."""
     patience_ms = duration_option(patience, "--patience")
     for_s = None if for_ is None else duration_option(for_, "--for") / 1000
@@ -105,7 +105,7 @@ def watch(
         running.progress("reading the topics", 0, 0)
         with follow(running, topics, state, known, once=once, patience_ms=patience_ms) as followed:
             teller = _Teller(output, quiet=quiet)
-            # That is how it ends.
+            # Ctrl-C is how it ends.
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(followed, teller, for_s)
             teller.tell(followed)
@@ -152,7 +152,7 @@ class _Teller:
                 self._tell(one)
 
     def end(self, followed: "FollowedTopics") -> None:
-        """What is left open."""
+        """Print the hours that are left open."""
         from delayserver.times import format_time
         from storage.rows import HOUR_MS
 

@@ -65,7 +65,7 @@ def pull(
     messages = answer["messages"]
     session.show(answer, lambda: blocks(messages, empty="No message is due."))
     if messages and acknowledge:
-        # What was printed into a closed pipe was not received by anybody.
+        # A message that was printed into a closed pipe has reached no program.
         sys.stdout.flush()
         leases = [message["lease"] for message in messages]
         _end(session, name, "ack", leases)

@@ -118,7 +118,7 @@ def put(
     end: EndOption = None,
     max_runs: RunsOption = None,
 ) -> None:
-    """Make a schedule, or change it; what is not given has its default then."""
+    """Make a schedule, or change it; an option that is not given has its default then."""
     document = _document(subject, cron, every, timezone, start, end, max_runs)
     if headers:
         document["headers"] = header_fields(headers)

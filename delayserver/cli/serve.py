@@ -1,8 +1,8 @@
 """serve: run a server. Every field of Settings is an option; the rest is the settings' business.
 
 An option that is not given is not passed on, so that flags come before the environment, the
-environment before the TOML file, and that before the defaults. Values go on as text: what they
-mean, and what is wrong with them, is said in one place, the settings.
+environment before the TOML file, and that before the defaults. Values go on as text: one place, the
+settings, reads them and reports their errors.
 
 Cost: none that lasts. Threads: the server's own.
 """
@@ -85,8 +85,8 @@ def serve(config: Path | None = None, **options: Any) -> None:
 
 
 def settings_or_exit(given: Mapping[str, Any], config: Path | None) -> Settings:
-    """The settings of a server that is started with these options. What is wrong with them is
-    told, and the command ends."""
+    """The settings of a server that is started with these options. Errors in them are printed, and
+    the command ends."""
     try:
         return Settings(**{**given, "config": config})
     except InputError as error:
@@ -172,7 +172,7 @@ def misspelt(variables: Iterable[str]) -> list[str]:
     return lines
 
 
-# ---- what is wrong -----------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 def _complaints(

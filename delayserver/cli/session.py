@@ -1,4 +1,4 @@
-"""A connection to a server, as commands see it: an answer, or an error that says what to do.
+"""A connection to a server, as commands see it: an answer, or an error that tells the way out.
 
     CommandError       exit status 1
     ├── Refused        1  the server said no (problem document, RFC 9457)
@@ -35,18 +35,18 @@ URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0
 PAGE_MAX = 1000
 NAMED_PAGE_MAX = 100
-"""Of lists in the order of names."""
+"""The most rows of a page of a list in the order of names."""
 NO_QUERY: Mapping[str, str | None] = {}
 
 P = ParamSpec("P")
 
 
 class CommandError(Exception):
-    """A command failed; the text says why, and what to do."""
+    """A command failed; the text says why, and how to go on."""
 
     exit_status = 1
     document: Mapping[str, Any] | None = None
-    """What --json shows instead of the text."""
+    """Shown by --json instead of the text."""
 
 
 class Refused(CommandError):
@@ -102,7 +102,7 @@ def http_client(
 def _tls(
     authority: Path | None, client_cert: Path | None, client_key: Path | None
 ) -> "ssl.SSLContext | bool":
-    """Whom to trust, and what to show; True: the authorities that everybody trusts, and nothing."""
+    """The authorities to trust, and our certificate; True: the usual authorities, and none."""
     import ssl
 
     if client_cert is None and client_key is not None:
@@ -127,13 +127,13 @@ def _tls(
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a command that talks to a server is given."""
+    """The connection of a command that talks to a server."""
 
     client: "httpx.Client"
     url: str
     as_json: bool
     client_cert: Path | None = None
-    """What is shown to a server that asks for a certificate, …"""
+    """The certificate that is shown to a server that asks for one, …"""
     client_key: Path | None = None
     """… and its key, if that is not in the same file."""
 
@@ -244,7 +244,7 @@ _WHERE_TO_LOOK = {
     "messages after its retention time.",
     "/v1/subscriptions/": "`delayserver subscriptions` lists all of them.",
 }
-"""Advice for what is not there, by the beginning of its path."""
+"""Advice for a thing that does not exist, by the beginning of its path."""
 
 
 def _advice(status: int, path: str) -> str:
@@ -339,8 +339,8 @@ JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON
 def server_command(
     app: typer.Typer, name: str | None, *examples: str
 ) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
-    """Register a command that talks to a server; without a name it is what a group does when none
-    of its commands is given."""
+    """Register a command that talks to a server; without a name it runs when a group is called
+    without one of its commands."""
 
     def register(
         function: Callable[Concatenate[Session, P], None],
@@ -435,7 +435,7 @@ def use_signature(function: Callable[..., Any], parameters: list[inspect.Paramet
 class error_exit:
     """Ends the program with the error's sentence and status instead of a traceback.
 
-    `also`: what else is told so, as if it were an error of the class `kind`."""
+    `also`: other errors that are told so, as if they were of the class `kind`."""
 
     def __init__(
         self,

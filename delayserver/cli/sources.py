@@ -18,7 +18,7 @@ from delayserver.cli.options import (
 from delayserver.cli.output import help_text, rows
 from delayserver.cli.session import NAMED_PAGE_MAX, Session, path, server_command
 
-HELP = """Publish what stands in a topic of Kafka, each record once."""
+HELP = """Publish the records of a topic of Kafka, each once."""
 
 SourceArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the source.")]
 
@@ -101,7 +101,7 @@ def put(
     kafka_mechanism: KafkaMechanismOption = None,
     kafka_tls: KafkaTlsOption = False,
 ) -> None:
-    """Make a source, or change it; what is not given has its default then."""
+    """Make a source, or change it; an option that is not given has its default then."""
     document: dict[str, Any] = {
         "type": "kafka",
         "subject": subject,

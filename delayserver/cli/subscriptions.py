@@ -1,4 +1,4 @@
-"""subscribe, and subscriptions: who gets what.
+"""subscribe, and subscriptions: the receivers of messages.
 
 Cost: one request each. Threads: one.
 """
@@ -219,7 +219,7 @@ def register(app: typer.Typer) -> None:
         resume="Deliver again to a subscription that was paused.",
         delete="""Delete a subscription.
 
-        What only it was to get waits for the next one that matches.""",
+        Messages that only it was to get wait for the next one that matches.""",
     )
 
 
@@ -301,7 +301,7 @@ def subscribe(
 
 
 def _type(receivers: dict[str, str | None], password: str | None) -> dict[str, str]:
-    """The type of subscription, and where its messages go; `receivers`: what each option says."""
+    """The type of subscription, and where its messages go; `receivers`: by option."""
     chosen = given(receivers)
     if not chosen:
         return {"type": "pull"}

@@ -1,7 +1,7 @@
 """Asks another node for a copy of its replica: the other end of `sharing`.
 
-Everything waits: a copy is made by a thread that has nothing else to do. Of what comes back, what
-was changed on its way is not believed (`proofs`).
+All calls wait: a copy is made by a thread that has nothing else to do. Bytes that were changed on
+their way are not believed (`proofs`).
 
 Cost: 0.3 ms a piece of 256 KiB. Threads: any, one at a time.
 """
@@ -22,7 +22,7 @@ from delayserver.recovery.snapshots import SnapshotManifest, decode_manifest
 from storage.errors import CopySourceError
 
 SILENCE_S: Final = 60.0
-"""Whoever says nothing for so long is given up. A snapshot takes a checkpoint and the copy of a
+"""A node that says nothing for so long is given up. A snapshot takes a checkpoint and the copy of a
 catalog."""
 _READ_BYTES: Final = 256 * 1024
 

@@ -6,7 +6,7 @@
 
 Where the log has lost its end, and this replica has more, it stops: people decide (`cluster adopt`)
 behind which replica the log goes on. It is this one, or one that has the same, or another: then
-what is here is set aside, and copied from there.
+the old replica is set aside, and a new one copied from there.
 
 Cost: that of `Standby.step`. Threads: it is one; the rest of the process sees `standby` and
 `onlooker` as they are just then.
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 class Lifetime(Protocol):
-    """That of whoever may be told to end."""
+    """The lifetime of a thread that may be told to end."""
 
     @property
     def is_ending(self) -> bool:
@@ -76,11 +76,11 @@ class Keeper(Protocol):
         ...
 
     def set_aside(self, seq: int) -> None:
-        """The log does not go on with this replica, which has what stands up to `seq`."""
+        """The log does not go on with this replica, which has records up to `seq`."""
         ...
 
     def look_on(self) -> Onlooker:
-        """Delete what there is of a replica."""
+        """Delete the files of a replica, if there are any."""
         ...
 
 
@@ -99,9 +99,9 @@ class Follow(threading.Thread):
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`standby` None: there is nothing to go on with. All are called in this thread: `on_owner`
-        when another owns the shard, with the epoch and what the claim says (empty: nobody does, as
-        far as is known), `on_claimed` when this node does, and `on_end` when the directory is
-        closed, however that came."""
+        when another owns the shard, with the epoch and the address in its claim (empty: no owner is
+        known, as far as is known), `on_claimed` when this node does, and `on_end` when the
+        directory is closed, however that came."""
         super().__init__(name="delayserver-follow", daemon=True)
         self.standby = standby
         self.onlooker: Onlooker | None = None
@@ -113,7 +113,7 @@ class Follow(threading.Thread):
         self._fatal = fatal
         self._ending = threading.Event()
         self._heal_s = -HEAL_S
-        """When it was tried last to replace what is damaged."""
+        """The moment of the last try to replace damaged files."""
 
     def run(self) -> None:
         try:
@@ -180,10 +180,10 @@ class Follow(threading.Thread):
             self.standby.close()
 
     def _await_people(self, standby: Standby, error: ReplicatedLogError) -> None:
-        """The log has lost its end: what this replica knows of it nobody else may know, and a copy
-        would overwrite it. Nobody is known to own the shard behind that."""
+        """The log has lost its end: only this replica may have the lost records, and a copy would
+        overwrite them. No owner is known behind that end."""
         try:
-            standby.checkpoint()  # What was read and not filed may be nowhere else.
+            standby.checkpoint()  # Records that were read and not filed may be nowhere else.
         except ShortageError as shortage:
             log.error("tried again soon", thread=self.name, error=str(shortage))
             self._ending.wait(SHORTAGE_WAIT_S)

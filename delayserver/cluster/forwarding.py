@@ -1,21 +1,21 @@
 """Calls that a process on standby passes on to the owner of its shard, as they came.
 
     call ──▶ forwarded before? no owner, for a while? told to be directed? ──▶ 503, 421
-         ──▶ head without what is meant for this hop ──▶ kept connection ──▶ owner
+         ──▶ head without the fields of this hop ──▶ kept connection ──▶ owner
          ──▶ body, part by part, as the owner takes it             │
     client ◀── part by part, as the client takes it ◀── answer ◀───┘
 
 Nothing here believes a caller. A caller that wants to be told who the owner is shows a token here.
 Else the token goes along, and the owner checks it. The owner checks `Host` and `Origin` too, so
-both stay what the client sent. (A `Host` of our own would open an owner without tokens to the web
-pages that it refuses; the addresses in its answers would be those of a machine that the client does
-not know.) So an owner must answer at its URL whatever the `Host`, which servers of ours do.
+both stay as the client sent them. (A `Host` of our own would open an owner without tokens to the
+web pages that it refuses; the addresses in its answers would be those of a machine that the client
+does not know.) So an owner must answer at its URL whatever the `Host`, which servers of ours do.
 
 A call to another node cannot be read on its way. An owner by HTTPS is verified. Any other owner is
 reached by a tunnel through the port of its links, behind the proof that both nodes know the
 cluster's secret (`delayserver.shards.meeting`).
 
-`_Call.run` alone decides what is known of a call, and no caller is told more. A call is not begun
+`_Call.run` alone decides the state of a call, and no caller is told more. A call is not begun
 if there was no connection, or if the process that was asked said that it does not own the shard and
 has done nothing (`StandbyError`), as an owner says that leaves. Then it looks for the owner again,
 for up to OWNER_WAIT_S; behind that it is answered 503. If this process becomes the owner meanwhile,
@@ -26,9 +26,9 @@ whole or not at all; a longer one whose owner dies ends with the client's connec
 HTTP says so. A call that the client gives up is given up at once, so that a pull's messages are
 leased to nobody.
 
-Memory: of each call what is on its way in either direction, some 64 KiB each, whatever its length.
-Descriptors: one besides the client's for each call under way; idle ones are no more than calls were
-under way at once, and IDLE_MAX.
+Memory: for each call the bytes on their way in either direction, some 64 KiB each, whatever its
+length. Descriptors: one besides the client's for each call under way; idle ones are no more than
+calls were under way at once, and IDLE_MAX.
 
 Rejected: httpx (750 µs a request, where `HttpConnection` takes 25; `delayserver.client.transport`);
 `HttpConnection` itself, which holds whole answers and cannot send a body in parts.
@@ -67,7 +67,7 @@ from delayserver.errors import (
 from delayserver.http.stream import HttpStream
 
 FORWARDED: Final = (b"delay-forwarded", b"1")
-"""What a call carries that is passed on: nobody passes it on again."""
+"""The header of a call that was passed on: it is not passed on again."""
 WHOLE_MAX_BYTES: Final = 64 * 1024
 KEPT_MAX_BYTES: Final = 64 * 1024
 """As much of a body is kept until its call is answered."""
@@ -77,8 +77,8 @@ IDLE_S: Final = 30.0
 a call must not meet that. (Half of that setting, where it is shorter.)"""
 IDLE_MAX: Final = 256
 OWNER_WAIT_S: Final = 5.0
-"""How long a call waits where an owner has left in order, and the next one is about to come. That
-takes a second, and some more where the machine is busy."""
+"""A call waits so long if an owner has left in order, and the next one is about to come. A change
+of owner takes a second, and some more where the machine is busy."""
 LOOK_AGAIN_S: Final = 0.05
 SILENCE_S: Final = 90.0
 """An owner that neither takes nor says anything for so long is given up. The longest that one keeps
@@ -118,7 +118,7 @@ class OwnerPlace(NamedTuple):
     port: int
     is_https: bool
     prefix: bytes
-    """Of its paths, where a gateway has it below one."""
+    """The prefix of its paths, where a gateway has it below one."""
     authority: bytes
 
 
@@ -167,7 +167,7 @@ class Forwarder:
         self._tunnel = tunnel
         self._calls_max = settings.connections_max
         self._batch_max_bytes = settings.batch_max_bytes
-        # The owner knows which limit each call has, and says so. This bounds what passes by.
+        # The owner knows which limit each call has, and says so. This bounds all forwarded bodies.
         body_max_bytes = settings.body_max_bytes * 4 // 3 + ENVELOPE_BYTES
         self._rest_max_bytes = max(body_max_bytes, REST_MAX_BYTES)
         self._idle_s = min(IDLE_S, settings.idle_timeout_ms / 2000)
@@ -305,7 +305,7 @@ class Forwarder:
         self._idle.clear()
 
     def _sweep(self) -> None:
-        """Give up what has been silent or idle for too long."""
+        """Give up connections that have been silent or idle for too long."""
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         now_s = self.loop.time()
         for call in tuple(self._calls):
@@ -317,13 +317,13 @@ class Forwarder:
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
     def give_back(self) -> None:
-        """Leave what nobody was asked, now or later, to the next server of this process."""
+        """Leave connections without a call under way, now or later, to the next server."""
         self.gives_back = True
         for call in tuple(self._calls):
             call.give_back()
 
     def give_up(self) -> None:
-        """Answer what is under way without the owner, as far as it is not answered."""
+        """Answer the calls under way without the owner, as far as they are not answered."""
         self.is_closing = True
         self.owner_changed()
         for call in tuple(self._calls):
@@ -451,8 +451,8 @@ class _Call:
     async def _exchange(
         self, stream: HttpStream, data: bytes, rest: Coroutine[Any, Any, None] | None
     ) -> bool:
-        """Whether the connection may be used again. Raises OSError. `rest`: sends what is not there
-        yet of the body."""
+        """Whether the connection may be used again. Raises OSError. `rest`: sends the part of the
+        body that is still to come."""
         sending: asyncio.Task[None] | None = None
         is_kept = False
         self._stream = stream
@@ -540,7 +540,7 @@ class _Call:
         is_unknown = self._was_sent and not self._is_safe
         return ShardAwayError(self._forwarder.shard, is_unknown=is_unknown)
 
-    # ── what ends it from this side ────────────────────────────────────────────────────────────
+    # ── ends from this side ────────────────────────────────────────────────────────────────────
 
     def _leave(self) -> None:
         """The client is gone."""

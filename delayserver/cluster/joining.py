@@ -1,6 +1,6 @@
-"""A node joins its cluster: what the cluster is, and which number the node has in it.
+"""A node joins its cluster: it learns the cluster's facts, and the number that it has in it.
 
-    Settings ──▶ the log that says what the cluster is ──▶ Membership, for all processes of the node
+    Settings ──▶ the log of the cluster's facts ──▶ Membership, for all processes of the node
 
 A node that is started together with the brokers waits for them. One that has been in the cluster
 before gets the number that it had.
@@ -50,7 +50,7 @@ def open_engine(settings: Settings) -> "KafkaEngine":
 
 
 def open_watch(settings: Settings, shards: int) -> ClusterWatch:
-    """What looks at the cluster from now on. Raises EngineSettingsError."""
+    """Watch the cluster from now on. Raises EngineSettingsError."""
     engine = open_engine(settings)
     meta = MetaLog(engine.meta())
     return ClusterWatch(engine, meta, shards, clock=wall_clock_ms, stopwatch=stopwatch_ms)

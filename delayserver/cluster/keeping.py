@@ -5,9 +5,9 @@
     the log has lost its end ──▶ people decide ──▶ opened, or set aside and copied
     the node is not placed for the shard (`placement`) ──▶ dropped, when others have it (`Parting`)
 
-All that others know of it goes by the notes of `Reports`, which say at each step what counts.
+All other nodes learn of it by the notes of `Reports`, which say at each step what counts.
 
-Cost: that of its parts. Threads: the one that follows, but for what says otherwise.
+Cost: that of its parts. Threads: the one that follows, unless a method says otherwise.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ class ReplicaKeeper:
         self._files = OsFiles(str(settings.data_dir))
         self.snapshots = Snapshots(self._files, membership.of_shard(shard))
         self.is_damaged = False
-        """What was found in office; behind it the replica is made anew."""
+        """Damage was found in office; behind it the replica is made anew."""
         self._obeyed: AdoptRecord | None = None
         """The last decision of people by which it was looked how the log goes on."""
         self._replica: Replica
@@ -92,8 +92,8 @@ class ReplicaKeeper:
         self._parting: Parting
 
     def begin(self, replica: Replica, own_url: str, owner_url: Callable[[], str | None]) -> None:
-        """Before a process follows: what opens the replica, where this process is reached, and
-        where the owner is (None: it is not known, or this one)."""
+        """Before a process follows: `replica` opens its files, `own_url` is the address of this
+        process, and `owner_url` that of the owner (None: it is not known, or this one)."""
         self._replica, self._own_url, self._owner_url = replica, own_url, owner_url
         self._parting = Parting(self._number, self._membership.node)
 
@@ -128,14 +128,14 @@ class ReplicaKeeper:
         return standby
 
     def instruct(self, standby: Standby) -> None:
-        """Tell who follows what the news mean for it. For any thread."""
+        """Tell the thread that follows the news about its shard. For any thread."""
         news, shard, own = self._lines.news, self._number, self._membership.node
         must_wait = waits_for_people(news, shard, own, standby.state.epoch)
         standby.is_drained = own in news.drained or must_wait
         standby.set_rank(self.placement.rank(shard, own) + places_back(news, shard, own))
 
     def adoptions(self) -> list[AdoptRecord]:
-        """What people have decided about the log of the shard. Raises EngineError."""
+        """People's decisions about the log of the shard. Raises EngineError."""
         with contextlib.closing(self._brokers.meta()) as meta:
             return MetaLog(meta).read().adoptions.get(self._number, [])
 
@@ -204,7 +204,7 @@ class ReplicaKeeper:
         if not self._files.exists(FORMAT_FILE):
             with contextlib.suppress(EngineError):
                 if self.adoptions():
-                    return None  # What the log has lost is in other replicas alone.
+                    return None  # Only other replicas have the records that the log has lost.
             with contextlib.closing(self._brokers.log(self._number)) as shard_log:
                 if (shard_log.end() or 0) > COPY_RECORDS:
                     return None
@@ -216,7 +216,7 @@ class ReplicaKeeper:
 
     def renew(self, ending: Lifetime, must: bool) -> Standby | None:
         """See `Keeper`."""
-        # It counts for nothing meanwhile: what it lacks is not deleted from the logs.
+        # It counts for nothing meanwhile: records that it lacks are not deleted from the logs.
         self._reports.have_none("copying")
 
         def is_ending() -> bool:
@@ -275,7 +275,7 @@ class ReplicaKeeper:
         return LmdbCatalog(path, max_bytes=max_bytes, readonly=True, verify_all=True)
 
     def _peers(self) -> list[HttpPeer]:
-        """Who may have a copy: the owner, then the others, who was heard of last first."""
+        """Nodes that may have a copy: the owner, then the others, the one last heard of first."""
         news, shard, own = self._lines.news, self._number, self._membership.node
         others = [one for one in news.replicas.get(shard, ()) if one.node != own]
         others.sort(key=lambda one: -one.note.at_ms)

@@ -1,4 +1,4 @@
-"""What the processes of a node know of their cluster from the start, and tell each other later.
+"""The facts that the processes of a node have of their cluster at the start, and exchange later.
 
     supervisor ── Membership ──▶ process of a shard      once, before anything else
     process ── ShardOwner │ Vacancy ──▶ supervisor ──▶ all processes of the node
@@ -27,7 +27,7 @@ READ_BYTES: Final = 1 << 16
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """What a node is in its cluster."""
+    """A node's place in its cluster."""
 
     node: str
     number: int
@@ -37,7 +37,7 @@ class Membership(msgspec.Struct, frozen=True):
     """As it was when this node came."""
 
     def of_shard(self, shard: int) -> Identity:
-        """What the directory of a shard is."""
+        """The identity of the directory of a shard."""
         return Identity(self.identity.stamps[shard], shard, bytes.fromhex(self.identity.id_secret))
 
     def to_document(self) -> Any:
@@ -46,12 +46,12 @@ class Membership(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_document(cls, document: Any) -> "Membership":
-        """What `to_document` made."""
+        """Reads the form that `to_document` wrote."""
         return msgspec.convert(document, cls)
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where an owner is reached: what its claim says."""
+    """The address of an owner, as its claim gives it."""
 
     node: str
     url: str
@@ -65,8 +65,8 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def entry_of(shard: int, epoch: int, address: str) -> Entry:
-    """What a claim's address says, for the book; empty: the office is vacant, or its owner is not
-    known."""
+    """The book's entry for a claim with this address; empty: the office is vacant, or its owner is
+    not known."""
     if not address:
         return Vacancy(shard, epoch)
     try:
@@ -82,16 +82,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Lines:
-    """What the supervisor says, line by line, and that it has ended."""
+    """The lines of the supervisor, one by one, and its end."""
 
     def __init__(self, fd: int, rest: bytes, book: OwnerBook) -> None:
-        """`rest`: what was read already, of which the whole lines count at once."""
+        """`rest`: bytes that were read already; their whole lines count at once."""
         self.news = News()
-        """What the supervisor has seen of the cluster last."""
+        """The supervisor's last view of the cluster."""
         self._fd = fd
         self._received = bytearray(rest)
         self.book = book
-        """That the lines go into; the caller may put another one in its place."""
+        """The book that the lines go into; the caller may put another one in its place."""
         self._on_gone: Callable[[], None] = lambda: None
         self._on_news: Callable[[], None] = lambda: None
         self._take()
@@ -130,5 +130,5 @@ class Lines:
 
 
 def news_line(news: News) -> bytes:
-    """What `Lines` takes."""
+    """The news as a line that `Lines` reads."""
     return _encode(news) + b"\n"

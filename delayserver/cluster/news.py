@@ -1,4 +1,4 @@
-"""What the supervisor of a node does besides: it looks at the cluster, and tells its processes.
+"""The reports of a node's supervisor: it looks at the cluster, and tells its processes.
 
     the cluster's log, its replicas (`watch`), who can be reached (`sight`) ──▶ News ──▶ a line
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 async def tell_news(tell: Callable[[bytes], None], watch: ClusterWatch, node: str) -> None:
-    """Tell all processes of the node what is known of the cluster, and whom it can reach, for
+    """Tell all processes of the node the state of the cluster, and the nodes that it can reach, for
     ever."""
     sight = Sight()
     others: dict[str, str] = {}

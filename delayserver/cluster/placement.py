@@ -10,9 +10,9 @@ node counts behind those of its own zone:
     level    0   1   0   2   0        how many of its zone go before it
     by level and number:  a c e │ b d   →   a, c and e have it, and are to own it in this order
 
-A node that comes or goes moves only what it must: of each shard at most one replica, which is the
-one that it has itself, or the one that takes its place. So does one that is put into another zone,
-as if it had gone and come.
+A node that comes or goes moves as little as possible: of each shard at most one replica, which is
+the one that it has itself, or the one that takes its place. So does one that is put into another
+zone, as if it had gone and come.
 
 Cost: 1 µs a node. Threads: values and functions without state.
 
@@ -31,16 +31,16 @@ from storage.replicated.meta import NODES_MAX, ClusterMeta
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What decides it."""
+    """The facts that decide it."""
 
     replicas: int = NODES_MAX
-    """Of each shard, if there are so many nodes."""
+    """How many replicas each shard has, if there are so many nodes."""
     zones: dict[str, str] = {}
-    """Of each node that counts; empty: a zone of its own."""
+    """The zone of each node that counts; empty: a zone of its own."""
 
     @classmethod
     def of(cls, meta: ClusterMeta) -> Self:
-        """That of all nodes that are not forgotten, whether they are there or not."""
+        """The placement over all nodes that are not forgotten, whether they are there or not."""
         zones = {node: meta.zones[node] for node in meta.nodes if node not in meta.forgotten}
         return cls(NODES_MAX if meta.identity is None else meta.identity.replicas, zones)
 

@@ -1,4 +1,4 @@
-"""What a node shows when it asks another one over HTTP, and what seals the answer.
+"""A node's proof when it asks another one over HTTP, and the seal of the answer.
 
     GET /internal/… ── delay-node: when, nonce, proof ──▶ HMAC right, recent, new?
                     ◀── delay-node-nonce ── records under a key of both nonces (`sealed`)
@@ -8,10 +8,10 @@ its query, the time and a nonce. It counts for WINDOW_MS and once: nonces are re
 nobody else gets a copy of a shard, with or without a token of a user, and who has heard a request
 gains nothing by repeating it.
 
-The answer is sealed: messages are not to be read on the wire of a cluster without TLS, and what was
-changed on its way is refused. What can be seen is which file is asked for, and how long it is. With
-TLS (`tls_cert`) that cannot be seen either. An answer that is no copy, a refusal, is not sealed: it
-says nothing.
+The answer is sealed: messages are not to be read on the wire of a cluster without TLS, and bytes
+that were changed on their way are refused. A listener sees which file is asked for, and how long it
+is. With TLS (`tls_cert`) that cannot be seen either. An answer that is no copy, a refusal, is not
+sealed: it says nothing.
 
 Rejected: TLS alone, since a cluster on a private network may have none, and links are sealed
 without it, too; a token, which can be used by who has heard it.
@@ -33,14 +33,14 @@ from delayserver.shards.sealed import NONCE_BYTES, SECRET_BYTES, Opener, Sealer
 HEADER: Final = b"delay-node"
 NONCE_HEADER: Final = b"delay-node-nonce"
 WINDOW_MS: Final = 30_000
-"""Clocks of nodes may differ by as much, less what the request takes."""
+"""Clocks of nodes may differ by so much, less the time of the request."""
 REMEMBERED_MAX: Final = 100_000
 _WHAT: Final = b"delayserver-internal-1"
 _KEY_BYTES: Final = 32
 
 
 class Shown(NamedTuple):
-    """The header of a request, and what it was made with."""
+    """The header of a request, and the values that it was made with."""
 
     header: bytes
     nonce: bytes
@@ -61,7 +61,7 @@ class Proofs:
         at_ms: int,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> Shown:
-        """What to send with a request."""
+        """The headers to send with a request."""
         nonce = random_bytes(NONCE_BYTES)
         proof = self.of(method.encode(), target.encode(), at_ms, nonce)
         return Shown(b"%d %b %b" % (at_ms, nonce.hex().encode(), proof.hex().encode()), nonce)
@@ -73,7 +73,7 @@ class Proofs:
         return hmac.digest(self._secret, b"\n".join(words), "sha256")
 
     def sealer(self, asked: bytes, answered: bytes) -> Sealer:
-        """Of the answer to a request: the nonces of both."""
+        """The sealer of the answer to a request, made of both nonces."""
         return Sealer(self._key(asked, answered))
 
     def opener(self, asked: bytes, answered: bytes) -> Opener:

@@ -44,7 +44,7 @@ class HowFar(NamedTuple):
 
 
 class Reports(threading.Thread):
-    """Says how far the replica is, and deletes what is not needed any more."""
+    """Says how far the replica is, and deletes records that no replica needs any more."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Reports(threading.Thread):
         self._asked = threading.Event()
         self._is_behind = False
         self._deletable = Deletable(KEPT_MS), Deletable(KEPT_MS)
-        """The first is for the shard's log, the second for the log of what is settled."""
+        """The first is for the shard's log, the second for the log of settled rows."""
         self._deleted_ms = stopwatch()
 
     def run(self) -> None:
@@ -129,7 +129,7 @@ class Reports(threading.Thread):
         self._is_behind = is_behind
 
     def _delete(self) -> None:
-        """R6: what two replicas have had behind a checkpoint for an hour is not needed."""
+        """R6: records that two replicas have had behind a checkpoint for an hour are not needed."""
         news, present_ms = self._lines.news, self._stopwatch()
         places = (
             kept_by_two(news, self._number, present_ms, lambda one: one.checkpoint_offset),

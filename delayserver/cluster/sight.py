@@ -1,14 +1,15 @@
 """Which of the other nodes a node can reach, without the brokers between them.
 
     nodes that are there by their notes ──▶ a connection to each, once a second ──▶ Sight
-    Sight ──▶ who has not answered for LOST_ROUNDS rounds ──▶ News, and the node's own notes
+    Sight ──▶ nodes without an answer for LOST_ROUNDS rounds ──▶ News, and the node's own notes
 
 The question is whether a connection can be made to the address that clients and other nodes use.
-That costs the other side an accept, needs no token and no certificate, and is answered by the
-system of a machine whose process hangs: whether the process is there, its notes tell.
+Such a connection costs the other side an accept, needs no token and no certificate, and is answered
+by the system of a machine whose process hangs: its notes tell whether the process is there.
 
-Rejected: to say how many are seen. Whoever can reach the others, and cannot be reached, would not
-learn that it is apart. And those that are seen, by name: in a large cluster that is a long note.
+Rejected: to say how many are seen. A node that can reach the others, and cannot be reached, would
+not learn that it is apart. And those that are seen, by name: a long note
+in a large cluster.
 
 Rounds are counted, and not seconds: whoever was stopped for a while has asked nobody meanwhile, so
 it has lost nobody. A round takes a second.
@@ -22,11 +23,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 ASK_S: Final = 1.0
-"""Whoever has not answered by then has not answered in this round."""
+"""A node that has not answered by then has not answered in this round."""
 LOST_ROUNDS: Final = 10
-"""Whoever has not answered for so many rounds is not seen. By then a node that has ended is in step
-no more (IN_STEP_MS, and a second by which clocks may differ): else the one that outlives all others
-would give its shards to one of them."""
+"""A node that has not answered for so many rounds is not seen. By then a node that has ended is in
+step no more (IN_STEP_MS, and a second by which clocks may differ): else the one that outlives all
+others would give its shards to one of them."""
 
 Reach = Callable[[str], Awaitable[None]]
 """Makes a connection to a URL, and ends it. Raises OSError, ValueError."""
@@ -45,7 +46,7 @@ class Sight:
         return sorted(node for node, missed in self._missed.items() if missed >= LOST_ROUNDS)
 
     def take(self, asked: Collection[str], answered: Collection[str]) -> None:
-        """A round is over. Who is not asked any more is forgotten."""
+        """A round is over. A node that is not asked any more is forgotten."""
         self._missed = {
             node: 0 if node in answered else self._missed.get(node, 0) + 1 for node in asked
         }

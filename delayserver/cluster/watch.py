@@ -1,17 +1,17 @@
-"""What a node sees of its cluster while it runs: which nodes there are, how far their replicas are,
-and what people want; and what follows from that for one of its shards.
+"""A node's view of its cluster while it runs: the nodes that are there, the progress of their
+replicas, people's orders; and the consequences for one of its shards.
 
-    the cluster's log ──▶ who is drained, what is to be moved ─┐
-    progress of replicas, each with a note ──▶ who is there ───┴─▶ News ──▶ processes of the node
+    the cluster's log ──▶ drained nodes, shards to be moved ───┐
+     progress of replicas, each with a note ──▶ living nodes ──┴─▶ News ──▶ processes of the node
 
-A replica says every few seconds how far it is (`ReplicaNote`), and the brokers keep that. That it
-says so makes its node one that is there; so a process that has no replica says that. Which of these
-its node can reach (`sight`) stands there, too, so that all see alike who is apart.
+A replica reports every few seconds how far it is (`ReplicaNote`), and the brokers keep that. The
+report makes its node one that is there; so a process that has no replica reports that. The nodes
+that its node can reach (`sight`) stand there, too, so that all see alike which node is apart.
 
 **A replica that is not placed any more** (`placement`) is kept until all that are to have one are
 in step, and at least LEAVE_MS after it has begun to say that it leaves (`Parting`). Nodes may see
-different placements for some seconds. But none counts on one that says that it leaves, and what is
-said is heard, or is too old to count, within LEAVE_MS: so two replicas never leave because
+different placements for some seconds. But no node counts on a replica that says that it leaves, and
+a report is heard, or is too old to count, within LEAVE_MS: so two replicas never leave because
 each of them counts on the other.
 
 Cost: two questions to the brokers a second; every few seconds one for each node and each shard.
@@ -52,14 +52,14 @@ until they hear of it, and then for as long as a note counts, and the news that 
 assert LEAVE_MS > HEARD_MS + 2 * IN_STEP_MS
 
 Stage = Literal["replica", "copying", "leaving", "passing"]
-"""What a process of a node has of its shard: a replica; none yet; one that it need not have any
-more; none, since it only passes calls on."""
+"""A process's hold on its shard: a replica; none yet; one that it need not have any more; none,
+since it only passes calls on."""
 
 log = structlog.get_logger()
 
 
 class ReplicaNote(msgspec.Struct, frozen=True):
-    """What the process of a node says of its replica of a shard."""
+    """A process's report on its replica of a shard."""
 
     at_ms: int
     """When: by its node's clock as it is said, and by the stopwatch of the machine that looks in
@@ -75,15 +75,15 @@ class ReplicaNote(msgspec.Struct, frozen=True):
     lag_ms: int = 0
     """All that was in the shard's log so long before `at_ms` is filed."""
     unseen: list[str] = []
-    """Nodes that are there by what they say, and cannot be reached from this one."""
+    """Nodes that report that they are there, and cannot be reached from this one."""
     stage: Stage = "replica"
     epoch: int = 0
     """In which it owns the shard; 0: it does not."""
     address: str = ""
     """Where it is found as the owner, as its claim says it."""
     stopped_epoch: int = 0
-    """The last one that it has read, where it has stopped: the log has lost its end, and what this
-    replica has goes further; people decide. 0: it has not."""
+    """The last epoch that it has read, where it has stopped: the log has lost its end, and this
+    replica goes further; people decide. 0: it has not stopped."""
     stopped_seq: int = 0
     """Then: the last seq that its node has on its disk."""
 
@@ -98,7 +98,7 @@ class ReplicaNote(msgspec.Struct, frozen=True):
 
 
 def unpack_note(text: str) -> ReplicaNote | None:
-    """What `pack` made; None: it is none."""
+    """Reads the form that `pack` wrote; None: it is none."""
     try:
         return msgspec.json.decode(text, type=ReplicaNote)
     except msgspec.DecodeError:
@@ -112,7 +112,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     checkpoint_offset: int
     note: ReplicaNote
     lag_records: int
-    """What it has not read, as of the last look."""
+    """Records that it has not read, as of the last look."""
 
     def is_fresh(self, now_ms: int) -> bool:
         """Whether it has said so just now."""
@@ -128,13 +128,13 @@ class ReplicaState(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True, tag="news"):
-    """What is known of the cluster."""
+    """The state of the cluster, as far as it is known."""
 
     at_ms: int = 0
     """When, by the stopwatch of the machine, which all processes of the node share; 0: never."""
     machines: Machines = Machines()
     replicas: dict[int, list[ReplicaState]] = {}
-    """Of each shard."""
+    """The replicas of each shard."""
     drained: list[str] = []
     forgotten: list[str] = []
     nodes: list[str] = []
@@ -142,9 +142,9 @@ class News(msgspec.Struct, frozen=True, tag="news"):
     moves: dict[int, MoveRecord] = {}
     placement: Placement = Placement()
     owners: dict[int, tuple[int, str]] = {}
-    """Of each shard that somebody says that he owns: the latest epoch, and its owner's address."""
+    """For each shard that a node says it owns: the latest epoch, and its owner's address."""
     unseen: dict[str, list[str]] = {}
-    """Of nodes: which others that are there each of them cannot reach."""
+    """For each node: the living nodes that it cannot reach."""
 
 
 class Heard:
@@ -205,7 +205,7 @@ class ClusterWatch:
         self._looked_ms: int | None = None
 
     def look(self) -> News | None:
-        """What is known now; None: the brokers do not answer. Raises StorageError."""
+        """The present view; None: the brokers do not answer. Raises StorageError."""
         try:
             meta = self._meta.read()
             now_ms = self._stopwatch()
@@ -289,12 +289,12 @@ def news_of(
 
 
 def there(news: News) -> dict[str, str]:
-    """The nodes that are there by what they say, and the URL of each."""
+    """The nodes that report that they are there, and the URL of each."""
     return {one.node: one.url for one in news.machines.nodes if one.state == "serving"}
 
 
 def seen_from(news: News, own: str, unseen: list[str]) -> News:
-    """The same, with what node `own` sees just now; its notes say it later."""
+    """The same, with the present view of node `own`; its notes report it later."""
     return msgspec.structs.replace(news, unseen={**news.unseen, own: unseen})
 
 
@@ -371,7 +371,7 @@ def _in_step(news: News, shard: int) -> set[str]:
 
 
 class Parting:
-    """What a node is to have of a shard, and when it may do without a replica that it has."""
+    """Decides whether a node has a replica of a shard, and when it may drop one that it has."""
 
     def __init__(self, shard: int, own: str) -> None:
         self._number = shard
@@ -381,15 +381,15 @@ class Parting:
 
     def is_placed(self, placement: Placement) -> bool:
         """Whether the node is to have a replica."""
-        # One that is forgotten, and runs, keeps what it has where there are not enough others.
+        # A node that is forgotten, and runs, keeps its replica where there are not enough others.
         return placement.has(self._number, self._own) or not placement.is_whole
 
     def judge(self, placement: Placement, news: News, present_ms: int) -> Stage:
-        """What it is to have now: a replica; one that is to be kept for a while, and says that it
-        leaves; none.
+        """The stage that its process should have now: a replica; one that is kept for a while, and
+        says that it leaves; none.
 
-        `present_ms`: what the stopwatch shows. A process that has a replica asks again and again,
-        and says what came of it."""
+        `present_ms`: the time on the stopwatch. A process that has a replica asks again and again,
+        and reports the result."""
         if self.is_placed(placement):
             self._since_ms = None
             return "replica"
@@ -436,8 +436,8 @@ class Deletable:
         """When two had a place behind them, in order."""
 
     def before(self, place: int | None, present_ms: int) -> int | None:
-        """The offset before which it may be deleted; None: nothing may. `place`: what two have
-        behind them now (`kept_by_two`)."""
+        """The offset before which records may be deleted; None: none may. `place`: the offset that
+        two replicas have behind them now (`kept_by_two`)."""
         if place is None:
             return None
         self._samples.append((present_ms, place))

@@ -60,7 +60,7 @@ from storage.frame import seal
 from storage.rows import FLAG_WATCHES, NO_KEY, RecordKind
 
 NAMED_AT_ONCE: Final = 1000
-"""Of more new subjects in a batch each is recorded on its own, between other works."""
+"""If a batch has more new subjects, each is recorded on its own, between other works."""
 
 
 class Accepted(msgspec.Struct):

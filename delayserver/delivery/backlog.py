@@ -10,7 +10,7 @@ due time, then seq. A row enters by `push`. A row that left and was handed out e
 `come_back`: it is the next to leave, however many others wait. A row that left and was never handed
 out goes back to its place in its lane by `put_back`.
 
-The definition of the subscription limits what may leave, in this order:
+The subscription's definition limits which rows may leave, in this order:
 
     catch_up   spread: late rows leave evenly over a while, fresh ones on time beside them
                drop_older_than: rows that are older leave by `pop_outdated`, to be given up; a row
@@ -61,7 +61,7 @@ EXPIRED_ROWS_MAX: Final = 8192
 
 
 class Instant(NamedTuple):
-    """What time it is."""
+    """The present time on both clocks."""
 
     now_ms: int
     """By the clock."""
@@ -70,13 +70,13 @@ class Instant(NamedTuple):
 
 
 class Backlog:
-    """What waits for one subscription."""
+    """The rows that wait for one subscription."""
 
     def __init__(
         self, subscription: Subscription, behind_ms: int, permit: Rate | None = None
     ) -> None:
-        """`behind_ms`: what fell due before this moment could not be delivered in time; `permit`:
-        says instead of the rate of the subscription how many rows may leave."""
+        """`behind_ms`: rows that fell due before this moment could not be delivered in time;
+        `permit`: says instead of the rate of the subscription how many rows may leave."""
         self._fresh = Ranks()
         self._late = Ranks()
         self._returned = Ranks()
@@ -130,7 +130,7 @@ class Backlog:
         return is_limited_anew and self._permit is None
 
     def _fall_behind(self, now_ms: int) -> None:
-        """All that waits, and what fell due until now and is still to come, is late."""
+        """All rows that wait, and rows that fell due until now and are still to come, are late."""
         self._behind_ms = now_ms
         fresh, self._fresh = self._fresh, Ranks()
         self._late.extend(fresh)
@@ -295,7 +295,7 @@ class Backlog:
         first_ms = min(first for first in firsts if first is not None)
         now_ms, present_ms = instant
         if self._lingers[0] != first_ms:
-            # What is old already has lingered. If the clock was set back, it begins to.
+            # A row that is old already has lingered. If the clock was set back, it begins to.
             waited_ms = min(max(0, now_ms - first_ms), self._linger_ms)
             self._lingers = first_ms, present_ms + self._linger_ms - waited_ms
         return max(0, self._lingers[1] - present_ms)

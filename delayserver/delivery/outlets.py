@@ -6,16 +6,16 @@
                               └─ failed with others: sent again, apart
 
 A kind of broker is a module with an `OutletOpener`: it checks the target against the allow list,
-and makes the client. What is here is the same for all. An outlet serves every subscription with the
-same `OutletOpener.key`; it is opened once for all who wait for it, replaced when it is broken, and
-closed when the last subscription that used it was deleted or goes elsewhere, or when nobody has
+and makes the client. The code here is the same for all. An outlet serves every subscription with
+the same `OutletOpener.key`; it is opened once for all who wait for it, replaced when it is broken,
+and closed when the last subscription that used it was deleted or goes elsewhere, or when nobody has
 used it for IDLE_S. Each message has a result of its own: those that come in one turn of the event
 loop are told together.
 
 **Shared, with a share for each.** A message waits here, in the line of its subscription, until its
 share of the outlet has room (`delayserver.delivery.shares`). `_send_some` is the one place where a
 message leaves for the client library, and `may_begin` is asked there. Until then it has not begun:
-where its subscription is paused, changed or deleted, what waits is given back untried.
+if its subscription is paused, changed or deleted, the message is given back untried.
 
 **Apart.** Where an answer may be for the sake of a neighbour (`BrokerAnswer.is_shared`), it is no
 attempt. The messages go again over an outlet of their own: halves, then singly, so that after
@@ -83,7 +83,7 @@ Report = Callable[[DueDelivery, BrokerAnswer], None]
 
 
 class OutletError(DelayServerError):
-    """A client cannot be opened; says of what, and why."""
+    """A client cannot be opened; the text names the broker and the reason."""
 
 
 class Outlet(Protocol):
@@ -118,11 +118,11 @@ class Outlet(Protocol):
         self, subscription: Subscription, deliveries: list[DueDelivery], report: Report
     ) -> None:
         """Send them. Each is reported, before or behind the return, within the time-out of the
-        subscription, or when it is known what became of it where the broker is blocked."""
+        subscription; if the broker is blocked, when the result is known."""
         ...
 
     def let_go(self, subscription_id: int) -> None:
-        """A subscription sends nothing more here: give up what is kept for it alone."""
+        """A subscription sends nothing more here: free the resources of it alone."""
         ...
 
     async def close(self) -> None:
@@ -144,14 +144,14 @@ class OutletOpener(Protocol):
 
 
 def target_of(subscription: Subscription, kind: type[T]) -> T:
-    """What a broker of that kind does with the messages of a subscription."""
+    """A broker's rules for the messages of a subscription."""
     target = subscription.target
     assert isinstance(target, kind)
     return target
 
 
 class NoClient:
-    """Opens nothing: what a server has whose subscriptions need an extra that is not installed."""
+    """Opens nothing: for a server whose subscriptions need an extra that is not installed."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -166,14 +166,14 @@ class NoClient:
 
 
 def missing_client(kind: str) -> str:
-    """What is wrong, and what to do; the extra is called like the type of the subscription."""
+    """The error, and the way out; the extra is called like the type of the subscription."""
     return (
         f"this server has no client for {kind}: install it with pip install 'delayserver[{kind}]'"
     )
 
 
 class Handed:
-    """What was given to a sink together, and who is told of it."""
+    """Deliveries that a sink was given together, and the callback for their results."""
 
     def __init__(self, count: int, told: Told) -> None:
         self._left = count
@@ -183,7 +183,7 @@ class Handed:
         """All were told of; cancelled with the task that waits for it."""
 
     def tell(self, deliveries: list[DueDelivery], result: Result) -> None:
-        """What came of some of them; of nobody's business once the task was cancelled."""
+        """Report the result of some of them, unless the task was cancelled."""
         if self.done.done():
             return
         self._told(deliveries, result)
@@ -314,7 +314,7 @@ class OutletSink:
         self._changed: dict[int, Subscription] = {}
         """By id those that were changed or deleted in this turn of the event loop."""
         self._leaving: set[_Opened] = set()
-        """Nobody is to use them any more; closed when those who do have done."""
+        """No sender takes them any more; closed when those that do have done."""
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._failed: dict[Hashable, int] = {}

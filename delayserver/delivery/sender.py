@@ -10,8 +10,8 @@ and loses its connection.
 redirects, cookies, proxies or decompression, and it makes the safety of a target plain to see: a
 name is resolved here, each address goes through `TargetPolicy.check_address`, and the socket is
 opened to that address and no other (Host, SNI and the certificate stay with the name). Everything
-that a receiver can make us hold is bounded: bytes, time, addresses, idle connections. So is what
-all of them make us hold together: to open a connection, an idle one of any target is closed where
+that a receiver can make us hold is bounded: bytes, time, addresses, idle connections. The sum over
+all receivers is bounded, too: to open a connection, an idle one of any target is closed where
 there are `connections_max`. If the machine lacks descriptors nevertheless, that is no failure of
 the receiver: the same is tried until there is one.
 
@@ -362,7 +362,7 @@ class HttpWebhookSender:
 
 @dataclass(slots=True)
 class _Route:
-    """What is known of one target."""
+    """The server's knowledge of one target."""
 
     addresses: tuple[str, ...] = ()
     """Checked; the one to try first is first."""

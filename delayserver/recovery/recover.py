@@ -1,14 +1,14 @@
 """Recovery: from whatever a crash left on the disk to the state as if it had not happened.
 
     lock → catalog → cut schedule files and definitions log to their committed lengths → replay the
-    message log to its end → cut torn tails of dispatch logs → checkpoint → load what is due or near
-    → ready
+    message log to its end → cut torn tails of dispatch logs → checkpoint → load the hours due or
+    near → ready
 
 Nothing is delivered before replay has reached the end of the message log, else a cancel that was
 logged could be overtaken (I11). Every hour with unsettled messages counts, however old (I13).
 
-Cost: depends on what is due soon and on the unfiled tail of the message log, never on the whole
-backlog (I10): one directory listing, the tail, and the columns of the hours that are due.
+Cost: depends on the rows that are due soon and on the unfiled tail of the message log, never on the
+whole backlog (I10): one directory listing, the tail, and the columns of the hours that are due.
 Threads: runs before any other thread starts.
 """
 
@@ -38,12 +38,12 @@ BATCH_BYTES = 32 * 1024 * 1024
 NONE_LEASED: Final = np.zeros(0, LEASED_DTYPE)
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how far, of how much."""
+"""Told the name of the step, how much of it is done, and of how much."""
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What the server starts with."""
+    """The state that the server starts with."""
 
     next_seq: int
     subjects: dict[str, int]
@@ -53,11 +53,11 @@ class Recovered:
     damage: list[Damage] = field(default_factory=list)
     replayed: int = 0
     torn: list[Damage] = field(default_factory=list)
-    """What was cut off at the ends of logs, as a crash may leave it: written, never answered."""
+    """Stretches that were cut off at the ends of logs, as a crash leaves them: never answered."""
     retired_through_hour: int = -1
     """The newest hour that is settled, for `Engine.start`."""
     fired: list[Mark] = field(default_factory=list)
-    """What has fired though it is not due yet: the clock was set back since."""
+    """Marks of rows that have fired though they are not due yet: the clock was set back since."""
 
 
 def recover(
@@ -73,14 +73,14 @@ def recover(
     leases: Rows = NONE_LEASED,
     progress: Progress = lambda what, done, total: None,
 ) -> Recovered:
-    """Bring the data directory to a checkpoint at the end of the message log, and load what is due.
+    """Bring the directory to a checkpoint at the end of the message log; load due and near hours.
 
-    `is_carried_over`: the directory was made before there was a definitions log. `leases`: what
-    consumers hold (LEASED_DTYPE): it does not wait for those who hold it.
+    `is_carried_over`: the directory was made before there was a definitions log. `leases`: the
+    deliveries that consumers hold (LEASED_DTYPE): it does not wait for these consumers.
     Raises StorageError when the disk does not let it; nothing was answered by then."""
     damage: list[Damage] = []
     for found in catalog.verify() if is_carried_over else ():
-        raise found.error()  # What is written of it must be right.
+        raise found.error()  # The definitions log is written from it, so it must be right.
     next_seq, replayed = file_message_log(
         message_log,
         replay,
@@ -92,7 +92,7 @@ def recover(
     # After the replay, which may have opened a settled hour again.
     damage += settler.recover(hour for hour in settler.hours() if not replay.is_retired(hour))
     _note_damage(replay, damage, now_ms)
-    # What has fired once was live, and stays so, also if the clock was set back since.
+    # A row that has fired once was live, and stays so, also if the clock was set back since.
     through_hour = max((now_ms + lead_ms) // HOUR_MS, replay.live_once_through_hour)
     damage += _split_days(replay, through_hour, now_ms, progress)
     snapshots = replay.snapshot(through_hour)
@@ -130,7 +130,7 @@ def _note_damage(replay: Replay, damage: list[Damage], now_ms: int) -> None:
 
 
 def _split_days(replay: Replay, through_hour: int, now_ms: int, progress: Progress) -> list[Damage]:
-    """Have no hour that is due wait in the file of its day. Returns what was found damaged."""
+    """Have no hour that is due wait in the file of its day. Returns the damage that it found."""
     damage: list[Damage] = []
     slices = 0
     while replay.must_split(through_hour):
@@ -168,7 +168,7 @@ def file_message_log(
     is_carried_over: bool = False,
     progress: Progress,
 ) -> tuple[int, int]:
-    """Cut the logs back to the checkpoint and file what stands behind it; a checkpoint is not made
+    """Cut the logs back to the checkpoint and file the records behind it; a checkpoint is not made
     yet. Returns the next seq and the number of records, and adds to `damage`."""
     first_seq = message_log.first_seq()
     damage += cut_to_checkpoint(first_seq, replay, is_carried_over=is_carried_over)
@@ -182,8 +182,9 @@ def file_message_log(
 def cut_to_checkpoint(
     first_seq: int | None, replay: Replay, *, is_carried_over: bool = False
 ) -> list[Damage]:
-    """Cut the logs back to the checkpoint (I7): what stands behind it is filed again. Returns what
-    is missing of what it covers. `first_seq`: where the message log begins; None: it is empty."""
+    """Cut the logs back to the checkpoint (I7): the rows behind it are filed again. Returns the
+    damage: rows that it covers and that are missing. `first_seq`: where the message log begins;
+    None: it is empty."""
     _check_catalog(first_seq, replay.schedule, replay)
     _cut_schedule(replay.schedule, replay)
     missing = replay.resume_definitions(from_catalog=is_carried_over)
@@ -267,7 +268,7 @@ def _file(
             progress("filing an import", filed.last_seq, filed.last_seq)
             imported_bytes += filed.total_bytes
             if imported_bytes >= BATCH_BYTES:
-                # What it holds in memory for the catalog is bounded by that.
+                # This bounds the changes for the catalog that it holds in memory.
                 replay.checkpoint()
                 imported_bytes = 0
     if batch:

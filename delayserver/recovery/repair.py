@@ -1,19 +1,19 @@
 """Repair: a damaged data directory checks as sound again, and loses no more than it must.
 
-    lock → finish what was interrupted → check → plan, and write the new beside the old → swap them
-         → file what is intact of a damaged message log → check again
+    lock → finish an interrupted repair → check → plan, and write the new beside the old → swap them
+         → file the intact part of a damaged message log → check again
 
-What was damaged                 what becomes of it
+Damaged                          Remedy
 schedule, dispatch               the file is written again without it (`repair_logs`)
 catalog                          built again from the logs (`repair_catalog`)
 definitions log                  written again from the catalog; if that is damaged, too, from all
-                                 its frames that are intact, and what is lost is named
+                                 its frames that are intact, and the lost ones are named
 message log                      everything intact is filed, and the segments leave the log
 notes of damage in the catalog   taken out; they stand in the report
 
-Files are replaced as one step (`storage.swap`), and the rest is what every start does: so it may be
-interrupted anywhere. What is replaced or removed stands in `repair/<time>/` under its own path
-afterwards. A run that finds nothing writes nothing.
+Files are replaced as one step (`storage.swap`), and the rest is as in every start: so it may be
+interrupted anywhere. A file that is replaced or removed stands in `repair/<time>/` under its own
+path afterwards. A run that finds nothing writes nothing.
 
 Cost: reads every byte about three times. Memory: the catalog. Threads: none.
 """
@@ -96,7 +96,7 @@ _TABLES_NEEDED = (Table.META, Table.HOURS, Table.CHANGES, Table.DAMAGE, *TABLE_N
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing that was found in bytes `[offset, end)` of a file, and what is done about it."""
+    """One thing that was found in bytes `[offset, end)` of a file, and its remedy."""
 
     file: str
     offset: int
@@ -109,15 +109,15 @@ class Remedy:
 
 @dataclass(slots=True)
 class RepairReport:
-    """What a repair found and did, or (`dry_run`) would do."""
+    """The findings and the work of a repair, or (`dry_run`) the work that it would do."""
 
     root: str
     dry_run: bool
     backups: list[str] = field(default_factory=list)
-    """The directories that hold what was replaced, by path; and `report.json`, `plan.json`."""
+    """The directories that hold the replaced files, by path; and `report.json`, `plan.json`."""
     remedies: list[Remedy] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
-    """What is gone for good, beyond the rows that are named above."""
+    """Data that is gone for good, beyond the rows that are named above."""
     remaining: list[str] = field(default_factory=list)
     """Damage that is still there."""
 
@@ -170,7 +170,7 @@ def repair(
     """Repair the directory that `files` shows; its catalog is LMDB's, below `data_dir`.
 
     A test hands in files that it damaged. May be interrupted at any point and called again. Raises
-    what `repair_path` raises, but for NotADataDirectoryError."""
+    the errors of `repair_path`, but for NotADataDirectoryError."""
     with files.lock(LOCK_FILE):
         identity = open_identity(files, random_bytes=None, of=OWNED)
         if not identity.has_definitions:
@@ -210,7 +210,7 @@ class _Repair:
             if report.dry_run:
                 return report
             self._finish()
-        # Filing a damaged message log may bring tombstones of what is lost: hence again.
+        # Filing a damaged message log may bring tombstones of lost entries: hence again.
         for _ in range(_PASSES_MAX):
             findings = [found for found in self._check().findings if _matters(found)]
             if not findings:
@@ -222,7 +222,7 @@ class _Repair:
         return report
 
     def _repair(self, findings: Sequence[Finding]) -> None:
-        """What a check found, all of it."""
+        """Repair all findings of a check."""
         self._swap = swap = Swap(self._files, self._new_backup())
         self._plan(findings)
         if self.report.dry_run:
@@ -267,7 +267,7 @@ class _Repair:
     # ── the plan ───────────────────────────────────────────────────────────────────────────────
 
     def _plan(self, found: Sequence[Finding]) -> None:
-        """Decide what is replaced, and (unless it is a dry run) write what is new."""
+        """Decide which files are replaced, and (unless it is a dry run) write the new ones."""
         notes = [one for one in found if one.is_known_damage]
         findings = [one for one in found if not one.is_known_damage]
         self._progress("reading the catalog", 0, 1)
@@ -278,7 +278,7 @@ class _Repair:
         # Every start makes one: without it, or with an old one, somebody made another catalog.
         is_current = checkpoint is not None and (first_seq is None or first_seq <= checkpoint + 1)
         if checkpoint is None or not is_current:
-            # What was staged for an import is deleted once the catalog has it.
+            # The staged files of an import are deleted once the catalog has it.
             through = (unpack_import(it).last_seq for it in defined[Table.IMPORTS].values())
             checkpoint = max([self._filed_seq(first_seq, findings), *through])
         if catalog is not None and is_current:
@@ -391,7 +391,7 @@ class _Repair:
                 hours[hour] = known.get(hour, HourState())
                 continue
             if hour in copies:
-                # As a start does: what it holds is filed elsewhere, or was deleted.
+                # As a start does: its rows are filed elsewhere, or were deleted.
                 self._swap.remove(path)
                 continue
             before = known.get(hour)
@@ -410,7 +410,7 @@ class _Repair:
         return hours
 
     def _copies(self, on_disk: Sequence[int]) -> set[int]:
-        """Files that hold what others hold, too, since a day was being split (`schedule.days`).
+        """Files whose rows stand in others, too, since a day was being split (`schedule.days`).
 
         If an hour has rows behind those of its day, the day had been split; else its hours are not
         known to be whole."""
@@ -479,7 +479,7 @@ class _Repair:
     # ── the catalog ────────────────────────────────────────────────────────────────────────────
 
     def _read_catalog(self, findings: Sequence[Finding]) -> Tables | None:
-        """What of the catalog is needed; None if it is damaged."""
+        """The tables of the catalog that are needed; None if it is damaged."""
         if any(one.file.startswith((CATALOG_DIRECTORY, KEYS_DIRECTORY)) for one in findings):
             return None
         path, max_bytes = self._catalog_path, self._catalog_max_bytes
@@ -503,7 +503,7 @@ class _Repair:
     # ── the definitions log ────────────────────────────────────────────────────────────────────
 
     def _read_definitions(self) -> Tables:
-        """What the newest generation of the definitions log holds, as far as it is intact."""
+        """The newest generation of the definitions log, as far as it is intact."""
         generation = max(definition_generations(self._files), default=0)
         defined = read_generation(self._files, generation, stamp=self._stamp)
         self._lost_definitions = [
@@ -541,7 +541,7 @@ class _Repair:
     # ── the message log ────────────────────────────────────────────────────────────────────────
 
     def _file_message_log(self, damaged_segments: Sequence[str]) -> None:
-        """File what is intact; then nobody needs the log any more, and it may go."""
+        """File the intact records; then the log is not needed any more, and may go."""
         files = self._files
         for path in damaged_segments:
             self._swap.copy(path)

@@ -10,7 +10,7 @@
                     number in use is not given again: a subject is `(lost subject N)` then, and a
                     subscription a deleted one
 
-Cost: some 5 µs per row; one pass over the files. Memory: what it builds. Threads: none.
+Cost: some 5 µs per row; one pass over the files. Memory: the new catalog. Threads: none.
 """
 
 from collections.abc import Callable, Iterable, Mapping

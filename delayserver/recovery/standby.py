@@ -1,20 +1,21 @@
-"""A standby: files what the owner of a shard has logged, and claims the office if it falls silent.
+"""A standby: files the records that a shard's owner has logged, and claims a silent office.
 
     the shard's log ───────▶ RecordReader ──▶ Replay.file ──▶ schedule log, catalog
-    what is settled ───────▶ Settler.write ──▶ dispatch log
-    nobody is heard of ────▶ CLAIM ──▶ it counts ──▶ all that is behind it is filed: the new owner
+    the log of settled rows ▶ Settler.write ──▶ dispatch log
+    no owner is heard of ──▶ CLAIM ──▶ it counts ──▶ all that is behind it is filed: the new owner
 
 A standby is a recovery that does not end. It files with the code of the server, to the same rows
-(R5), makes the same checkpoints, and deletes what is past its retention; it loads nothing and
-delivers nothing. What is settled it learns from the log of all replicas, and whether an hour is
-done it sees by itself, by loading it once when it is over.
+(R5), makes the same checkpoints, and deletes hours that are past their retention; it loads nothing
+and delivers nothing. It reads the settled rows from a log that all replicas share, and finds out by
+itself whether an hour is done, by loading it once when it is over.
 
-Taking over is what a start after a crash is: the directory is closed at a checkpoint, and opened
+Taking over is like a start after a crash: the directory is closed at a checkpoint, and opened
 by a server, which finds nothing left to file. From the claim on the office is held by beats.
 
 Where the log has lost its end, `step` raises LogReplacedError or OffsetRangeError, and nothing more
-can be read until people have named the replica behind which it goes on. If this one has just what
-that one has, the same call goes on then; else it raises OtherHistoryError: it is to be made anew.
+can be read until people have named the replica behind which it goes on. If this replica has exactly
+the records of the named one, the same call goes on then; else it raises OtherHistoryError: it is to
+be made anew.
 
 Cost: 0.3 to 0.5 µs per record, as filing; two reads of the engine for each step, and two
 questions a second. Threads: one, the caller's.
@@ -62,14 +63,14 @@ ASK_MS: Final = 200
 PLACE_MS: Final = 60_000
 """A checkpoint is made so often though only beats have come: a reader would begin at the first."""
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What is filed at once, more or less."""
+"""The bytes that are filed at once, more or less."""
 DONE_MS: Final = 60_000
 """So long after its end an hour may be done."""
 SLICES_MAX: Final = 20
-"""Of housekeeping, in one step."""
+"""The most slices of housekeeping in one step."""
 WAIT_S: Final = 0.5
 SCRUB_MS: Final = 1_000
-"""Between two looks whether what is filed is still intact."""
+"""The time between two checks that the filed rows are still intact."""
 LAG_MAX_MS: Final = 60_000
 """A replica that is further behind does not claim."""
 
@@ -97,9 +98,9 @@ class Standby:
         stopwatch: Callable[[], int],
     ) -> None:
         """`store` was opened with a `FollowedLog` and with `settler`. `log` and `writer` are the
-        shard's log, opened twice: to be read, and for whoever holds the office. `fence` ends
+        shard's log, opened twice: once to be read, once for an owner to write. `fence` ends
         the transactions of other owners, and waits for brokers. `address`: where the others
-        find this node as the owner. `adoptions`: what people have decided about a log that has
+        find this node as the owner. `adoptions`: people's decisions about a log that has
         lost its end. Raises StorageError."""
         assert isinstance(store.message_log, FollowedLog)
         self._store = store
@@ -120,14 +121,14 @@ class Standby:
         first_seq = self._followed.place.next_seq
         damage = cut_to_checkpoint(first_seq, store.replay)
         self.damage: list[Damage] = damage
-        """What was found and has not been told to anybody."""
+        """Damage that was found and is not reported yet."""
         self._reader = RecordReader(log, store.identity.stamp, self._followed.place, adoptions)
         self.is_drained = False
         """This node is to own nothing; may be set by any thread."""
         self._waiting: list[Records] = []
         self._waiting_bytes = 0
         self._imported_bytes = 0
-        """Of imports, since a checkpoint was made within one."""
+        """The bytes of imports, since a checkpoint was made within one."""
         now_ms = stopwatch()
         self._filed_ms = self._checkpoint_ms = self._asked_ms = now_ms
         self._end: int | None = None
@@ -140,11 +141,11 @@ class Standby:
         self._wanted: deque[tuple[Take, Taken]] = deque()
         """Snapshots that somebody waits for."""
 
-    # ── what others may know ───────────────────────────────────────────────────────────────────
+    # ── the state for other threads ────────────────────────────────────────────────────────────
 
     @property
     def state(self) -> OfficeState:
-        """What the log says, as far as it was read."""
+        """The office by the log, as far as it was read."""
         return self._reader.office.state
 
     @property
@@ -170,13 +171,13 @@ class Standby:
 
     @property
     def owner_address(self) -> str:
-        """What the claim of the current owner says; empty: there is none, or it is not known."""
+        """The address in the claim of the current owner; empty: none is known."""
         return self._followed.owner_address
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Where it would begin to read if it were started again: the shard's log, and that of what
-        is settled."""
+        """The places where it would begin to read if it were started again: in the shard's log, and
+        in that of settled rows."""
         return self._followed.kept
 
     @property
@@ -192,7 +193,7 @@ class Standby:
     # ── one step after the other ───────────────────────────────────────────────────────────────
 
     def step(self, wait_s: float) -> Holder | None:
-        """Take in what has come, waiting for it up to `wait_s`; then do what it is time for.
+        """Take in new records, waiting for them up to `wait_s`; then do due housekeeping.
 
         Returns the office once this node holds it: all that the log had is filed and behind a
         checkpoint then, and the caller has to beat from now on and to close the store.
@@ -200,7 +201,7 @@ class Standby:
         if self._stopwatch() - self._asked_ms >= ASK_MS:
             self._ask()
         if self._end is not None and self._end <= self.state.next_offset:
-            # What comes now came into the log behind the question.
+            # Records from now on came into the log behind the question.
             self._follower.read_all(self._asked_ms)
         if self._waiting_bytes < FILE_BYTES_MAX:  # Else the disk takes nothing, for now.
             self._read(wait_s)
@@ -234,8 +235,8 @@ class Standby:
         return self._reader.office.frame_place().next_offset
 
     def want_snapshot(self, take: Take, told: Taken) -> None:
-        """Have the next step call `take` behind a checkpoint, and `told` with what it returns, or
-        what is wrong. Any thread may call this."""
+        """Have the next step call `take` behind a checkpoint, and `told` with its result, or its
+        error. Any thread may call this."""
         self._wanted.append((take, told))
 
     def _read(self, wait_s: float) -> None:
@@ -256,7 +257,7 @@ class Standby:
             elif isinstance(found.record, Release):
                 self._followed.owner_address = ""
             elif isinstance(found.record, Beat):
-                # What has fired at the owner once was live, also if this clock is behind its own.
+                # A row that has fired at the owner was live, also if this clock is behind its own.
                 self._replay.live_once_through_hour = max(
                     self._replay.live_once_through_hour, found.record.live_through_hour
                 )
@@ -278,12 +279,13 @@ class Standby:
         except OffsetRangeError as error:
             if error.offset < error.first:
                 raise
-            # It has lost its end. What the files have of that is settled; others may repeat it.
+            # It has lost its end. Rows of it that the files have are settled; others may repeat
+            # them.
             self._settler.go_back(error.end)
 
     def _file(self) -> None:
         """File all that was read. Raises StorageError; ShortageError: the next call goes on with
-        what is left, and no place is behind that."""
+        the rest, and no place is behind that."""
         self._filed_ms = self._stopwatch()
         now_ms = self._clock()
         while self._waiting or self._replay.is_importing:
@@ -295,7 +297,7 @@ class Standby:
         self._followed.place = self._reader.office.checkpoint()
 
     def _file_some(self, now_ms: int) -> None:
-        """File what stands before the next import, and the record of that one."""
+        """File the records before the next import, and the record of that one."""
         imports = (number for number, one in enumerate(self._waiting, 1) if is_import(one))
         count = next(imports, len(self._waiting))
         batch = self._waiting[:count]
@@ -309,7 +311,7 @@ class Standby:
         self.damage += filed.damage
         self._imported_bytes += filed.total_bytes
         if self._imported_bytes >= FILE_BYTES_MAX:
-            # What it holds in memory for the catalog is bounded by that.
+            # This bounds the changes for the catalog that it holds in memory.
             self._imported_bytes = 0
             self._replay.checkpoint()
 
@@ -348,8 +350,8 @@ class Standby:
         replay.purging.deleted_hours.clear()  # nobody here has them open
 
     def _purge(self, now_ms: int) -> bool:
-        """Whether there is more to delete. Nobody tells a standby what is archived: it keeps what
-        must be archived first, until it owns the shard."""
+        """Whether there is more to delete. A standby is not told which hours are archived: it keeps
+        those that must be archived first, until it owns the shard."""
         settings = self._settings
         return self._replay.purge(now_ms, settings.kept_ms, archive=settings.archive)
 
@@ -357,7 +359,7 @@ class Standby:
         """Look at an hour that may be done, and retire it if it is.
 
         The owner knows when the last delivery of an hour is settled, and does not log it: whoever
-        has the same rows, and the same set of what is settled, comes to the same."""
+        has the same rows, and the same set of settled ones, comes to the same result."""
         for hour, state in sorted(self._replay.hours.items()):
             if (hour + 1) * HOUR_MS + DONE_MS > now_ms:
                 return
@@ -388,8 +390,8 @@ class Standby:
 
     def adopt(self, decision: AdoptRecord, writer: EngineLog, settled: EngineLog) -> bool:
         """Say in the log that it goes on behind this replica, as people have decided, if it ends
-        where they have seen that; whether it was said. Both logs are opened for it alone. What was
-        read is behind a checkpoint."""
+        where they have seen that; whether it was said. Both logs are opened for it alone. The
+        records that were read are behind a checkpoint."""
         place = self.place
         assert self._replay.filed_seq == place.next_seq - 1, (self._replay.filed_seq, place)
         return append_adopt(
@@ -405,9 +407,9 @@ class Standby:
     # ── taking over ────────────────────────────────────────────────────────────────────────────
 
     def _claim(self) -> Holder | None:
-        """Claim the office if nobody is heard of, and this node knows all that there is. Raises
-        StorageError; ShortageError: what was read finds no room, so another node had better own the
-        shard."""
+        """Claim the office if no owner is heard of, and this node has read all that there is.
+        Raises StorageError; ShortageError: the records that were read find no room, so another node
+        had better own the shard."""
         if self._waiting:
             self._file()
         self._lag.filed(self._filed_offset())
@@ -433,7 +435,7 @@ class Standby:
             self._writer,
             self._reader.office,
             tenure,
-            # R7: time does not go back for what has fired already.
+            # R7: time does not go back for rows that have fired already.
             clock=lambda: max(self._clock(), floor_ms),
             stopwatch=self._stopwatch,
             # It leaves them to no other node: the claim counts only directly behind the release.
@@ -464,7 +466,7 @@ class Standby:
         Raises StorageError."""
         self.checkpoint()  # Then the catalog has all definitions.
         if self._has_transactions():
-            # What another owner has left open would hide what stands behind it.
+            # A transaction that another owner has left open would hide the records behind it.
             self._fence()
         end: int | None = None
         while end is None:

@@ -113,7 +113,7 @@ class Store:
         open_catalog: Callable[[], Catalog],
         surroundings: Surroundings,
     ) -> None:
-        """Lock the directory and open its parts. It changes nothing but what opening needs.
+        """Lock the directory and open its parts. Opening changes only the files that it has to.
 
         Raises StorageError."""
         self.files = files

@@ -1,4 +1,4 @@
-"""Tokens: what each caller may do, and how much of it a second.
+"""Tokens: the rights of each caller, and its rate.
 
     DIR/TOKENS    JSON, mode 0600: names, scopes and SHA-256 digests; never a token itself
 

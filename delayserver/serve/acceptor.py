@@ -70,8 +70,8 @@ class Acceptor:
         self._emptied: asyncio.Future[None] | None = None
 
     def begin(self, moved: Sequence[tuple[socket.socket, bytes]] = ()) -> None:
-        """Accept from now on. `moved`: connections of the server before, and what came over each
-        that nobody has served. These are let in, however many they are."""
+        """Accept from now on. `moved`: connections of the server before, each with the bytes that
+        were not served. These are let in, however many they are."""
         for listener in self._listeners:
             listener.setblocking(False)
         for client, unserved in moved:
@@ -129,7 +129,7 @@ class Acceptor:
                 ssl_handshake_timeout=self._handshake_s,
             )
         except (OSError, asyncio.CancelledError):
-            # Who connected has not shaken hands, or it is too late.
+            # The client has not shaken hands, or it is too late.
             client.close()
             if cast("asyncio.Transport | None", protocol.transport) is None:
                 self._lose()  # nobody else will
@@ -154,7 +154,7 @@ class Acceptor:
             self._emptied.set_result(None)
 
     def close(self) -> None:
-        """Accept nothing more; what is open stays so, and what is being opened is shut down."""
+        """Accept nothing more. Open connections stay; one that is being opened is shut down."""
         self._is_closed = True
         if self._pause is not None:
             self._pause.cancel()

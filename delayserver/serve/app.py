@@ -33,13 +33,13 @@ from delayserver.shards.member import Member
 from delayserver.shards.place import ShardPlace
 
 IMPORTED_LATE: Final = ("encodings.idna", "numpy.ma", "delayserver.recovery.check")
-"""What libraries import when they first need it, and what only a backup needs. That may be when
-there is no descriptor for a module's file, and be the end of whoever needs it."""
+"""Modules that libraries import when they first need them, or that only a backup needs. By then the
+process may have no descriptor left for a module's file, and the call that needs it would fail."""
 
 REST_AFTER_S: Final = 10.0
-"""A server that nobody asks for more than the hot path makes the rest so long after its start: it
-has delivered what had become due by then, and the first who asks does not wait. One that lives
-shorter, as in a test, or while it comes and falls again, does without."""
+"""A server that serves only hot calls makes the rest so long after its start: by then it has
+delivered the messages that had become due, and the first other call does not wait. A server that
+lives shorter, as in a test, or while it comes and falls again, does without."""
 
 READ_HEADERS: Final = (
     "Authorization",
@@ -49,9 +49,9 @@ READ_HEADERS: Final = (
     "traceparent",
     "tracestate",
 )
-"""Of requests, what a page of another origin may send besides what any page may."""
+"""Request headers that a page of another origin may send besides those that any page may."""
 TOLD_HEADERS: Final = ("ETag", "Location", "Retry-After", "Server-Timing", "delay-owner")
-"""Of answers, what it may read besides that."""
+"""Answer headers that it may read besides those that any page may."""
 
 
 class Rest:
@@ -96,7 +96,7 @@ class Rest:
 
 
 class App(NamedTuple):
-    """What serves the calls of a process."""
+    """The application of a process, and its parts."""
 
     asgi: Asgi
     protocol: type[Connection]
@@ -117,7 +117,8 @@ def make_app(
     machines: Callable[[], Machines] = Machines,
 ) -> App:
     """The application of a server, as the shard at `place`. In a cluster: `meeting`, how it comes
-    together with the others, `book`, who owns which shard, and `machines`, what else is known."""
+    together with the others, `book`, the owners of the shards, and `machines`, the state of
+    the nodes."""
     intake = Intake(calls.settings, calls.subjects, calls.random)
 
     def make() -> Asgi:
@@ -158,7 +159,7 @@ def add_gauges(
 
 
 def with_cors(app: Asgi, origins: Sequence[str]) -> Asgi:
-    """The same, and a browser is told which pages may call it, and read what of its answers. All
+    """The same, and a browser is told which pages may call it, and which headers they may read. All
     answers say that they depend on the page, so that no cache gives one page those of another."""
     from starlette.datastructures import MutableHeaders
     from starlette.middleware.cors import CORSMiddleware

@@ -65,7 +65,7 @@ class Certificates:
 
     @property
     def for_owners(self) -> ssl.SSLContext:
-        """For a connection to an owner by HTTPS: how it is verified, and what it is shown."""
+        """For a connection to an owner by HTTPS: the CA to verify it by, and our certificate."""
         assert self._read.for_owners is not None, "only a node asks owners"
         return self._read.for_owners
 
@@ -151,7 +151,7 @@ def _served(settings: Settings) -> ssl.SSLContext | None:
 
 
 def make_owner_tls(settings: Settings) -> ssl.SSLContext:
-    """How owners by HTTPS are verified, and what they are shown. Raises InputError."""
+    """The CA that owners by HTTPS are verified by, and our certificate. Raises InputError."""
     context = ssl.create_default_context()
     if settings.tls_client_ca is not None:
         assert settings.tls_cert is not None, "a relation of the settings"

@@ -1,4 +1,4 @@
-"""SIGHUP: read again what may have changed, and go on.
+"""SIGHUP: read the tokens and certificates again, and go on.
 
 Other daemons take it for that, an operator's `systemctl reload` sends it, and so does a terminal
 that is closed. Without a handler it ends a process. So it is blocked in all threads from the first

@@ -14,7 +14,7 @@ BACKLOG = 4096
 
 def bind(settings: Settings, *, shares: bool = False) -> socket.socket:
     """A socket at the address of the settings; `shares`: others may be there, too. Raises OSError
-    that says what to do."""
+    with a text that tells the operator how to get a free port."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,7 +41,7 @@ def _port_errors(settings: Settings, listener: socket.socket) -> Iterator[None]:
         listener.close()
         raise OSError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-            "stop what listens there, or choose another --port"
+            "stop the program that listens there, or choose another --port"
         ) from error
 
 

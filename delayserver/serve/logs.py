@@ -1,4 +1,4 @@
-"""The form of what a process logs, and its way out: a thread writes the lines.
+"""The form of log lines, and their way out: a thread writes them.
 
     structlog of the server, logging of libraries ──▶ one form ──┐
     warnings, exceptions that ended a thread      ──▶ one form ──┼──▶ LogWriter ──▶ descriptor 2
@@ -40,7 +40,7 @@ def _name_shard(shard: int, logger: object, method: str, event: EventDict) -> Ev
 
 
 def escape_controls(logger: object, method: str, event: EventDict) -> EventDict:
-    """Write what is no printable character as an escape: a key or a name that a client chose must
+    """Write each character that is not printable as an escape: a key or a name from a client must
     not clear a screen, or hide a line. An exception keeps its lines."""
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
@@ -98,7 +98,7 @@ class _Handler(logging.Handler):
 
 def set_up_logging(settings: Settings, place: ShardPlace | None = None) -> LogWriter:
     """Lines for people on a terminal, JSON for programs; always on standard error. They name the
-    shard where there are several. Returns what writes them."""
+    shard where there are several. Returns the writer of the lines."""
     open_standard_descriptors()
     renderers: list[Any] = (
         [structlog.processors.JSONRenderer()]  # which escapes by itself
@@ -130,7 +130,7 @@ def set_up_logging(settings: Settings, place: ShardPlace | None = None) -> LogWr
         logger_factory=lambda *_: _Lines(writer),
         cache_logger_on_first_use=True,
     )
-    # What libraries log has the same form.
+    # Lines of libraries have the same form.
     handler = _Handler(writer)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -9,9 +9,9 @@ An owner that gives the office away in order is on standby again, in the same pr
 never stops listening. An owner that may have lost the office ends at once, with a status that says
 "start me again" (75), and a new process follows the log of the next owner.
 
-What is in the directory, and how it gets there, is the business of `keeping`; where nothing is to
-be there the process passes calls on all the time. All the time a thread reports how far the
-replica is (`reports`).
+`keeping` decides which replica is in the directory, and brings it there. If the node should have no
+replica, the process passes calls on all the time. A thread reports how far the replica
+is (`reports`).
 
 Cost: that of its parts. Threads: the event loop, and that of `reports`.
 """
@@ -56,9 +56,9 @@ class NodeShard:
         tell: Callable[[bytes], None],
         fatal: Fatal,
     ) -> None:
-        """`rest`: what the supervisor has said behind the membership; `listeners`: where clients
-        connect, the last one to this very process; `tell`: gives the supervisor a line; `figures`:
-        what the process counts.
+        """`rest`: the bytes that the supervisor has sent behind the membership; `listeners`: where
+        clients connect, the last one to this very process; `tell`: gives the supervisor a line;
+        `figures`: the counters of the process.
 
         Raises StorageError, DelayServerError, OSError."""
         assert settings.advertise is not None
@@ -106,8 +106,8 @@ class NodeShard:
         )
 
     def sharing(self, want: Callable[[Take, Taken], None]) -> Callable[[Asgi], Asgi]:
-        """What gives copies to other nodes, before an application. `want` has the thread that files
-        take a snapshot."""
+        """Put the calls that copy the replica to other nodes in front of an application. `want` has
+        the thread that files take a snapshot."""
         shard, proofs = self.place.shard, self._proofs
         return lambda app: Sharing(app, shard, proofs, self.keeper.snapshots, want, wall_clock_ms)
 

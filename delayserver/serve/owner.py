@@ -103,7 +103,7 @@ class OwnerNode:
         return self.node.sharing(server.want_snapshot)
 
     def machines(self) -> Machines:
-        """What is known of the machines now."""
+        """The machines as this node knows them now."""
         return self.node.lines.news.machines
 
     def lend(self, listeners: Sequence[socket.socket]) -> list[socket.socket]:

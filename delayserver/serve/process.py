@@ -2,9 +2,9 @@
 
     bind the port → lock and recover → start the threads → listen → … → drain → checkpoint → end
 
-The port is bound first, so that a port in use is known before anything is touched, but nobody can
-connect before recovery has ended. Imports are most of a start, so what is not needed to be ready
-comes behind it (`delayserver.serve.app`), and the collector is off until then.
+The port is bound first, so that a port in use is known before anything is touched, but no client
+can connect before recovery has ended. Imports are most of a start, so those that readiness does not
+need come behind it (`delayserver.serve.app`), and the collector is off until then.
 """
 
 import asyncio
@@ -85,8 +85,8 @@ def serve(
     rest: bytes = b"",
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. `place`: as one shard of several;
-    `membership`: as one of a cluster, which may be on standby first. `rest`: what the supervisor
-    has said besides."""
+    `membership`: as one of a cluster, which may be on standby first. `rest`: the bytes that the
+    supervisor has sent besides."""
     block()
     log_writer = set_up_logging(settings, place)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -143,7 +143,7 @@ def serve(
 def _open_listeners(settings: Settings, place: ShardPlace) -> list[socket.socket]:
     """The sockets that clients will connect to: of the server, and of the shard alone if it is one
     of several. Raises OSError, and for a server alone InputError, StorageError: it cannot serve
-    what is in the directory."""
+    the directory."""
     listeners = [bind(settings, shares=not place.is_alone)]
     if not place.is_alone:
         return [*listeners, bind(settings.model_copy(update={"port": 0}))]
@@ -189,7 +189,7 @@ def _run_until_end(serving: Coroutine[Any, Any, bool]) -> bool:
     """Until it is told to stop, or gives its office away; whether the process is to go on then."""
     import uvloop
 
-    # What is alive now lives until the end: the collector need not look at it again.
+    # Objects that exist now live until the end: the collector need not look at them again.
     gc.freeze()
     _collect()
     try:
@@ -215,7 +215,7 @@ def _stand_by(node: "NodeShard", moving: Moving) -> "OwnerNode | None":
 
 
 def _collect() -> None:
-    """Turn the collector on: the start is over, which makes little but what lives until the end."""
+    """Turn the collector on: the start is over, and most of its objects live until the end."""
     # It looks at 50,000 objects at most while all wait, unless a quarter more objects live.
     gc.set_threshold(10_000, 5, 100)
     gc.enable()
@@ -245,7 +245,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Instead of uvicorn's: connections are accepted by our own acceptor."""
-        self.servers = [self._acceptor]  # type: ignore[list-item]  # it has what `shutdown` calls
+        self.servers = [self._acceptor]  # type: ignore[list-item]  # `shutdown` calls it
         self._acceptor.begin(() if self._moving is None else self._moving.take())
         self.started = True
         self._app.rest.begin_within(REST_AFTER_S)
@@ -253,19 +253,19 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn would raise the signal again at its end: then the server would die before it has
-        filed what it accepted."""
+        filed the messages that it accepted."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
 
     def on_parent_gone(self) -> None:
-        """What started this shard, and would start it again, is no more: end in order."""
+        """The supervisor, which would start this shard again, is no more: end in order."""
         log.warning("the process that started this shard has ended, so it stops")
         self.handle_exit(signal.SIGTERM, None)
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn renews the date of what goes through ASGI."""
+        """uvicorn renews the date of answers that go through ASGI."""
         should_exit = await super().on_tick(counter)
         Always.set(self.server_state.default_headers)
         return should_exit
@@ -281,7 +281,7 @@ class _Uvicorn(uvicorn.Server):
 
     @property
     def is_slow(self) -> bool:
-        """Whether the disk does not keep up with what is accepted."""
+        """Whether the disk is slower than the messages that are accepted."""
         return self._server.is_slow
 
     def give_away(self) -> None:
@@ -305,7 +305,8 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.gives_away:
-            # What has come is answered; only what would have to wait is told to ask again.
+            # Calls that have come are answered; only a call that would have to wait is told to ask
+            # again.
             self._server.hold_back()
             self._app.protocol.moving = self._moving
         else:

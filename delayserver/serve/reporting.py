@@ -1,4 +1,4 @@
-"""What a process of the server tells whoever has started it: lines, and at last its exit status.
+"""The lines that a process of the server sends to its supervisor, and at last its exit status.
 
 The lines are written by a thread of their own: a supervisor that stands still holds no shard, and
 one that has ended hears nothing, which is seen elsewhere (`on_parent_gone`).
@@ -19,7 +19,7 @@ EXIT_FENCED = 75
 """Start it again: it was in office, and may not be any more (EX_TEMPFAIL)."""
 RECOVERED = "recovered"
 READY = "ready"
-"""What a shard tells its supervisor: it serves; and it has met the others."""
+"""Lines of a shard to its supervisor: it serves; and it has met the others."""
 
 
 LAST_WORDS_S: Final = 1.0

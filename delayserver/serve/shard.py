@@ -2,11 +2,11 @@
 
     supervisor ── a line of JSON, `order` ──▶ standard input of `main` ──▶ delayserver.serve.process
 
-Behind that line comes what others of a cluster say, for as long as the supervisor lives.
+Behind that line come reports about the cluster's other nodes, for as long as the supervisor lives.
 
-Cost: that of a server's imports. As in the command `serve`, the collector does not look at what
-they make: it lives until the end, and `delayserver.serve.process` turns the collector on again.
-Threads: the server's own.
+Cost: that of a server's imports. As in the command `serve`, the collector does not look at the
+modules that it loads: they live until the end, and `delayserver.serve.process` turns the collector
+on again. Threads: the server's own.
 """
 
 import gc
@@ -44,7 +44,7 @@ def main() -> int:
     from delayserver.serve.reporting import EXIT_REFUSED
     from delayserver.shards.place import ShardPlace
 
-    # In a cluster what others have said of the owners may follow at once.
+    # In a cluster, reports about the owners may follow at once.
     line = os.read(sys.stdin.fileno(), 1 << 20)
     if not line:
         return EXIT_REFUSED  # It has ended already.

@@ -5,9 +5,9 @@ So is one of a node that has no replica of the shard.
                                    ├─▶ /healthz, /readyz, /v1/cluster, /metrics ──▶ answered here
                                    └─▶ everything else ──▶ Forwarder ──▶ the owner of the shard
 
-What a client may cost is what it may cost at an owner: the same connections, heads, bodies, times
-(`delayserver.api.hot.connection`). What is answered here is asked for the same tokens as there;
-what is passed on, the owner checks.
+A client has the same limits as at an owner: connections, heads, bodies, times
+(`delayserver.api.hot.connection`). A call that is answered here needs the same tokens as there; a
+call that is passed on is checked by the owner.
 
 It listens with sockets of its own that share the port with those it was given, so these stay open:
 when this process has become the owner, its server goes on with them. `close` ends in order: nothing
@@ -61,9 +61,9 @@ from delayserver.wire.operations import HealthDocument
 METRICS_PATH: Final = "/metrics"
 OWN_PATHS: Final = frozenset({ALIVE_PATH, READY_PATH, CLUSTER_PATH, METRICS_PATH})
 GRACE_S: Final = 1.0
-"""What is under way may take so long to be answered by the owner, …"""
+"""A call under way may take so long to be answered by the owner, …"""
 FLUSH_S: Final = 0.25
-"""… and the answers to what was given up so long to be taken by the clients."""
+"""… and a client so long to take the answer to a call that was given up."""
 _DATE_S: Final = 1.0
 
 
@@ -85,11 +85,11 @@ class StandbyFront:
         before: Callable[[Asgi], Asgi] = lambda app: app,
         tunnel: Callable[[], Tunnel | None] = lambda: None,
     ) -> None:
-        """`owner`: URL of the shard's owner, None while nobody is known to be. `is_ready`: whether
-        what is followed has been caught up with. `has_replica`: whether it is one that can own the
-        shard; else it only passes calls on. `metrics`: all of them, as Prometheus reads them.
-        `before` puts something in front of all calls. `tunnel`: see `Forwarder`.
-        `tokens`: those of the node, which somebody else refreshes. `clock`: milliseconds since the
+        """`owner`: URL of the shard's owner, None while none is known. `is_ready`: whether
+        the log that it follows has been caught up with. `has_replica`: whether it is one that can
+        own the shard; else it only passes calls on. `metrics`: all of them, as Prometheus reads
+        them. `before` puts something in front of all calls. `tunnel`: see `Forwarder`.
+        `tokens`: those of the node, which another part refreshes. `clock`: milliseconds since the
         epoch."""
         self.answers: Counter[bytes] = Counter()
         """Calls that were answered, by status."""
@@ -114,7 +114,7 @@ class StandbyFront:
         )
         self._own = with_cors(self._access, origins) if origins else self._access
         self._polls: set[Callable[[], object]] = set()
-        """What ends the long polls of the map."""
+        """Functions that end the long polls of the map."""
         self._state = ServerState()
         self._forwarder: Forwarder
         self._acceptor: Acceptor
@@ -239,13 +239,13 @@ class StandbyFront:
         await send_answer(send, answer)
 
     def _readiness(self) -> Answer:
-        """Who can have calls answered accepts them, whoever does it."""
+        """Ready: a process that can have calls answered, here or by the owner, accepts them."""
         has_replica = self._has_replica()
         what = "on standby for" if has_replica else "passing on calls to"
         on_standby = f"{what} shard {self._number}"
         if self._owner() is None:
             # Anybody may ask this: who it is stands in the map, for those who have a token.
-            raise StandbyError(f"{on_standby}, which nobody is known to own")
+            raise StandbyError(f"{on_standby}, and no owner of it is known")
         if not self._is_ready():
             raise StandbyError(f"{on_standby}, and has not caught up with its owner")
         return Answer(200, encode(HealthDocument("standby" if has_replica else "passing on")))

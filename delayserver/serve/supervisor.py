@@ -3,7 +3,7 @@
     serve --shards N ──▶ lock DIR, fix N, hold the port ──▶ N × `delayserver.serve.shard`,
                                                             each a server, on one port of all
 
-Nothing of what clients send comes through here. A shard that ends is started again, at once the
+No byte of a client comes through here. A shard that ends is started again, at once the
 first time and then after a wait that grows; one that cannot start at all ends the whole. A shard
 whose supervisor has ended stops by itself: it holds the other end of a pipe.
 
@@ -81,7 +81,7 @@ def supervise(settings: Settings) -> int:
             fix_shard_count(files, count)
             if count > 1 and read_mark(files) is None:
                 write_mark(files, DirectoryMark(Kind.SHARDS, os.urandom(LIFE_BYTES).hex()))
-            # Nobody else may be there already; and then others of ours may.
+            # No other server may be there already; the shards' own sockets come later.
             bind(settings).close()
             held = cleanup.enter_context(bind(settings, shares=True))
             settings = settings.model_copy(update={"port": held.getsockname()[1]})
@@ -157,9 +157,9 @@ class _Shard:
         self.others: Sequence[_Shard] = ()
         """All of the node, this one too."""
         self._said = b""
-        """What its process, or one before it, has said last of the owner of the shard."""
+        """The last report of its process, or of one before it, about the owner of the shard."""
         self._news = b""
-        """What was known of the cluster last."""
+        """The last news of the cluster."""
         self._process: asyncio.subprocess.Process | None = None
         self.ready = asyncio.Event()
         self._can_start = False
@@ -221,7 +221,7 @@ class _Shard:
             await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 await self._stop(process, ended)
-            await asyncio.wait((ended, told))  # what it has said, to its end
+            await asyncio.wait((ended, told))  # the process has ended; its last lines follow
             return await ended
         finally:
             for task in (ended, told, stop):
@@ -241,7 +241,7 @@ class _Shard:
                         other.tell(line)
 
     def tell_news(self, line: bytes) -> None:
-        """Give its process, and those that come behind it, what is known of the cluster."""
+        """Give the news of the cluster to its process, and to those that come behind it."""
         self._news = line
         self.tell(line)
 

@@ -1,12 +1,12 @@
-"""What the server uses of uvicorn and uvicorn does not promise, looked at before the port is bound.
+"""The parts of uvicorn that are used here and not promised, compared before the port is bound.
 
 Connections take uvicorn's protocol apart (`connection`, `protocol`), and the wiring overrides parts
 of its server. A release that renames one of these would not fail at the import, but at a client's
 first request, or never: an overridden method that nobody calls is silent. So pyproject.toml bounds
-the release, and what is used is written down here, method by method with its parameters, and
-attribute by attribute. A server on another uvicorn does not start.
+the release, and the parts that are used are written down here, method by method with its
+parameters, and attribute by attribute. A server on another uvicorn does not start.
 
-What it does not see: that a method of the same name and parameters does something else.
+One change stays unseen: a method of the same name and parameters that does something else.
 
 Cost: 0.1 ms, once. Threads: any.
 """
@@ -86,7 +86,8 @@ def check_uvicorn() -> None:
     missing: list[str] = []
     for kind, methods in METHODS.items():
         for name, parameters in methods.items():
-            # Not what it inherits: asyncio has methods of these names, too, which do nothing.
+            # Inherited methods do not count: asyncio has some of these names, too, and they do
+            # nothing.
             method = vars(kind).get(name)
             if method is None:
                 missing.append(f"{kind.__name__}.{name}()")

@@ -3,7 +3,7 @@ reading order:
 
 server          a shard moved by real threads, an event loop and a clock
 shard           the parts of one data directory, and the ports between them
-settle_queue    what is settled, on its way to the settler
+settle_queue    settled rows, on their way to the settler
 body_reader     the bodies of rows that leave
 threads         each runs one part, fed by a queue
 engine          everything that the event loop decides, as one synchronous state machine
@@ -12,15 +12,15 @@ consumer_calls  … of them those of consumers: pulls and their leases
 subscription_calls  … those that define subscriptions
 redrive_calls   … those that have something delivered again
 event_calls     … an event, and all that it completes
-waits           what the threads have done, as futures
-futures         what is told by a callback, as a future
+waits           results of the threads, as futures
+futures         callbacks as futures
 alarm           rings at its moment, to a tenth of a millisecond
 clock_watch     whether somebody has set the clock
 loop_turns      how long each turn of the event loop takes
-sink_runner     deliveries that leave, and what comes of them
+sink_runner     deliveries that leave, and their results
 webhook_sink    each webhook is traced, sent and counted
 dead_letter_log  a line for each dead letter, or for many
-source_runner   publishes what a feed reads
+source_runner   publishes the records that a feed reads
 backups         backups are begun, watched, listed, deleted
 carried_leases  leases over a planned restart
 descriptors     the budget of open files and sockets

@@ -1,9 +1,9 @@
-"""The backups of a shard, as somebody asks for them: begun, watched, listed, deleted.
+"""The backups of a shard, as an operator asks for them: begun, watched, listed, deleted.
 
-    begin ─▶ what is settled is recorded and measured ─▶ what is accepted is durable
+    begin ─▶ settled rows are recorded and measured ─▶ accepted records are durable
           ─▶ the replay thread takes a snapshot ─▶ a thread copies and checks it
 
-    every backup_log_ms  ─▶ what is accepted is durable ─▶ a thread ships the log behind backups
+    every backup_log_ms  ─▶ accepted records are durable ─▶ a thread ships the log behind backups
 
 One is made at a time. It is tied to no request: who began it asks how far it is. One that failed is
 remembered until the next one, or the end of the process, and leaves no files.
@@ -57,7 +57,7 @@ _NO_DIRECTORY: Final = (
     "the server has no directory for backups: set backup_dir (--backup-dir), and start it again"
 )
 _LAST_STEP_S: Final = 10.0
-"""A stop waits no longer than this for what is left of the log to be copied."""
+"""A stop waits no longer than this for the rest of the log to be copied."""
 _CLUSTER: Final = (
     "a node of a cluster makes no backups: its messages stand in Kafka, and each shard has "
     "replicas on several nodes (GET /v1/cluster shows them); docs/backup.md says how a cluster is "
@@ -68,12 +68,12 @@ log = structlog.get_logger()
 
 
 class _Taken(NamedTuple):
-    """What a backup is made of."""
+    """The source of a backup."""
 
     held: HeldSnapshot
     at_ms: int
     timeline: int
-    """Of the log behind it; 0: there is none."""
+    """The timeline of the log behind it; 0: there is none."""
 
 
 class BackupMaker:
@@ -125,7 +125,7 @@ class BackupMaker:
         self._is_held = False
         self._claim_lock = threading.Lock()
 
-    # ── what is asked ──────────────────────────────────────────────────────────────────────────
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self, name: str | None, *, is_verified: bool) -> BackupView:
         """Begin one. Raises ConflictError, InputError, StorageError."""
@@ -196,8 +196,8 @@ class BackupMaker:
         await self._prune_log()
 
     async def look(self) -> None:
-        """Learn which is the newest, and delete what a process has left that was killed; what is
-        wrong with that is told when somebody asks for a backup. From then on the log is shipped."""
+        """Learn which is the newest, and delete the remains of a process that was killed; an error
+        in that is told in the answer to the next backup. From then on the log is shipped."""
         if self._settings.backup_dir is None or self._snapshots is None:
             return
         try:
@@ -214,13 +214,13 @@ class BackupMaker:
             self._shipping = asyncio.get_running_loop().create_task(self._ship_on())
 
     async def stop(self) -> None:
-        """Give up what is being made. The log is shipped until `finish_log`."""
+        """Give up the backup that is being made. The log is shipped until `finish_log`."""
         await self._give_up()
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.release_all)
 
     async def finish_log(self) -> None:
-        """Nothing is accepted any more: ship what is left, if that does not take long."""
+        """No record is accepted any more: ship the rest, if that does not take long."""
         if self._shipping is not None:
             self._log_stops.set()
             await asyncio.wait([self._shipping], timeout=_LAST_STEP_S)
@@ -261,8 +261,8 @@ class BackupMaker:
             self._shard.on_fatal(error)
 
     async def ship(self) -> None:
-        """Copy what the log behind the backups lacks, if there is one. What the directory of
-        backups does not take is told to the log, once, and tried again."""
+        """Copy the records that the log behind the backups lacks, if there is one. If the directory
+        of backups refuses them, that is logged once, and tried again."""
         shipper = self.shipper
         if shipper is None:
             return
@@ -301,7 +301,7 @@ class BackupMaker:
         await self._prune_log()
 
     async def _prune_log(self) -> None:
-        """Delete what no backup needs of the log. Nobody waits for that."""
+        """Delete the parts of the log that no backup needs. No call waits for that."""
         if self.shipper is None or not self._is_held:
             return
         async with self._shelf_lock, self._log_lock:
@@ -427,7 +427,7 @@ class BackupMaker:
             self._shard.on_fatal(error)
 
     async def _take(self) -> _Taken:
-        """What is settled is measured before the checkpoint: then that covers its messages."""
+        """Measure the settled rows before the checkpoint, so that it covers their messages."""
         snapshots = self._snapshots
         assert snapshots is not None
         await self._waits.settled()
@@ -463,7 +463,7 @@ class BackupMaker:
             catalog_max_bytes=self._settings.catalog_max_bytes,
             of={Kind.PARTIAL},
         )
-        # What was known to be damaged before is not the copy's fault.
+        # Damage that was known before is not the copy's fault.
         found = next((one for one in report.damage if not one.is_known_damage), None)
         return "" if found is None else str(found)
 

@@ -25,8 +25,8 @@ class BodyReader:
         clock: Callable[[], int],
         put: Callable[[HandoutRequest | CallRequest], None],
     ) -> None:
-        """`engine`: has what is not filed. `reader`: of the event loop alone. `put`: gives the
-        reader thread a request."""
+        """`engine`: has the bodies that are not filed. `reader`: of the event loop alone. `put`:
+        gives the reader thread a request."""
         self._engine = engine
         self._reader = reader
         self._broker_bodies = broker_bodies

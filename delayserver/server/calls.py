@@ -2,14 +2,13 @@
 
     api, queries ──▶ Calls ──▶ publishing, messages, cancels, … as they are (bound once)
                            ──▶ consumers, subscriptions, redrives: each has an object of its own
-                           ──▶ what has to be waited for, as an awaitable
+                           ──▶ waits, as awaitables
 
-What is decided at once is a method of a part, bound here under a name that says it; so a publish
-costs no more than by the part itself. What comes back from a thread, or once a group is durable, is
-a coroutine or a future.
+A decision that is taken at once is a method of a part, bound here under a name that says it; so a
+publish costs no more than by the part itself. A result that comes from a thread, or once a group is
+durable, is a coroutine or a future.
 
-Cost: nothing more than the part's own for what is bound; a future for what is waited for. Threads:
-belongs to the event loop.
+Cost: nothing for a bound method; a future for a wait. Threads: belongs to the event loop.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """What one server can be asked. Reads see everything that was answered before."""
+    """The calls that one server takes. Reads see everything that was answered before."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class Calls:
         self.directory = shard.store.identity.fingerprint
         """Which data directory it is."""
         self.catalog = shard.catalog
-        """What it holds is as old as the last checkpoint; `checkpoint` makes one."""
+        """Its contents are as old as the last checkpoint; `checkpoint` makes one."""
         self._backups = backups
         self.source_errors = {} if source_errors is None else source_errors
         self._bind_decisions(engine)
@@ -114,7 +113,7 @@ class Calls:
         self.event = EventCalls(shard, waits).event
 
     def _bind_decisions(self, engine: Engine) -> None:
-        # What is known, and the group that whoever answers has to wait for.
+        # The known state, and the group that an answer has to wait for.
         sequencer, groups, ids = engine.sequencer, engine.groups, engine.ids
         self.subjects = sequencer.subjects
         self.subject_names = sequencer.subject_names
@@ -197,7 +196,7 @@ class Calls:
     ) -> Level:
         """How far a publish has come when it has reached `level`, or else after `timeout_ms`.
 
-        Raises what kept its group from being durable."""
+        Raises the error that kept its group from being durable."""
         future: asyncio.Future[Level] = asyncio.get_running_loop().create_future()
 
         self._engine.produces.wait(group, seq, level, timeout_ms, answering(future))
@@ -234,7 +233,7 @@ class Calls:
         return await self.find(rows[-1])
 
     def after(self, delay_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called after so long. Returns what to call if it is not to be."""
+        """Have `callback` called after so long. Returns a function that cancels it."""
         timeouts = self._engine.timeouts
         handle = timeouts.add(callback, delay_ms)
         self._shard.tick_for_timeouts()

@@ -7,7 +7,7 @@ beside the others (`LoadedHour.leased`). Here they are read and leased again, un
 and for as long as each had left. A row that cannot be read loses its lease, and is treated as any
 other that cannot be read.
 
-Cost: at a stop, columns; at a start what reading the messages costs, some microseconds for each.
+Cost: at a stop, columns; at a start a read of each message, some microseconds for each.
 Threads: the event loop.
 """
 
@@ -180,7 +180,7 @@ def _slices(rows: Rows, hours: NDArray[np.intp], is_there: NDArray[np.bool_]) ->
 
 
 def _hold(deliveries: Deliveries, pulls: Rows, leases: Rows, engine: Engine) -> None:
-    """Lease what could be read."""
+    """Lease the messages that could be read."""
     if not len(deliveries):
         return
     is_held = is_among(leases["seq"], deliveries.settled["seq"])

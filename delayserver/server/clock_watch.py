@@ -1,10 +1,10 @@
-"""Whether somebody has set the clock: it is held against the stopwatch, which nobody sets.
+"""Finds out that the clock was set: it is compared with the stopwatch, which cannot be set.
 
     clock     10:00:00  10:00:10  09:00:20
     stopwatch      7 s      17 s      27 s   the clock was set back by an hour
 
 A clock that is slewed by less than SET_MS between two looks counts as one that goes wrong by
-itself: what it has drifted adds up, and is said once it is SET_MS.
+itself: its drift adds up, and is logged once it is SET_MS.
 
 Cost: a subtraction for each look. Threads: belongs to the event loop.
 """

@@ -27,8 +27,8 @@ class ConsumerCalls:
         self.oldest_wait = engine.dispatcher.pulls.fetches.oldest
 
     def pull(self, subscription: Subscription, request: PullRequest) -> DelayedFetch:
-        """Have `request` answered with messages and their leases, at once or later; returns what
-        to cancel if the consumer is gone before. Raises StoppingError."""
+        """Have `request` answered with messages and their leases, at once or later. The caller
+        cancels the returned fetch if the consumer is gone before. Raises StoppingError."""
         self.check_handing_out()
         fetch = self._engine.leasing.pull(subscription, request)
         if not fetch.is_completed:
@@ -45,7 +45,7 @@ class ConsumerCalls:
         """Let a consumer wait for messages of other shards, too. `complete` is called when
         `ready` says so, the time is up, or the wait is in vain: see `ready` of the calls.
 
-        Whoever changes what `ready` says completes the `oldest_wait` for so many."""
+        If you change what `ready` returns, complete `oldest_wait` for the same number."""
         dispatcher = self._engine.dispatcher
         queue = dispatcher.queues.of(subscription)  # whose end ends the wait
         fetch = dispatcher.pulls.fetches.add(queue.subscription.id, request, ready, complete)

@@ -1,17 +1,17 @@
-"""The budget of descriptors: who may have how many files and sockets open, settled at the start.
+"""The budget of descriptors: how many files and sockets each part may open, settled at the start.
 
     limit of the process      RLIMIT_NOFILE, raised as far as the system allows
     ├── OWN_MIN               logs, catalog, name look-ups, the event loop, …
     ├── connections_max       clients, each from the moment when its connection is accepted
     ├── webhook_connections_max
-    └── what is left          more hours of the schedule log, up to half of the limit
+    └── the rest              more hours of the schedule log, up to half of the limit
 
-The schedule log is filed into as many hours as messages are due in, two years are 17,520, and what
-is open need not be opened and closed in each pass. The other logs come back to few hours.
+The schedule log is filed into as many hours as messages are due in, two years are 17,520. A file
+that stays open need not be opened and closed in each pass. The other logs come back to few hours.
 
-Nobody waits for a descriptor then, and no client can take one that a log needs. Where the limit is
-too small for what the settings ask for, webhooks get less first (they wait for their turn), down to
-a quarter of what is left, then clients; a server that would serve nearly nobody does not start.
+So no part waits for a descriptor, and no client can take one that a log needs. If the limit is too
+small for the settings, webhooks get less first (they wait for their turn), down to a quarter of the
+rest, then clients; a server that could serve hardly any client does not start.
 
 Cost: two system calls, once. Threads: any.
 """
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Who may have how many descriptors."""
+    """How many descriptors each part may have."""
 
     settings: Settings
     """With the connections that fit."""
@@ -57,7 +57,7 @@ class Budget:
 
 
 def within_limit(settings: Settings) -> Budget:
-    """Raise the limit of open files as far as is of use; what fits into it.
+    """Raise the limit of open files as far as is of use; returns the budget within it.
 
     Raises InputError where nothing fits."""
     wanted = _needed(settings) + SCHEDULE_HOURS_MAX - WRITTEN_HOURS_MIN
@@ -70,7 +70,7 @@ def within_limit(settings: Settings) -> Budget:
 
 
 def divided(settings: Settings, allowed: int) -> Budget:
-    """What fits into `allowed` descriptors; connections that do not are logged.
+    """The budget within `allowed` descriptors; connections that do not fit are logged.
 
     Raises InputError where nothing fits."""
     settings = _connected(settings, allowed)

@@ -3,15 +3,15 @@
     decisions ──▶ Groups ──▶ committer ──▶ on_committed ──▶ replay ──▶ on_filed
         ▲                                     │ express         │ live rows
         │      advance(now) ──▶ Hours, Wheel ◀┴─────────────────┘
-     Outcomes ◀── what came of it ── Dispatcher ◀── fired rows
+     Outcomes ◀── result of a send ── Dispatcher ◀── fired rows
 
-What decides stands in `delayserver.decisions`, one idea a module; the engine is what they have in
-common: it makes them, lets time pass for all of them, and follows a group from the committer to the
-checkpoint. Callers talk to the parts (`engine.publishing`, `engine.cancels`, `engine.outcomes`).
+Decisions are made in `delayserver.decisions`, one idea a module; the engine is their
+frame: it makes them, lets time pass for all of them, and follows a group from the
+committer to the checkpoint. Callers talk to the parts (`engine.publishing`, `engine.outcomes`).
 
-It touches no file and starts no thread: what has to be done elsewhere goes out through
+It touches no file and starts no thread: work that is done elsewhere goes out through
 `EnginePorts` and comes back by an `on_…` method. The server wires the ports to threads, the
-simulation to a scheduler with a seed. Of time there are two kinds. A moment (`now_ms`, due times)
+simulation to a scheduler with a seed. There are two kinds of time. A moment (`now_ms`, due times)
 is of the clock, which may be set: it comes in with every call. A length (a lease, a wait, a rate)
 is counted on the stopwatch, by `Timeouts`: no caller says how late it is there.
 
@@ -66,13 +66,13 @@ from storage.frame import Rows
 from storage.rows import HOUR_MS, is_among, select
 
 STAND_STILL_MS: Final = 20
-"""After the event loop has stood still for so long, it reads first what has come meanwhile."""
+"""After the event loop has stood still for so long, it first reads the bytes that have come."""
 LOOK_TURNS: Final = 6
 """Turns of the event loop in which that is done: for a new connection it takes three."""
 
 
 class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
-    """What the engine needs done elsewhere. No call waits."""
+    """Work of the engine that is done elsewhere. No call waits."""
 
     def load(self, through_hour: int) -> None:
         """Make all hours up to this one live; answer with `on_loading`, then `on_loaded` each."""
@@ -221,7 +221,7 @@ class Engine:
     ) -> None:
         """Take over what recovery loaded: every unsettled hour up to `through_hour`.
 
-        `fired`: what has fired though it is not due yet."""
+        `fired`: marks of rows that have fired though they are not due yet."""
         self.subscribing.start(fired)
         self.hours.live_through_hour = through_hour
         self.hours.retired_through_hour = retired_through_hour
@@ -231,13 +231,14 @@ class Engine:
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, now_ms: int, stood_ms: int = 0) -> int:
-        """Do what is due at `now_ms`; returns how long to wait for the next call at most, in ms.
+        """Do the work that is due at `now_ms`; returns how long to wait for the next call at most,
+        in ms.
 
         `stood_ms`: how long the event loop has stood still, or had no look at its sockets, before
         this call. A clock that was set back makes nothing fire again and nothing fire early."""
         began_ms = self.timeouts.stopwatch()
-        # The horizon keeps what had fallen due before a clock was set back: a subscription that is
-        # made then does not get once more what others had at noon.
+        # The horizon remembers the rows that had fallen due before a clock was set back: a
+        # subscription that is made then does not get the messages that others had at noon.
         if by_ms := self.clock_watch.look(now_ms, began_ms):
             self.on_clock_set(by_ms)
             self.schedules.look_again()
@@ -279,7 +280,7 @@ class Engine:
         return self._looks_left > 0
 
     def _fire(self, now_ms: int) -> None:
-        """Fire what is due, as much as fits into a turn of the event loop."""
+        """Fire the due rows, as many as fit into a turn of the event loop."""
         budget = TurnBudget()
         due = self.wheel.advance(
             now_ms,
@@ -314,7 +315,7 @@ class Engine:
         found = loaded.find(np.fromiter(removed, np.uint64, len(removed)))
         gone = found[self._removed_among(loaded.hour, loaded.rows(found))]
         loaded.remove(gone)
-        # What could not be read stays unsettled: its hour is kept, for the repair (I8).
+        # A row that could not be read stays unsettled: its hour is kept, for the repair (I8).
         self.hours.add(loaded.hour, loaded.count - len(gone) + (not loaded.is_whole))
         self.wheel.load(loaded.hour, loaded.runs)
         if len(loaded.of_groups):
@@ -347,8 +348,8 @@ class Engine:
 
         True: something of it may be due soon."""
         group = self.groups.on_committed()
-        # What is decided next has to see this, so the answers come behind it: who is told that a
-        # message was moved, and cancels it at once, must find it where it was moved to.
+        # The next decision has to see this, so the answers come behind it: a client that is told
+        # that its message was moved, and cancels it at once, must find it where it was moved to.
         if group.express:
             self._insert_express(group)
         for effect in group.effects:
@@ -363,8 +364,8 @@ class Engine:
         return bool(group.express)
 
     def on_commit_failed(self, error: Exception) -> None:
-        """The group that was being written could not be, and is rolled back, with what was decided
-        on top of it. Nobody was told of either, so it is as if it had never been asked for."""
+        """The group that was being written could not be, and is rolled back, with all decisions on
+        top of it. No client was told of either, so it is as if they had never been asked for."""
         self.groups.on_commit_failed(error)
         self.subscribing.on_rolled_back()
         self.produces.on_rolled_back()
@@ -406,8 +407,8 @@ class Engine:
         self._prune()
 
     def _prune(self) -> None:
-        # An hour that is being read does not show the removals since its snapshot, nor does what
-        # was looked up for an import show the changes since.
+        # An hour that is being read does not show the removals since its snapshot, nor does a
+        # look-up for an import show the changes since.
         if not self.hours.loading and not self.imports.is_deciding:
             if gone := self.sequencer.prune(self._prune_seq):
                 self.slices.begin(freeing(gone), told_nothing)

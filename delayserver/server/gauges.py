@@ -1,4 +1,4 @@
-"""What a server counts, read when somebody asks: as metrics for Prometheus, and as `/v1/stats`.
+"""A server's counters, read when asked for: as metrics for Prometheus, and as `/v1/stats`.
 
 The parts count for themselves and know nothing of either form; here stands which number of which
 part has which name.
@@ -90,7 +90,7 @@ class Gauges:
         counter("events", "Events that completed messages", lambda: events.events_total)
 
     def _not_understood(self) -> dict[str, int]:
-        """Definitions that are not understood here, by what they are called."""
+        """How many definitions are not understood here, by the names of their kinds."""
         engine = self._engine
         return {
             "subscription": sum(isinstance(one, StandIn) for one in engine.registry),
@@ -143,7 +143,7 @@ class Gauges:
         )
 
     def _add_deliveries(self) -> None:
-        """What waits for its time or for a subscriber."""
+        """Messages that wait for their time or for a subscriber."""
         engine, gauge = self._engine, self.metrics.gauge
         hours, dispatcher = engine.hours, engine.dispatcher
         gauge("pending_deliveries", "Waiting in loaded hours, or on their way", hours.unsettled)
@@ -188,7 +188,7 @@ class Gauges:
         gauge("sources", "Sources", engine.sources.__len__)
 
     def _oldest_open_hour(self) -> tuple[float, int]:
-        """How long it is over, and what keeps it open."""
+        """How long it is over, and the number of rows that keep it open."""
         found = self._engine.hours.oldest_open(self._clock())
         if found is None:
             return 0.0, 0
@@ -196,8 +196,8 @@ class Gauges:
         return self._age_s((hour + 1) * HOUR_MS), count
 
     def _add_backlogs(self, settings: Settings) -> None:
-        """What the server itself has still to do, and the space for it; the limits beside them, so
-        that no alert has to repeat a setting."""
+        """The server's own work ahead, and the space for it; the limits beside them, so that no
+        alert has to repeat a setting."""
         engine, gauge = self._engine, self.metrics.gauge
         groups = engine.groups
         gauge("group_bytes", "In the open commit group", lambda: engine.sequencer.group.total_bytes)
@@ -228,7 +228,7 @@ class Gauges:
         gauge("archive_waiting_bytes", "The length of their files", self._archive_waiting_bytes)
 
     def add_backups(self, backups: "BackupMaker") -> None:
-        """How old what could be restored is."""
+        """The age of the newest state that a restore would bring back."""
         gauge = self.metrics.gauge
         gauge(
             "backup_last_timestamp_seconds",
@@ -263,7 +263,7 @@ class Gauges:
         )
 
     def add_brokers(self, bodies: BrokerBodies, sinks: Callable[[], Sequence[OutletSink]]) -> None:
-        """Metrics of what subscriptions that write to brokers share. `sinks`: of all kinds."""
+        """Metrics that all subscriptions to brokers share. `sinks`: of all kinds."""
 
         def of_sinks(value: Callable[[OutletSink], int]) -> Callable[[], int]:
             return lambda: sum(map(value, sinks()))
@@ -320,7 +320,7 @@ class Gauges:
         return 0.0 if since_ms is None else max(0, self._clock() - since_ms) / 1000
 
     def _failing(self) -> list[dict[str, str]]:
-        """Who has had nothing but failures since when, and is not paused; the longest first."""
+        """Subscriptions that only fail and are not paused, with the moment; the longest first."""
         registry, failing = self._engine.registry, self._engine.subscribing.failing
         found = (
             (since_ms, one.name)
@@ -337,8 +337,8 @@ class Gauges:
     def subjects(
         self, behind: str, limit: int, may_see: Callable[[str], bool]
     ) -> tuple[list[dict[str, object]], str | None]:
-        """Subjects behind a name, in the order of their names, with what was counted of each since
-        the start of this process; and the last of the page, if there are more."""
+        """Subjects behind a name, in the order of their names, with the counts of each since the
+        start of this process; and the last of the page, if there are more."""
         engine = self._engine
         counts = {
             "accepted": engine.publishing.accepted_by_subject,
@@ -356,7 +356,7 @@ class Gauges:
         return page, found[limit - 1][0] if len(found) > limit else None
 
     def stats(self) -> dict[str, object]:
-        """Counters since the start of this process, and what waits now."""
+        """Counters since the start of this process, and the rows that wait now."""
         engine = self._engine
         dispatcher = engine.dispatcher
         oldest_due_ms = dispatcher.oldest_due_ms()

@@ -3,8 +3,8 @@
     a request, a timer, a call from a thread ──▶ begin ──▶ … all that is ready … ──▶ the next turn
 
 Neither uvloop nor asyncio tells when a turn begins. So the first that is called in one says so, and
-has a function called in the next: what lies between is the turn, but for what was called before. A
-turn in which nobody says so is not seen. Where a timer comes late nevertheless, the process stood
+has a function called in the next: the time between is the turn, without the callbacks before it. A
+turn in which no callback says so is not seen. If a timer comes late nevertheless, the process stood
 still (it was stopped, or the machine was), and that counts as a turn, too.
 
 Cost: 1 µs for a turn, 0.03 µs for each call in it that asks whether it has begun. Threads: belongs

@@ -1,9 +1,9 @@
 """Metrics for Prometheus, in base units.
 
 Counters are plain integers of the parts, read when somebody scrapes; histograms are counted here.
-What is counted by subject or by subscription has a label for the first of them, up to a limit; all
-others stand together under `_other`, which is nobody's name. What somebody is alerted about begins
-at 0, since Prometheus cannot see that a series has grown which was not there before.
+The first subjects and subscriptions, up to a limit, have a label of their own; all others stand
+together under `_other`, a name that none of them can have. A counter that an alert watches begins
+at 0, since Prometheus cannot see the growth of a series that was not there before.
 
 Cost: one bisection per observation; a scrape goes over all subjects and subscriptions. Threads:
 belongs to the event loop, but for the histograms of syncs, each of which belongs to the thread that
@@ -107,7 +107,7 @@ Value = Callable[[], float]
 Values = Callable[[], Mapping[int, float]]
 """By id."""
 Together = Callable[[float, float], float]
-"""What two values come to that have one label."""
+"""Joins two values that have one label."""
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
@@ -136,12 +136,12 @@ class Metrics(Collector):
         """By subscription id and class of the status (`2xx`; `none`: there was no answer)."""
         self.sink_seconds = Histograms(self._subscriptions, WEBHOOK_SECONDS)
         self.sink_results: Counter[tuple[int, str]] = Counter()
-        """Of messages to brokers, by subscription id and result (`confirmed`, `failed`, …)."""
+        """Messages to brokers, by subscription id and result (`confirmed`, `failed`, …)."""
         self.paused: Callable[[], Counter[tuple[int, str]]] = Counter
         """Subscriptions that are paused: 1 by id and reason (`asked`, `gone`, `failures`,
         `not_understood`)."""
         self.not_understood: Callable[[], Mapping[str, int]] = dict
-        """Definitions that are not understood here, by what they are called."""
+        """How many definitions are not understood here, by the names of their kinds."""
         self.answers: Counter[bytes] = Counter(dict.fromkeys(ALERTED_STATUSES, 0))
         """Requests that were answered, by status as it stands on the wire."""
         self._values: list[tuple[_Kind, str, str, Value]] = []
@@ -163,7 +163,7 @@ class Metrics(Collector):
     def by_subscription(
         self, kind: _Kind, name: str, text: str, values: Values, together: Together = operator.add
     ) -> None:
-        """Numbers by subscription id. `together`: what those come to that have no own label."""
+        """Numbers by subscription id. `together` joins those that have no label of their own."""
         self._by_subscription.append((kind, name, text, values, together))
 
     def collect(self) -> Iterable[Metric]:

@@ -46,8 +46,8 @@ class RedriveCalls:
         self.redrive_max = REDRIVE_MAX
 
     async def owners(self, name: str) -> list[Subscription]:
-        """Whose dead letters that name stands for, oldest first: those of subscriptions that were
-        deleted, and of the one that exists. The catalog shows what they have.
+        """The owners of the dead letters under that name, oldest first: subscriptions that were
+        deleted, and the one that exists. The catalog shows their letters.
 
         Raises NotFoundError."""
         if name == DIRECT_NAME:

@@ -1,10 +1,10 @@
 """The server: a shard moved by real threads, an event loop and a clock, from its start to its stop.
 
 This is the only place that starts threads and reads the clock. Every call of the engine is on the
-event loop, also what comes back from a thread. The HTTP layer asks through `server.calls`.
+event loop, also a result of a thread. The HTTP layer asks through `server.calls`.
 
 A callback of the event loop that fails is a mistake of ours, and ends the server as a thread that
-fails does: what it was to do would be left undone for good, by a server that says it is ready.
+fails does: its work would be left undone for good, by a server that says it is ready.
 
 Cost: one loop wake-up per commit group. Threads: everything belongs to the event loop but `post`.
 """
@@ -96,7 +96,7 @@ class Server(Shard):
         tokens_directory: Path | None = None,
         around: Callable[[Surroundings], Surroundings] = lambda surroundings: surroundings,
     ) -> None:
-        """Lock the directory and recover what is in it. Nothing runs before `start`.
+        """Lock the directory and recover its state. Nothing runs before `start`.
 
         `verify_catalog`: all of it, however long it is. `schedule_hours_max`: files of hours that
         the schedule log has open where it is written. `shard`: its number among `shards` of them;
@@ -232,9 +232,9 @@ class Server(Shard):
             self.engine.dispatcher.drain()
 
     async def end_leases(self, is_forced: Callable[[], bool]) -> None:
-        """Hand out nothing more, and let consumers end what they hold: until they have, for
-        `drain_ms` at most, or until `is_forced` says that nobody wants to wait. All other calls are
-        answered as ever."""
+        """Hand out nothing more, and let consumers end their leases: until they have, for
+        `drain_ms` at most, or until `is_forced` says that the stop must not wait. All other calls
+        are answered as ever."""
         self.hold_back()
         until_ms = self._held_back_ms + self.settings.drain_ms
         leases = self.engine.leasing.leases
@@ -244,10 +244,10 @@ class Server(Shard):
     async def stop(
         self, on_recorded: Callable[[], None] = lambda: None, *, drain_ms: int | None = None
     ) -> None:
-        """Let what is on its way finish, file everything, close the directory.
+        """Let calls and deliveries under way finish, file everything, close the directory.
 
         `on_recorded` is called in a thread once nothing more is accepted, delivered or settled;
-        `drain_ms`: how long what is on its way may take, if not as the settings say."""
+        `drain_ms`: how long these may take, if not as the settings say."""
         engine = self.engine
         self.begin_stop()
         await self._sources.stop()
@@ -305,8 +305,8 @@ class Server(Shard):
             self.on_fatal(error)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What went past `_call`: the callback of somebody else, or what concerns one connection
-        or one task, and has ended that."""
+        """An error outside of `_call`: in the callback of a library, or in one connection or one
+        task, which has ended by it."""
         error = context.get("exception")
         if error is not None and "handle" in context and not _is_of_client(error):
             self.on_fatal(error)
@@ -321,7 +321,7 @@ class Server(Shard):
 
     @property
     def is_slow(self) -> bool:
-        """Whether the disk does not keep up with what is accepted."""
+        """Whether the disk is slower than the messages that are accepted."""
         return self.engine.groups.files_slowly(self.clock())
 
     def on_damage(self, error: DamageError) -> None:

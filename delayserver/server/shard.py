@@ -2,12 +2,12 @@
 
     Engine ── ports ──▶ committer, replay, loader, reader, settler ── post ──▶ Engine.on_…
 
-What does not depend on how time passes stands here, once: `delayserver.server.server` lets real
-threads and an event loop move it, `tests.world` moves it by hand, so that the simulation
+The wiring that does not depend on how time passes stands here, once: `delayserver.server.server`
+lets real threads and an event loop move it, `tests.world` moves it by hand, so that the simulation
 runs the wiring of the server and not a copy of it.
 
-Cost: one call per group, handout or hour; nothing per message but what the parts do.
-Threads: everything belongs to the event loop but what the workers call through `post`.
+Cost: one call per group, handout or hour; nothing per message but the parts' own work.
+Threads: everything belongs to the event loop, except the methods that workers call through `post`.
 """
 
 from abc import ABC, abstractmethod
@@ -72,7 +72,7 @@ class Shard(ABC):
         open_catalog: Callable[[], Catalog],
         surroundings: Surroundings,
     ) -> None:
-        """Lock the directory and recover what is in it. Nothing runs before somebody moves it.
+        """Lock the directory and recover its state. Nothing runs before a caller moves it.
 
         Raises StorageError."""
         self.settings = settings
@@ -84,8 +84,8 @@ class Shard(ABC):
         self.transactions = surroundings.transactions
         """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
         self.may_answer = surroundings.may_deliver
-        """Whether nobody else can own the shard by now. If its log has not answered for a while
-        another process may have accepted, moved or cancelled what this one does not know of."""
+        """Whether no other process can own the shard by now. If its log has not answered for a
+        while, another process may have accepted, moved or cancelled messages since then."""
         store = self.store = Store(settings, files, open_catalog, surroundings)
         try:
             self._recover(store, surroundings)
@@ -209,8 +209,8 @@ class Shard(ABC):
 
     @abstractmethod
     def on_recovered(self, recovered: Recovered) -> None:
-        """What was found, before anything runs. Who keeps its hours keeps their memory: they belong
-        to the wheel, which gives them back."""
+        """Recovery's findings, before anything runs. The hours' rows belong to the wheel from here
+        on: a caller that keeps `recovered` would keep their memory."""
 
     @abstractmethod
     def on_damage(self, error: DamageError) -> None:
@@ -248,7 +248,7 @@ class Shard(ABC):
     def file(self, group: Group) -> None:
         # It files about once a second, by its own clock; only a large backlog wakes it before.
         waiting_bytes = self.engine.groups.unfiled_bytes
-        # Whoever loads a table waits until it is filed.
+        # A bulk load waits until its table is filed.
         must_file = waiting_bytes >= self.settings.checkpoint_bytes or group.import_count > 0
         self.replayer.put(group, wake=must_file)
 

@@ -38,7 +38,7 @@ class SubscriptionCalls:
         self._engine = shard.engine
         self._waits = waits
         self._lock = asyncio.Lock()
-        """Held by whoever changes a subscription: so nobody is told what is not durable yet."""
+        """Held while a subscription is changed: so no answer shows a change that is not durable."""
         self.spreading: Spreading | None = None
         """Where there are others that a changed subscription has to reach."""
 

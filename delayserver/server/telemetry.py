@@ -47,7 +47,7 @@ def provider_of_environment() -> TracerProvider:
 
 
 class Span:
-    """Something that has begun. `trace`: what goes along with the message from here on."""
+    """Something that has begun. `trace`: it goes along with the message from here on."""
 
     def __init__(self, span: api.Span) -> None:
         self._span = span
@@ -103,7 +103,7 @@ class Telemetry:
         )
 
     def close(self) -> None:
-        """Send what there is; waits for it."""
+        """Send the spans that wait; returns when they are sent."""
         self._provider.shutdown()
 
 

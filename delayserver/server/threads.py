@@ -47,8 +47,8 @@ FILE_BYTES_MAX = 32 * 1024 * 1024
 """Longer groups are filed alone, and so are those with more records than the next."""
 FILE_RECORDS_MAX = 1 << 16
 WRITES_MAX = 1 << 15
-"""With so many changes for the catalog there is a checkpoint: what it does with all of them at once
-(to sort them, to free them) holds up the event loop, too."""
+"""With so many changes for the catalog there is a checkpoint: sorting and freeing them, all at
+once, holds up the event loop, too."""
 PASSES_APART = 10
 """A pass over many files takes 0.2 s: the next begins after ten times as long, but soon enough that
 everything is filed within two seconds."""
@@ -68,7 +68,7 @@ Clock = Callable[[], int]
 class Worker(threading.Thread, Generic[Item]):
     """A thread with an inbox.
 
-    What is put without `wake` waits until something else wakes the thread, or its time-out does:
+    An item that is put without `wake` waits until the thread wakes for another reason or times out:
     a thread that wakes fights the event loop for the GIL, and that costs more than most work."""
 
     def __init__(self, name: str, fatal: Fatal) -> None:
@@ -130,7 +130,7 @@ class Worker(threading.Thread, Generic[Item]):
     def step(self, items_max: int) -> None:
         """One turn in the caller's thread instead of `run`, for the simulation; never waits.
 
-        Raises what `handle` raises; after a ShortageError the next step tries the same again."""
+        Raises the errors of `handle`; after a ShortageError the next step tries the same again."""
         if not self._held:
             while self._inbox and len(self._held) < items_max:
                 self._held.append(self._inbox.popleft())
@@ -140,7 +140,7 @@ class Worker(threading.Thread, Generic[Item]):
     def handle(self, items: list[Item]) -> None:
         """Deal with the items, and take each off the list when it is done.
 
-        It is called again soon for what it leaves on the list."""
+        It is called again soon for items that it leaves on the list."""
 
     def close(self) -> None:
         """Called in the thread, after the last item."""
@@ -165,7 +165,7 @@ class CommitterThread(Worker[Group]):
         self._on_committed = on_committed
         self._on_failed = on_failed
         self._average_s = 0.0
-        """Of the last commits."""
+        """The average time of the last commits."""
 
     @property
     def is_quick(self) -> bool:
@@ -177,7 +177,7 @@ class CommitterThread(Worker[Group]):
         return group.total_bytes <= QUICK_BYTES and self._message_log.has_room(group.total_bytes)
 
     def commit(self, group: Group, post: Post) -> None:
-        """Make a group durable, and `post` what came of it. Raises StorageError: the server has to
+        """Make a group durable, and `post` the result. Raises StorageError: the server has to
         end (I9)."""
         rows, payload = group.encode()
         began_s = self._monotonic()
@@ -227,7 +227,7 @@ class CheckpointRequest:
 
 @dataclass(slots=True)
 class ConfirmRequest:
-    """An hour was archived; then call back on the loop, with what is wrong with that."""
+    """An hour was archived; then call back on the loop, with an error if that cannot be."""
 
     hour: int
     archived: Archived
@@ -237,7 +237,7 @@ class ConfirmRequest:
 @dataclass(slots=True)
 class SnapshotRequest:
     """File and make a checkpoint of everything before this, and take it down as it is, before
-    anything else is filed; then call back on the loop with what was taken, or what is wrong."""
+    anything else is filed; then call back on the loop with the snapshot, or with an error."""
 
     take: Callable[[], object]
     done: Callable[[object, StorageError | None], None]
@@ -324,7 +324,7 @@ class ReplayThread(Worker[ReplayItem]):
 
     def handle(self, items: list[ReplayItem]) -> None:
         if self._replay.is_importing:
-            # A slice at a time: what it makes due meanwhile goes to the wheel at once.
+            # A slice at a time: messages that it makes due meanwhile go to the wheel at once.
             self._file_import()
         else:
             self._take(items)
@@ -418,8 +418,8 @@ class ReplayThread(Worker[ReplayItem]):
         filed = self._replay.file_import(self._clock())
         self._post(self._on_filed, filed)
         self._accepted_bytes += filed.total_bytes
-        # The last slice is not left to the next one: whoever loads waits until the catalog has the
-        # import, and what was staged takes as much room again.
+        # The last slice is not left to the next one: a bulk load waits until the catalog has the
+        # import, and its staged rows take as much room again.
         if self._accepted_bytes >= self._checkpoint_bytes or not self._replay.is_importing:
             self._checkpoint()
             self._more_to_tidy = True  # A long import makes run after run of keys.
@@ -624,7 +624,7 @@ class SettlerThread(Worker[SettleRequest]):
             pending.done += item.done
             pending.settled_hours += item.settled_hours
         items.clear()
-        # If it fails for a time, what is not written is still there when this is called again.
+        # If it fails for a time, the rows are still there when this is called again.
         self._settler.write(pending.rows_by_hour, self._clock())
         while pending.recorded:
             offset, rows_by_hour = next(iter(pending.recorded.items()))

@@ -1,6 +1,6 @@
 """The sink of webhooks: each request is traced, sent and counted.
 
-Cost: a task of asyncio and what the sender costs, for each request. Threads: belongs to the event
+Cost: a task of asyncio and the sender's cost, for each request. Threads: belongs to the event
 loop.
 """
 
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class WebhookSink:
-    """A `Sink`: what it gets together is one request, and has one answer."""
+    """A `Sink`: deliveries that it gets together are one request, and have one answer."""
 
     def __init__(
         self,

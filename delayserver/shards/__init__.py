@@ -2,15 +2,15 @@
 
 place        where a process stands among others
 book         who owns each shard of a cluster, as far as this process was told
-sealed       what goes between two machines: a proof, then sealed records
+sealed       the bytes between two machines: a proof, then sealed records
 meeting      where each shard listens, and how it gets to another one
 link         one kept connection between each two shards
-peers        what one shard asks of another: a whole call, whose caller was checked
+peers        a call of one shard to another: a whole call, whose caller was checked
 local        the own shard, as other shards ask it
-front        what comes in, asked of whom it belongs to
-all_shards   all of them asked at the same time, and what they say together
+front        a call that comes in goes to the shard that it belongs to
+all_shards   all of them asked at the same time, and their answers taken together
 merged_lists  lists of all shards as one list
-merged_subscriptions  subscriptions, with what waits in all shards
+merged_subscriptions  subscriptions, with the rows that wait in all shards
 merged_backups  backups, of which each shard makes its part
 import_routes  imports and archives, which each shard has of its own
 many_cancels  a cancel of messages of several shards
@@ -20,8 +20,8 @@ pages        lists of several shards as one list
 sums         their counts as those of one server
 exposition   their metrics as one text
 definitions  subscriptions of all shards: one truth
-supply       what a shard has for consumers that wait at others
-demand       what other shards have for the consumers that wait here
+supply       the messages that a shard has for consumers that wait at others
+demand       the messages that other shards have for the consumers that wait here
 gathering    a pull that takes of all shards
 endings      leases of several shards in one call
 consuming    messages and leases of consumers, made of the four above

@@ -113,7 +113,7 @@ class AllShards:
         )
 
     def shard_of_id(self, text: str) -> int:
-        """The own one says of what is no id, or of no shard, that there is no such message."""
+        """The own shard if `text` is no id, or names no shard: that answers that it is missing."""
         try:
             shard = shard_of_id(text)
         except NotFoundError:

@@ -1,22 +1,23 @@
-"""The limits of one webhook for all shards together: what its home counts, and hands out.
+"""The limits of one webhook for all shards together: its home counts the places and hands them out.
 
     ask ──▶ shards that wait, in turn ── grant ──▶ places that are out, of each shard
-                                     ── recall ──▶ of who has more than its part
+                                     ── recall ──▶ places of shards that have more than their part
     back ─────────────────────────────────────────▶ free again
 
-A place is a request that may be out; beside it goes a token of the rate for each row. Whoever waits
-is given as much as is free. Where that is not enough, who has more than its part among those who
-want some is asked to give back what is too much, as its requests end. Of fewer places than there
-are shards that want one, everybody has a turn: who had one stands at the end again.
+A place is a request that may be out; beside it goes a token of the rate for each row. A shard that
+waits is given as much as is free. Where that is not enough, a shard that has more than its part is
+asked to give the rest back as its requests end. If there are fewer places than shards that want
+one, the shards take turns: a shard that had one stands at the end of the line again.
 
-Of a shard that is not linked nobody knows what it has out. It is counted as long as it may be: in
-the beginning everything, until it had time to be linked; what it had, until its requests must have
-ended; and its share, which it may use by itself, all the time (`delayserver.shards.limits`).
+The home does not know how much a shard has out that is not linked, so it assumes the most: in the
+beginning everything, until the shard had time to be linked; after a link is lost, the shard's last
+count, until its requests must have ended; and at all times its share, which the shard may use by
+itself (`delayserver.shards.limits`).
 
 Cost: 2 µs for an ask and its grant. Threads: belongs to the event loop. Time is an argument, from a
-clock that nobody sets, and the same for a `grant`, the `recall` after it and how long then to wait:
-else what could not be granted yet might be free already when that is asked, and nobody would come
-back.
+clock that is never set. A `grant`, the `recall` after it and the wait that follows get the same
+time: with a later one, a place may be free already when the length of the wait is asked, and no
+timer would come back for it.
 """
 
 from collections import OrderedDict
@@ -40,7 +41,7 @@ def quiet_ms(subscription: Subscription) -> int:
 
 
 def share_of_places(subscription: Subscription, count: int) -> int:
-    """What one of `count` shards may use by itself; 0: it needs the home."""
+    """The places that one of `count` shards may use by itself; 0: it needs the home."""
     return subscription.max_in_flight // count
 
 
@@ -58,10 +59,10 @@ class Standing:
         self._lost_ms: list[int | None] = [None] * count
         """None: not since the home has begun."""
         self.unknown = {shard: None for shard in range(count) if shard != own}
-        """Those that have not said what they have out since they were linked, or are not."""
+        """Shards that are not linked, or have not said since then how much they have out."""
 
     def know(self, shard: int) -> None:
-        """A shard is linked, and has said what it has out."""
+        """A shard is linked, and has said how much it has out."""
         self.unknown.pop(shard, None)
 
     def lose(self, shard: int, now_ms: int) -> None:
@@ -92,7 +93,7 @@ class _Ask:
 
 
 class Grant(NamedTuple):
-    """What a shard is given of what it has asked for."""
+    """The part of its ask that a shard is given."""
 
     shard: int
     places: int
@@ -100,7 +101,7 @@ class Grant(NamedTuple):
 
 
 class Allotment:
-    """What is out of the limits of one webhook, and who waits for them."""
+    """How much of the limits of one webhook is out, and which shards wait for them."""
 
     def __init__(self, standing: Standing) -> None:
         self.subscription: Subscription | None = None
@@ -109,7 +110,7 @@ class Allotment:
         self._bucket: TokenBucket | None = None
         self._out = [0] * standing.count
         self._recalled = [0] * standing.count
-        """Of these, what was called back."""
+        """How many of these were called back."""
         self._asks: OrderedDict[int, _Ask] = OrderedDict()
 
     @property
@@ -123,7 +124,7 @@ class Allotment:
         return not self._asks and not any(self._out)
 
     def define(self, subscription: Subscription | None) -> None:
-        """Its limits are others from now on. What is out stays out."""
+        """Its limits are others from now on. Places that are out stay out."""
         before, self.subscription = self.subscription, subscription
         if subscription is None or not subscription.rate_per_s:
             self._bucket = None
@@ -136,7 +137,7 @@ class Allotment:
             self._bucket = TokenBucket(*self._rate(subscription))
 
     def _rate(self, subscription: Subscription) -> tuple[float, int]:
-        """Of the known shards together: the others may use their shares."""
+        """The rate and the burst of the known shards together: the others may use their shares."""
         unknown, count = len(self._standing.unknown), self._standing.count
         rate_per_s, burst = share_of_rate(subscription, count)
         return (
@@ -151,7 +152,7 @@ class Allotment:
             self._bucket.change(*self._rate(self.subscription), now_ms / 1000)
 
     def hold(self, shard: int, places: int) -> None:
-        """A shard that was linked says what it has out."""
+        """A shard that was linked says how many places it has out."""
         self._out[shard] = places
 
     def lose(self, shard: int) -> None:
@@ -174,7 +175,7 @@ class Allotment:
             self._bucket.give_back(rows, now_ms / 1000)
 
     def grant(self, now_ms: int) -> list[Grant]:
-        """Give those who wait what is free."""
+        """Give the shards that wait the places that are free."""
         if not self._asks or self.subscription is None:
             return []
         unknown = self._standing.unknown
@@ -187,7 +188,7 @@ class Allotment:
         while self._asks and free > 0 and rows > 0:
             waiting = len(self._asks)
             places_each, rows_each = max(1, free // waiting), max(1, rows // waiting)
-            # Who has least of it is first, else somebody would have to give it back again.
+            # The shard that has the least is first, else another one would have to give it back.
             for shard in sorted(self._asks, key=self._out.__getitem__):
                 ask = self._asks[shard]
                 if not free or not rows:
@@ -238,7 +239,7 @@ class Allotment:
         return recalls
 
     def _for_known(self, subscription: Subscription, now_ms: int) -> int:
-        """How many places there are for the shards of which is known what they have out."""
+        """How many places there are for the shards whose requests are known."""
         standing = self._standing
         return subscription.max_in_flight - sum(
             standing.may_have_out(shard, self._out[shard], subscription, now_ms)

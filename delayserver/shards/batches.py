@@ -3,15 +3,15 @@
     body ──▶ Intake ──▶ columns ──▶ of one shard? ──▶ published there, or 421 where that is wanted
                                 ──▶ else ──▶ a part for each, at the same time ──▶ one answer
 
-A batch is read and checked once, where it came in: what is wrong with one of its messages refuses
+A batch is read and checked once, where it came in: an error in one of its messages refuses them
 all. The parts go on as columns, and each is accepted whole or refused whole by its shard. (A commit
-in two phases over several logs is not worth it: under their keys messages are published once,
-however often a batch is repeated. To whom it matters, `atomic=true` refuses a batch that needs more
-than one shard before anything is done.) Messages without a key or a group go where most of the
-others go.
+in two phases over several logs is not worth it: a message with a key is published once, however
+often its batch is repeated. A client that needs more can send `atomic=true`: a batch that needs
+more than one shard is then refused before anything is done.) Messages without a key or a group go
+to the shard that most of the others go to.
 
-Who asks not to be forwarded is told whose a batch is that belongs to one other shard as a whole;
-one that has to be cut is cut for everybody.
+A client may ask not to be forwarded. It is then told which shard a batch belongs to, if the whole
+batch belongs to one other shard; a batch that has to be cut is cut for every client.
 
 Cost: 0.6 µs a message more than a server alone for those that stay, 3 µs for those that go.
 Threads: belongs to the event loop.
@@ -40,9 +40,9 @@ from storage.errors import StorageError
 
 PART_PATH = "/internal/batch"
 OPTIONS_PART_PATH = "/internal/batch/options"
-"""Of a part whose messages have options: a node that would not see them must not take it."""
+"""For a part whose messages have options: a node that would not see them must not take it."""
 _TRY_AGAIN = frozenset({429, 503, 504, 507})
-"""What a repetition may mend."""
+"""Statuses that a repetition may mend."""
 _NOT_FOUND = 404
 _UPDATE_MS = 60_000
 """After which a node of an older version may be a newer one."""
@@ -85,7 +85,7 @@ class Batches:
             return failed(error)
 
     async def _publish_all(self, call: PeerCall) -> PeerAnswer:
-        ack = _ack_of(call)  # what is wrong with it is said before anything is done
+        ack = _ack_of(call)  # An error in it is reported before anything is done.
         if call.caller is not None:
             self._hot.authorize(BATCH_PATH, None, call.caller)
         content_type, length = header(call.headers, b"content-type"), len(call.body)
@@ -171,7 +171,7 @@ def _parts(batch: PublishBatch, count: int, own: int) -> dict[int, list[int]]:
 
 
 def _joined(count: int, parts: dict[int, list[int]], answers: list[PeerAnswer]) -> PeerAnswer:
-    """One answer of those to the parts: a batch, or the worst problem and what is durable."""
+    """The answers to all parts as one: a batch, or the worst problem and the durable ids."""
     indexes = list(parts.values())
     ids: list[str | None] = [None] * count
     duplicates, status = dict[int, int](), 200
@@ -189,7 +189,7 @@ def _joined(count: int, parts: dict[int, list[int]], answers: list[PeerAnswer]) 
         known = [one for one in ids if one is not None]
         document = BatchDocument(count, sum(duplicates.values()), known, duplicates)
         return PeerAnswer(status, _JSON_FIELDS, msgspec.json.encode(document))
-    # What no repetition mends is said first.
+    # A refusal that no repetition mends is named first.
     worst = min(refusals, key=lambda one: one.status in _TRY_AGAIN)
     problem = _read_problem(worst.body)
     problem.errors = _errors(indexes, answers) or None
@@ -212,7 +212,7 @@ def _is_unknown(refusal: PeerAnswer) -> bool:
 
 
 def _accepted(count: int, parts: list[list[int]], answers: list[PeerAnswer]) -> list[str | None]:
-    """The ids of what may become durable, as the caller counts them."""
+    """The ids of the messages that may become durable, by their indexes in the whole batch."""
     ids: list[str | None] = [None] * count
     for which, answer in zip(parts, answers, strict=True):
         if answer.status == _NOT_IN_TIME:
@@ -222,7 +222,7 @@ def _accepted(count: int, parts: list[list[int]], answers: list[PeerAnswer]) -> 
 
 
 def _errors(parts: list[list[int]], answers: list[PeerAnswer]) -> list[FieldError]:
-    """What is wrong with single messages, by their indexes in the whole batch."""
+    """The errors of single messages, by their indexes in the whole batch."""
     errors: list[FieldError] = []
     for which, answer in zip(parts, answers, strict=True):
         if answer.status < 400:

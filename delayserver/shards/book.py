@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 
 class OwnerBook:
-    """Who owns which shard."""
+    """The owner of each shard."""
 
     def __init__(self, count: int) -> None:
         """`count`: of shards, none of which has had an owner yet."""
@@ -61,7 +61,7 @@ class OwnerBook:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What is known of each shard."""
+        """The newest entry of each shard."""
         return tuple(self._entries)
 
     def owner(self, shard: int) -> ShardOwner | None:

@@ -1,12 +1,12 @@
-"""Messages and leases of consumers at one shard: each consumer gets what is due in any of them.
+"""Messages and leases of consumers at one shard: each consumer gets due messages of any of them.
 
     pull             ──▶ Gathering ──▶ own part, and parts of others (`Demand`)
     ack, nack, extend ─▶ Endings   ──▶ each lease at the shard that has granted it
-    from others      ──▶ Supply, Endings ──▶ what they take, and are done with
+    from others      ──▶ Supply, Endings ──▶ the messages that they take, the leases that they end
 
 A consumer waits where it came in, with all that wait for the own shard (`Fetches`), and is woken by
-what falls due here and by what others say. The only shard of one has no others to ask, and gives
-out its own. Cost: see these. Threads: belongs to the event loop.
+a row that falls due here, and by a word of another shard. The only shard of one has no others to
+ask, and gives out its own. Cost: see these. Threads: belongs to the event loop.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class SharedGrants:
 
     @property
     def handlers(self) -> Sequence[Handler]:
-        """What answers calls of other shards."""
+        """The handlers of calls that come from other shards."""
         return (self._supply.answer, self._endings.answer)
 
     def _on_ready(self, subscription_id: int) -> None:

@@ -5,13 +5,13 @@
     fails ──▶ any shard, since when; or it does not any more ──▶ shard 0 ──▶ all
 
 Shard 0 is the home: it decides, and each definition stands in the log of each shard, so that a
-shard recovers from its own files, and delivers while the home is away. What is said over a link
-changes a shard only as far as it differs, so it may be said twice.
+shard recovers from its own files, and delivers while the home is away. A message over a link
+changes a shard only as far as it differs, so it may be sent twice.
 
 A crash may come in between. Then the shard that has ended learns of all definitions when it is
-linked again: it takes over what it lacks, and deletes what the home does not know. Nobody was told
-of either. Until every shard has met all others, and has heard all definitions once, none says that
-it is ready.
+linked again: it takes over the definitions that it lacks, and deletes those that the home does not
+have. No client had an answer about either. No shard says that it is ready until every
+shard has met all others and has heard all definitions once.
 
 Cost: a sync in two shards, one after the other, for a change. After a crash a MessagePack document
 of some 300 bytes a subscription. Threads: belongs to the event loop.
@@ -56,9 +56,9 @@ class _Paths(StrEnum):
 
 class _Definitions(msgspec.Struct, array_like=True):
     are_all: bool
-    """Whether what is not among them is to be deleted."""
+    """Whether these are all: then the shard deletes every other subscription."""
     subscriptions: Sequence[msgspec.Raw]
-    """As they are stored: what one node does not understand, another may."""
+    """As they are stored: a node that does not understand one passes it on to a node that may."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -66,13 +66,13 @@ _decode = msgspec.msgpack.Decoder(_Definitions).decode
 
 
 class _Follower:
-    """What the home knows of another shard."""
+    """The home's knowledge of another shard."""
 
     def __init__(self) -> None:
         self.is_linked = False
         self.needs_all = True
         self.pending: dict[int, Subscription] = {}
-        """What it has not confirmed, by id, as it was decided last."""
+        """The definitions that it has not confirmed, by id, as they were decided last."""
         self.revision = -1
         """It has everything up to this one; -1: it has not said so since it was linked."""
         self.changed = asyncio.Event()
@@ -84,7 +84,8 @@ class _Follower:
         self.confirmed = asyncio.Event()
 
     def take(self, everything: Iterable[Subscription]) -> _Definitions:
-        """What is to be said now. What was taken and not confirmed is said with all the rest."""
+        """The next message to this shard. Definitions that it was sent and has not confirmed are
+        sent again, together with all the rest."""
         pending, self.pending = self.pending, {}
         are_all, self.needs_all = self.needs_all, False
         said = map(encode_subscription, everything if are_all else pending.values())
@@ -111,7 +112,7 @@ class Definitions:
         if self._followers:
             calls.subscriptions.spreading = self
         self._failing: dict[int, int] = {}
-        """What the home is being told of subscriptions: since when they fail."""
+        """The reports that the home has not confirmed: by subscription, since when it fails."""
         if self._others:
             calls.subscriptions.when_paused(self._on_paused)
             calls.subscriptions.when_failing(self._on_failing)
@@ -231,7 +232,8 @@ class Definitions:
             call = PeerCall("POST", _Paths.DEFINE, body=_encode(told))
             answer = await self._peers.ask(shard, call)
             if answer.status == _DONE.status:
-                # Of the link over which it was asked: with that, its answer would have ended.
+                # This is the revision of the link that carried the question: had that link ended,
+                # its answer would have ended, too.
                 follower.revision = revision
                 follower.tell_waiters()
                 self._look()
@@ -245,7 +247,7 @@ class Definitions:
     # ── in the others ──────────────────────────────────────────────────────────────────────────
 
     async def answer(self, call: PeerCall) -> PeerAnswer | None:
-        """What shards say to each other about definitions."""
+        """Answer a call of another shard about definitions."""
         match call.path:
             case _Paths.DEFINE:
                 told = _decode(call.body)
@@ -270,7 +272,7 @@ class Definitions:
     # ── failing, as a shard sees it ────────────────────────────────────────────────────────────
 
     def _on_failing(self, subscription_id: int, since_ms: int) -> None:
-        """Here a subscription has failed for some time, or what others say of it is not so."""
+        """A subscription has failed here for some time, or another shard's report is wrong."""
         if self._is_home:
             self._start(self._note_failing(subscription_id, since_ms))
             return
@@ -291,7 +293,7 @@ class Definitions:
                 return
 
     async def _note_failing(self, subscription_id: int, since_ms: int) -> None:
-        """At the home. What cannot be recorded now comes again with the next attempt."""
+        """Record it, at the home. If that fails now, the next attempt reports it again."""
         with suppress(DelayServerError, StorageError):
             changed = await self._calls.subscriptions.note_failing(subscription_id, since_ms)
             if changed is not None:
@@ -305,8 +307,8 @@ class Definitions:
         self._start(self._spread_pause(subscription_id))
 
     async def _spread_pause(self, subscription_id: int) -> None:
-        """Until the home has recorded it, or says that it is not paused: what it tells a shard that
-        is linked again. Then the next delivery asks the receiver once more."""
+        """Repeat it until the home has recorded it, or says that the subscription is not paused: it
+        says so to a shard that is linked again. Then the next delivery asks the receiver again."""
         try:
             await self._calls.all_durable()
         except (DelayServerError, StorageError):

@@ -1,11 +1,11 @@
-"""What other shards have for the consumers that wait at this one, as far as it is known here.
+"""The messages that other shards have for the consumers that wait here, as far as is known here.
 
     a pull ──▶ want ID, told to all ──▶ each says how much is there, now and from now on
            ──▶ fetch, of one that has something ──▶ a part ──▶ handed, or back
 
 A subscription is wanted for some seconds beyond its last pull, so that a consumer in a loop does
-not ask for the counts each time. A fetch takes what it asks for off the count; how much is left is
-told by the shard alone (`delayserver.shards.supply`). A link that begins anew knows nothing.
+not ask for the counts each time. A fetch takes its number off the count at once; only the shard
+itself says how much is left (`delayserver.shards.supply`). A link that begins anew knows nothing.
 
 Cost: 60 µs for a part, and 1 µs for a notice. Threads: belongs to the event loop.
 """
@@ -53,11 +53,11 @@ class _Wanted:
         self.counts: Counter[int] = Counter()
         """By shard, of those that have said it."""
         self.asking: list[Callable[[], None]] = []
-        """Who waits until all have."""
+        """Called as soon as all of them have answered."""
 
 
 class Demand:
-    """What is wanted of other shards."""
+    """The messages that this shard wants of others."""
 
     def __init__(self, calls: Calls, peers: Peers, on_more: Callable[[int], None]) -> None:
         """`on_more`: told of a subscription of which some shard says how much it has."""
@@ -73,7 +73,7 @@ class Demand:
         peers.on_told(READY, self._hear)
         peers.on_change(self._on_change)
 
-    # ── what is wanted ─────────────────────────────────────────────────────────────────────────
+    # ── the wishes of consumers here ───────────────────────────────────────────────────────────
 
     def begin(self, subscription_id: int) -> None:
         """A pull begins; `end` is its end."""
@@ -105,7 +105,7 @@ class Demand:
         if self._is_sweeping:
             self._calls.after(KEPT_MS, self._sweep)
 
-    # ── what is there ──────────────────────────────────────────────────────────────────────────
+    # ── the counts of other shards ─────────────────────────────────────────────────────────────
 
     def counts(self, subscription_id: int) -> Mapping[int, int]:
         """How much each other shard has, of those that have said so."""
@@ -145,7 +145,7 @@ class Demand:
             for known in asking:
                 known()
 
-    # ── what others tell ───────────────────────────────────────────────────────────────────────
+    # ── notices of other shards ────────────────────────────────────────────────────────────────
 
     def _on_change(self, shard: int, is_there: bool) -> None:
         if is_there:
@@ -183,8 +183,8 @@ class Demand:
         subjects: tuple[str, ...],
         told: Callable[[Taken | None], None],
     ) -> None:
-        """Take up to so much of a shard that has something; `told` gets it, later, or None. What
-        it gets has to be `handed`, or given `back`."""
+        """Fetch up to so many messages from a shard that has some. `told` gets the part later, or
+        None. The caller then reports the part as `handed`, or gives it `back`."""
         counts, link = self._wanted[subscription_id].counts, self._links[shard]
         counts[shard] = max(0, counts[shard] - max_messages)
         limits = max_messages, max_bytes, lease_ms

@@ -52,7 +52,7 @@ class Endings:
     def end(self, leased: LeaseEnd, done: ToldExpired) -> None:
         """Have leases end, wherever they were granted; `done` is called when all is done.
 
-        Raises what the own shard raises: then nothing was done."""
+        Raises the error of the own shard: then nothing was done."""
         tokens = leased.tokens
         parts = places_by_shard(tokens, self._peers.own, self._peers.count)
         if parts.keys() <= {self._peers.own}:
@@ -124,7 +124,7 @@ class _Joined:
         self._error = self._error or error
         left = len(expired)
         for place in reversed(places):
-            # Of a token that is named twice, the first one has ended its lease.
+            # If a token is named twice, the first of the two has ended its lease.
             if left and self._tokens[place] == expired[left - 1]:
                 left -= 1
                 self._over.append(place)
@@ -135,12 +135,12 @@ class _Joined:
 
 
 def places_by_shard(tokens: Sequence[str], own: int, count: int) -> dict[int, Sequence[int]]:
-    """Where the tokens of each shard stand; the own one has what is nobody's besides."""
+    """The positions of the tokens of each shard. A token of no shard is given to the own one."""
     if not tokens:
         return {}
     epoch = tokens[0][: tokens[0].find("-") + 1]
     if epoch and all(map(str.startswith, tokens, repeat(epoch))):
-        # A consumer names what it pulled, of one shard as a rule.
+        # A consumer names leases that it pulled, as a rule from one shard.
         return {_owner(tokens[0], own, count): range(len(tokens))}
     places: dict[int, Sequence[int]] = {}
     for place, token in enumerate(tokens):

@@ -3,8 +3,8 @@ sample has a label `shard`.
 
 The samples of a family have to stand together, below one HELP and one TYPE, so the texts are taken
 apart by their HELP lines and put together family by family. A shard that does not answer takes none
-of the others with it: who watches the server has to see just then what they do. One more family
-says which have answered.
+of the others with it: an operator needs the metrics of the others most at that moment. One more
+family says which shards have answered.
 
 Not the parser of prometheus_client: it makes objects of every sample, and a family of every name,
 where only a label has to be put in.

@@ -1,6 +1,6 @@
-"""What comes in at a shard: asked of whom it belongs to, behind the access and before the hot path.
+"""The entrance of a shard, after the access check: finds the shard that a call belongs to.
 
-    call ──▶ of a consumer, or about this process? ──▶ passed on as it is, and so is what is refused
+    call ──▶ of a consumer, about this process, or refused? ──▶ passed on as it is
          ──▶ a handler knows whose it is?          ──▶ its answer
          ──▶ else                                  ──▶ passed on: it belongs here
 
@@ -49,7 +49,7 @@ class Front:
     """The ASGI application of a shard among others."""
 
     def __init__(self, hot: Hot, path: Asgi, handlers: Sequence[Handler]) -> None:
-        """`path`: where what belongs here is served."""
+        """`path`: it serves the calls that belong here."""
         self._hot = hot
         self._path = path
         self._handlers = handlers

@@ -4,14 +4,15 @@
       ▲                                                    │
       └── too few, and time is left: given back ◀──────────┴──▶ enough ──▶ answered ──▶ handed
 
-What is said to be there may be gone when it is asked for, since others pull it, too. Then the pull
-waits on, as one that came last; where others may be doing the same, each shard for another time, so
-that two that want more than half of what there is do not take it from one another for ever.
+A message that a shard has announced may be gone when it is asked for, since other consumers pull,
+too. Then the pull waits on, behind the others. If other pulls may be doing the same, each shard
+waits for a different time: otherwise two pulls that each want more than half of the messages would
+take them from one another for ever.
 
-One shard after the other would be simpler, but takes a hop for each. So each is asked for no more
-than it said it has, within what is left to `max`, and they share the bytes of an answer.
+One shard after the other would be simpler, but takes a hop for each. So all are asked at once, each
+for no more than it has announced, within the rest of `max`, and they share the bytes of an answer.
 
-A shard that does not answer holds nobody up for long: what comes too late goes back.
+A shard that does not answer delays a pull by a second at most: a part that is late goes back.
 
 Cost: 30 µs more than by a server alone, and 60 µs for each other shard that has something.
 Threads: belongs to the event loop.
@@ -31,11 +32,11 @@ from delayserver.shards.demand import Demand, Taken
 from delayserver.wire.pulls import AckedDocument
 
 LATE_MS: Final = 100
-"""Who has enough waits no longer for more."""
+"""A pull that has enough messages waits no longer for more."""
 LOST_MS: Final = 1_000
-"""Who has not, no longer for a shard that does not answer."""
+"""A pull that has too few waits no longer for a shard that does not answer."""
 APART_MS_MAX: Final = 100
-"""Between two tries of a pull that gets too little of what is there, at most."""
+"""The longest time between two tries of a pull that gets too few of the messages that are there."""
 
 
 class PullSources:
@@ -82,14 +83,14 @@ class _Round:
         self.missing = len(shares)
         self.own: Pulled | None = None
         self.own_fetch: DelayedFetch | None = None
-        """Of the own part, as long as it is read."""
+        """The read of the own part, while it lasts."""
         self.taken: list[Taken] = []
         self.is_cut = False
         """Some shard had more than the bytes that it may give."""
         self.waits_ms = 0
         self.stop_waiting: Cancel | None = None
         self.is_closed = False
-        """What comes from now on goes back."""
+        """Parts that come from now on go back."""
 
     @property
     def own_count(self) -> int:
@@ -128,7 +129,7 @@ class Gathering:
         self._round: _Round | None = None
         self._acked: AckedDocument | None = None
         self.is_acking = False
-        """Leases came with it: it is not answered before it is told what became of them."""
+        """Leases came with the pull: it is answered after their results are known."""
 
     def begin(self) -> None:
         """Begin to wait, unless it was refused already."""
@@ -139,7 +140,7 @@ class Gathering:
         self._wait()
 
     def acknowledged(self, acked: AckedDocument) -> None:
-        """What became of the leases that came with it."""
+        """Take the results of the leases that came with the pull."""
         self._acked, self.is_acking = acked, False
         if self._round is not None and self._round.is_closed:
             self._judge(self._round)
@@ -152,7 +153,7 @@ class Gathering:
             tell(error)
 
     def cancel(self) -> None:
-        """The consumer is gone: take nothing more, and give back what was taken."""
+        """The consumer is gone: take nothing more, and give back the messages that were taken."""
         if self._tell is None:
             return
         self._end()
@@ -163,7 +164,7 @@ class Gathering:
             self._give_back(self._round)
 
     def _end(self) -> None:
-        # What tells knows this pull: a circle would be left to the garbage collector.
+        # The callback knows this pull: a circle would be left to the garbage collector.
         self._tell = None
         if self._has_begun:
             self._sources.demand.end(self._subscription.id)
@@ -238,7 +239,7 @@ class Gathering:
         )
         try:
             fetch = self._calls.consumers.pull(self._subscription, request)
-        except StoppingError:  # after a failed sync; nobody drains what waits
+        except StoppingError:  # after a failed sync; its queue is not drained any more
             round_.missing -= 1
             return
         is_now = False

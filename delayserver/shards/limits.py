@@ -5,22 +5,23 @@
                         └─── recall ─────┘   a place that ended is used again ◀──┘
 
 Each webhook has a home, the shard `subscription_id % count`. A shard asks it for places for its
-requests, and uses a place again as long as it has something to send; what it has no use for goes
-back at once, so who sends alone has all places. Where others wait the home calls back what is more
-than its part. A row of the rate is used once, so with a rate each request is asked for, and its
-place goes back when it has ended. What is said in a turn of the event loop goes in one notice to
-each shard; at the home itself nothing has to be said.
+requests, and uses a place again as long as it has something to send. A place that it has no use for
+goes back at once, so a shard that sends alone has all places. When other shards wait, the home
+calls back the places that a shard has beyond its part. A row of the rate is used once, so with a
+rate each request is asked for, and its place goes back when it has ended. All changes of one turn
+of the event loop go in one notice to each shard; at the home itself no notice is needed.
 
 A shard that is not linked to the home may use a share by itself: `max_in_flight // count` places,
 and its part of the rate with its part of the burst. The home counts that share as taken meanwhile.
-Of a limit that is smaller than the number of shards the share is nothing: it waits for its home.
+If the limit is smaller than the number of shards, the share is 0: the shard waits for its home.
 
 The limit holds in between, too. When a link is lost, a shard may go on with as many places as it
 had, up to its share; all of the share it has when every request that was out then must have ended:
-after the timeout of the subscription and QUIET_MS. (What waits for a connection or for the disk may
-take longer, and is not waited for.) A home that has begun waits until it has heard of all, or for
-MEET_MS; one that has lost a shard counts what that had, until the same time. A link is lost when a
-process ends, and a receiver may still be at work for it, so nothing is given away earlier.
+after the timeout of the subscription and QUIET_MS. (A request may wait longer for a connection or
+for the disk; that time is not added.) A home that has begun waits until it has heard of all shards,
+or for MEET_MS. A home that has lost a shard counts that shard's places until its requests must have
+ended. A link is lost when a process ends, and a receiver may still be at work for it, so nothing is
+given away earlier.
 
 The rows of a batch are tokens of the rate, and the batch is one place. To spread the rows that are
 late (`catch_up`) and to drop old ones is up to each shard: all of them spread over the same time.
@@ -58,7 +59,7 @@ WAKE_MIN_S: Final = 0.001
 
 
 class Loop(Protocol):
-    """What is needed of an event loop."""
+    """The methods of an event loop that are used here."""
 
     def call_soon(self, function: Callable[[], None]) -> object:
         """Have a function called in another turn."""
@@ -70,7 +71,7 @@ class Loop(Protocol):
 
 
 class LimitCalls(Protocol):
-    """What is needed of the shard itself."""
+    """The methods of the shard that are used here."""
 
     def definition(self, subscription_id: int) -> Subscription | None:
         """A subscription as it is in force."""
@@ -86,7 +87,7 @@ class LimitCalls(Protocol):
 
 
 class _Change(NamedTuple):
-    """What a shard tells the home of a subscription."""
+    """A notice of a shard to the home of a subscription."""
 
     subscription_id: int
     places: int
@@ -138,9 +139,9 @@ class _Permit:
         """Whether the home counts; else the share does."""
         self.places = 0
         self.spare = 0
-        """Of these, what was granted for requests that were not made yet."""
+        """How many of these were granted for requests that were not made yet."""
         self.recalled = 0
-        """Of these, what goes back as soon as requests have ended."""
+        """How many of these go back as soon as requests have ended."""
         self.rows = 0
         """Granted by a rate, and not used."""
         self.asked_places = 0
@@ -207,8 +208,8 @@ class _Permit:
         self.recalled = max(0, self.recalled - places)
 
     def give_up(self) -> None:
-        """The subscription is gone: want nothing more, and give back what is not used. What is out
-        counts until it must have ended: others may not have heard yet that it is gone."""
+        """The subscription is gone: want nothing more, and give back the unused places. Requests
+        that are out count until they must have ended: another shard may still send to it."""
         if self.is_linked:
             used = self.used()
             wanted, unused = (-self.asked_places, -self.asked_rows), max(0, self.places - used)
@@ -245,7 +246,7 @@ class _Permit:
         self._clear()
 
     def share_rate(self, count: int, now_s: float) -> None:
-        """Begin with nothing: what the home has given away nobody knows."""
+        """Begin with nothing: this home does not know how much the one before it has given away."""
         self.bucket = None
         if self.subscription.rate_per_s:
             rate_per_s, burst = share_of_rate(self.subscription, count)
@@ -270,11 +271,11 @@ class Limits:
         }
         """Since when each shard that is not linked is away."""
         self._told: defaultdict[int, dict[int, list[int]]] = defaultdict(dict)
-        """What the home of others is told at the end of this turn, by home and subscription."""
+        """Changes that other homes hear of at the end of this turn, by home and subscription."""
         self._grants: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-        """What other shards are granted at the end of this turn."""
+        """Places that other shards are granted at the end of this turn."""
         self._recalls: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        """What is called back from them."""
+        """Places that are called back from them."""
         self._is_flush_asked = False
         self._pumps: set[int] = set()
         # At the home:
@@ -332,8 +333,8 @@ class Limits:
     def tell(
         self, permit: _Permit, numbers: tuple[int, int, int, int], *, goes_on: bool = False
     ) -> None:
-        """Tell the home of a permit what is wanted, and what is given back (`_Change`). `goes_on`:
-        what it gets at once is used at once."""
+        """Send the home of a permit the places that are wanted and given back (`_Change`).
+        `goes_on`: a place that it gets at once is used at once."""
         change = _Change(permit.subscription.id, *numbers)
         if permit.home == self._peers.own:
             self._take(self._peers.own, change, permit if goes_on else None)
@@ -407,7 +408,7 @@ class Limits:
     # ── at the home ────────────────────────────────────────────────────────────────────────────
 
     def _on_held(self, shard: int, notice: bytes) -> None:
-        """A shard that was linked says what it has out: that, and nothing else."""
+        """A shard that was linked says how much it has out. It reports nothing else here."""
         held = _decode_held(notice)
         for subscription_id in held:
             self._allotment(subscription_id)
@@ -472,7 +473,7 @@ class Limits:
     def _grant(
         self, subscription_id: int, allotment: Allotment, goes_on: _Permit | None = None
     ) -> None:
-        """Give those who wait what is free. `goes_on`: its queue need not be pumped."""
+        """Give the shards that wait the free places. `goes_on`: its queue need not be pumped."""
         now_ms = self._calls.stopwatch()
         for shard, places, rows in allotment.grant(now_ms):
             if shard != self._peers.own:

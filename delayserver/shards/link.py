@@ -1,20 +1,20 @@
 """The links: one kept connection between each two shards, or between their owners of the moment.
 
     calls of a turn of the event loop ──▶ one frame ──▶ the other's own application
-                                      ◀── one frame ◀── what it has answered in a turn
+                                      ◀── one frame ◀── its answers of a turn
 
 A frame is its length and an array of items in MessagePack; an item is a call, an answer, or
-something that is told. Of two shards the one with the higher number connects, and tries again until
+a notice. Between two shards, the one with the higher number connects, and tries again until
 the other is there; both ask over the same connection, so both learn at the same time that it has
-ended. What was asked and not answered by then may have had its effect.
+ended. A call that was sent and not answered by then may have had its effect.
 
-What comes over a link is believed: callers were checked where their calls came in, and how shards
-come together (`meeting`) says who may be at the other end.
+A shard believes all calls that come over a link: callers were checked where their calls came in,
+and the handshake (`meeting`) decides which process may be at the other end.
 
 Where a shard has one owner after the other, each with a higher epoch, a link is to the owner only:
-one of an owner that was replaced, as the book or a link says, is refused, and what there is to it
-ends when the book says that the shard has moved. On one machine all epochs are 0, and the shards
-tell each other at which ports clients reach them; in a cluster the book has their URLs.
+a link of an owner that was replaced, as the book or another link says, is refused, and an existing
+one ends when the book says that the shard has moved. On one machine all epochs are 0, and the
+shards tell each other at which ports clients reach them; in a cluster the book has their URLs.
 
 While a shard moves from one node to another, which takes about a second, calls to it wait. A call
 that comes while there is no link to the owner waits for WAIT_S. The owner that leaves says which
@@ -65,7 +65,7 @@ VERSION: Final = 2
 RETRY_S: Final = 0.05
 """Between two tries to connect."""
 UNSENT_MAX_BYTES: Final = 64 * 1024 * 1024
-"""What may wait to be sent to a shard that does not read."""
+"""The bytes that may wait to be sent to a shard that does not read."""
 WAIT_S: Final = 5.0
 """How long a call waits where a shard has no owner just now."""
 WAITING_MAX: Final = 10_000
@@ -75,12 +75,12 @@ FINISH_S: Final = 1.0
 FINISH_LOOK_S: Final = 0.005
 PING_S: Final = 2.0
 HANG_S: Final = 10.0
-"""Longer than a turn of a loop that does what it may, and shorter than clients wait."""
+"""Longer than any turn of an event loop that works, and shorter than clients wait."""
 LEAVE: Final = "leave"
 PING: Final = "ping"
 PONG: Final = "pong"
-"""Topics of what is told of oneself: that one leaves; a question, and its answer, which is told at
-the beginning, too."""
+"""Topics of notices about the sender: it leaves; a question; the answer to it, which is also sent
+at the beginning."""
 _LENGTH_BYTES: Final = 4
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -88,7 +88,7 @@ _decode = msgspec.msgpack.Decoder(list[list[Any]]).decode
 
 
 class LinkItem(IntEnum):
-    """What an item begins with."""
+    """The first element of an item."""
 
     HELLO = 0
     ONE = 1
@@ -104,7 +104,7 @@ class LinkItem(IntEnum):
 
 _REFUSED: Final = b"HTTP/1.1 503 "
 _LEAVES: Final = b'"shard %d starts, or is away'
-"""In what a shard says that is asked when it leaves (ShardAwayError)."""
+"""Part of the answer of a shard that is asked while it leaves (ShardAwayError)."""
 _UNKNOWN: Final = b'"outcome":"unknown"'
 Told = Callable[[bytes], None]
 """Gets an answer as it goes over the wire."""
@@ -115,7 +115,7 @@ log = structlog.get_logger()
 
 
 class Application(Protocol):
-    """What a shard can be asked, by others as by itself."""
+    """The application of a shard, as other shards and the shard itself ask it."""
 
     def publish(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
         """POST /v1/messages, together with others that come before the committer is free."""
@@ -155,7 +155,7 @@ class Links:
         self.ports: dict[int, int] = {self.own: 0} if place.is_alone else {}
         """Where each shard that is there listens itself, for clients; 0: where the server does."""
         self.epoch = 0
-        """Of this process, as the owner of its shard."""
+        """The epoch of this process as the owner of its shard."""
         self._meeting = meeting
         self._application: Application
         self._links: dict[int, _Link] = {}
@@ -209,7 +209,7 @@ class Links:
     async def _keep_connected(self, shard: int) -> None:
         while True:
             ended = self._ended[shard] = asyncio.Event()
-            # A meeting counts and logs by itself what is not just away.
+            # A meeting counts and logs every refusal that is more than an absent shard.
             with contextlib.suppress(OSError, LinkError):
                 await self._meeting.connect(shard, partial(_Link, self, shard))
                 await ended.wait()
@@ -229,7 +229,7 @@ class Links:
             if before.epoch < link.epoch:
                 before.retire()
             else:
-                before.close()  # It has come again, so what it had is gone.
+                before.close()  # It has come again, so its calls over the old link are lost.
         self._links[shard] = link
         self.ports[shard] = port
         log.debug("linked", shard=shard)
@@ -240,13 +240,14 @@ class Links:
             one.send(link)
 
     def is_replaced(self, shard: int, epoch: int) -> bool:
-        """Whether who had that epoch of a shard is not its owner any more."""
+        """Whether the owner of that epoch of a shard was replaced by another one."""
         if (link := self._links.get(shard)) is not None and link.epoch > epoch:
             return True
         return self.book is not None and not self.book.may_own(shard, epoch)
 
     def _close_replaced(self, shard: int) -> None:
-        """A shard has another owner. Whoever has not said yet who it is, comes again."""
+        """A shard has another owner: retire links to the former one, and to peers of no known
+        epoch."""
         for link in tuple(self._open):
             if link.shard == shard and self.is_replaced(shard, link.epoch):
                 self.retire(shard, link)
@@ -293,7 +294,7 @@ class Links:
         if not link.is_retired and (ended := self._ended.get(shard)) is not None:
             ended.set()
 
-    # ── what others are asked ──────────────────────────────────────────────────────────────────
+    # ── calls to other shards ──────────────────────────────────────────────────────────────────
 
     def ask(self, shard: int, call: PeerCall) -> Awaitable[PeerAnswer]:
         if shard == self.own:
@@ -397,7 +398,7 @@ class Links:
         url = self.url(shard, header(call.headers, b"host").decode("latin-1"))
         return None if url is None else failed(MisdirectedError(shard, url))
 
-    # ── what others ask ────────────────────────────────────────────────────────────────────────
+    # ── calls from other shards ────────────────────────────────────────────────────────────────
 
     def serve_one(self, link: "_Link", number: int, data: bytes, caller: Caller | None) -> None:
         asker = _Asker(self, link, number)
@@ -469,13 +470,13 @@ class _Link(asyncio.Protocol):
         self._expected = expected
         self._other: int | None = None
         self.epoch = -1
-        """Of the other, as the owner of its shard; until it has said it, below all."""
+        """The epoch of the other side, as the owner of its shard; -1 until it has said it."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._items: list[Sequence[object]] = []
         self._unsent_bytes = 0
         self._received = bytearray()
-        """Of a frame that is not whole."""
+        """The bytes of a frame that has come in part."""
         self._missing_until = 0
         """How much of it has to be there before it is looked at again."""
         self._next_number = 0
@@ -486,7 +487,7 @@ class _Link(asyncio.Protocol):
         """When something came last, and when it was last looked whether it did."""
         self._answers_pings = False
         self.is_retired = False
-        """Nothing more is asked over it: what was asked is waited for."""
+        """No more calls are sent over it; calls that were sent still get their answers."""
         self._watch: asyncio.TimerHandle | None = None
         """Looks again, while something is asked."""
 
@@ -497,7 +498,7 @@ class _Link(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits here to be sent."""
+        """How many bytes wait here to be sent."""
         assert self._transport is not None
         return self._unsent_bytes + self._transport.get_write_buffer_size()
 
@@ -511,14 +512,14 @@ class _Link(asyncio.Protocol):
         self.put([LinkItem.TELL.value, LEAVE, b""])
 
     def retire(self) -> None:
-        """The other does not own its shard any more. It may still answer what it was asked."""
+        """The other does not own its shard any more. It may still answer calls from before."""
         if not self.is_retired:
             self._loop.call_later(FINISH_S, self.close)
         self.is_retired = True
         self._end_retired()
 
     def _end_retired(self) -> None:
-        """End it when neither side waits for an answer: what the other has begun may need one."""
+        """End it when neither side waits for an answer: a call that runs there may need one."""
         if self.is_retired and not (self._calls or self._ones or self._serving):
             assert self._transport is not None
             self._transport.close()
@@ -561,7 +562,7 @@ class _Link(asyncio.Protocol):
             return
         now_s = self._loop.time()
         if now_s - self._looked_s > 2 * PING_S:
-            self._heard_s = now_s  # This process has hung itself, and has not read what came.
+            self._heard_s = now_s  # This process stood still itself, and has not read its socket.
         self._looked_s = now_s
         silence_s = now_s - self._heard_s
         if silence_s >= HANG_S and self._answers_pings:
@@ -616,7 +617,7 @@ class _Link(asyncio.Protocol):
                 for item in _decode(memoryview(data)[begin:stop]):
                     self._take(item)
             except LinkError:
-                self.close()  # What stands behind a greeting that is refused has no effect.
+                self.close()  # A frame behind a greeting that is refused has no effect.
                 return
         if start < end:
             received += memoryview(data)[start:]
@@ -737,9 +738,9 @@ def _caller(shown: list[Any] | None) -> Caller | None:
 
 @lru_cache(maxsize=1024)
 def _caller_of(name: str, scopes: tuple[str, ...]) -> Caller:
-    """Who was let in elsewhere, and counted there."""
+    """The caller that the other shard has let in, and counted."""
     return Caller(Token(name, "", scopes, 0), _no_time)
 
 
 def _no_time() -> float:
-    raise AssertionError("what is forwarded has been counted")
+    raise AssertionError("a forwarded call has been counted")

@@ -1,12 +1,12 @@
 """The map: which shards there are and where each is asked, as one process knows it.
 
     links ──▶ who is there, and at which port ──▶ version ──▶ GET /v1/cluster, at once
-    book  ──▶ who owns what, and where        └─▶ changed ──▶ … or when it is another one
+    book  ──▶ owners and addresses        └─▶ changed ──▶ … or when it is another one
 
-The version is a checksum of what the map says of shards, owners, states and addresses. So all
-processes that see the same have the same version, whoever of them is asked, and nobody has to count
-or to keep anything; versions are compared for being another one, and have no order. How far a
-replica is behind, and when a node was seen, changes all the time, and is not in it.
+The version is a checksum of the map's shards, owners, states and addresses. So all processes with
+the same map have the same version, and no process has to count or keep anything. Versions are
+compared for equality only; they have no order. The lag of a replica and the moment at which a node
+was last seen change all the time, so they are not part of it.
 
 In a cluster the addresses are those in the book. On one machine they are the ports of the shards on
 the host that the request named, which is how this client reaches this machine.
@@ -39,11 +39,11 @@ NODE = "local"
 
 
 class Machines(NamedTuple):
-    """What a process of a cluster knows of the machines."""
+    """A cluster process's knowledge of the machines."""
 
     nodes: Sequence[NodeDocument] = ()
     replicas: Mapping[int, Sequence[ReplicaDocument]] = {}
-    """Of each shard, without its owner."""
+    """The replicas of each shard, without its owner."""
 
 
 class ClusterMap:
@@ -57,8 +57,8 @@ class ClusterMap:
         machines: Callable[[], Machines] = Machines,
         book: OwnerBook | None = None,
     ) -> None:
-        """`clock`: milliseconds since the epoch. In a cluster: `machines`, what is known of them
-        now, and `book`, if there are no links that have it."""
+        """`clock`: milliseconds since the epoch. In a cluster: `machines` returns the present
+        knowledge of them, and `book` has the owners if there are no links that have it."""
         self._links = links
         self._book = book if links is None else links.book
         self._machines = machines
@@ -111,7 +111,7 @@ class ClusterMap:
                     await self._changed.wait()
 
     def end(self) -> None:
-        """Nobody waits any more: the server stops."""
+        """The server stops: end all waits."""
         self._has_ended = True
         self._changed.set()
 
@@ -121,14 +121,14 @@ class ClusterMap:
         self._changed = asyncio.Event()
 
     def _content(self) -> object:
-        """What a client has to hear of when it is another one."""
+        """The data whose change a client has to hear of."""
         if self._book is None:
             return self._ports()
         nodes = [(one.node, one.url, one.state) for one in self._machines().nodes]
         return self._book.entries, sorted(nodes)
 
     def _ports(self) -> list[int | None]:
-        """Of each shard; 0: that at which the server was asked, None: it is away."""
+        """The port of each shard; 0: the port at which the server was asked, None: it is away."""
         links = self._links
         return [0] if links is None else [links.ports.get(shard) for shard in range(links.count)]
 

@@ -1,6 +1,6 @@
 """How shards come together: where each listens, and how it gets to another one.
 
-    Meeting        what Links come together by
+    Meeting        the handshake that Links use
     UnixMeeting    shards of one machine: sockets in a directory that nobody else may enter
     TcpMeeting     shards of several machines, whose owners move: at the address in the book, behind
                    a proof, sealed
@@ -10,11 +10,11 @@
 A process that passes calls on to the owner of its own shard comes to the same address: behind the
 proof its connection is one of a client, in HTTP, and sealed (a tunnel).
 
-Over TCP anybody may come. A stranger has sent at most some hundred bytes, waits for at most 2 s and
-is one of at most 64: then the one that is there longest has to go, so that who holds connections
-open keeps nobody out who is quick. What strangers send is never logged.
+Over TCP any program can connect. A stranger has sent at most some hundred bytes, waits for at most
+2 s and is one of at most 64: then the oldest one is cut off, so a stranger that holds connections
+open does not keep out a shard that proves itself quickly. Bytes from strangers are never logged.
 
-A machine that loses its power says nothing of it: a connection ends when what was sent is not
+A machine that loses its power cannot say so: a connection ends when its bytes are not
 received for 5 s.
 
 Cost: of Unix none; of TCP see `sealed`, and a copy. Threads: belongs to the event loop.
@@ -49,7 +49,7 @@ TUNNEL_S: Final = 10.0
 """Likewise, of an owner that may still recover: it listens from its claim on."""
 STRANGERS_MAX: Final = 64
 SILENCE_S: Final = 5
-"""What was sent is received within that, or the other machine is gone."""
+"""Sent bytes are acknowledged within that, or the other machine is gone."""
 LOG_EVERY_S: Final = 1.0
 """A line about strangers at most so often; all are counted."""
 BACKLOG: Final = 128
@@ -80,8 +80,8 @@ class UnixMeeting:
     """Shards of one machine."""
 
     def __init__(self, directory: Path | None) -> None:
-        """`directory`: of the sockets; what comes over them is believed. None: of a shard without
-        others."""
+        """`directory`: of the sockets; the shard believes the bytes that come over them.
+        None: of a shard without others."""
         self._directory = directory
         self._server: asyncio.Server | None = None
 
@@ -124,7 +124,7 @@ class TcpMeeting:
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """`listener`: bound, so that its address can be told before anybody may come. `book`: where
-        the others are. `secret`: what all of the cluster know, and nobody else. Raises
+        the others are. `secret`: known to all nodes of the cluster, and to no other machine. Raises
         InputError."""
         if len(secret) != SECRET_BYTES:
             raise InputError(f"the secret of a cluster is {SECRET_BYTES} bytes, not {len(secret)}")
@@ -137,7 +137,7 @@ class TcpMeeting:
         self._server: asyncio.Server | None = None
         self.is_closed = False
         self._strangers: dict[_Gate, None] = {}
-        """Who has come and proved nothing, in the order of their coming."""
+        """Connections that have proved nothing, in the order of their coming."""
         self.refused = 0
         """Connections that were cut off, since the other was, or did, something else."""
         self._logged_s = -LOG_EVERY_S
@@ -167,7 +167,7 @@ class TcpMeeting:
     async def _connect(self, shard: int, make: MakeLink, own: Party, patience_s: float) -> None:
         owner = self._book.owner(shard)
         if owner is None:
-            raise ConnectionRefusedError(f"nobody owns shard {shard} now")
+            raise ConnectionRefusedError(f"shard {shard} has no owner now")
         host, port = split_address(owner.link)
         make_gate = partial(self._gate, make, shard, own, patience_s)
         async with asyncio.timeout(CONNECT_S):
@@ -207,10 +207,10 @@ class TcpMeeting:
             raise LinkError("a tunnel to a process that takes none now")
         return self._make_tunnel
 
-    # ── what gates tell ────────────────────────────────────────────────────────────────────────
+    # ── reports of gates ───────────────────────────────────────────────────────────────────────
 
     def come(self, gate: "_Gate") -> None:
-        """Somebody has connected."""
+        """A stranger has connected."""
         if len(self._strangers) >= STRANGERS_MAX:
             next(iter(self._strangers)).refuse(LinkError("too many at once"))
         self._strangers[gate] = None
@@ -220,7 +220,7 @@ class TcpMeeting:
         self._strangers.pop(gate, None)
 
     def count_refusal(self, error: LinkError, shard: int | None) -> None:
-        """Somebody was cut off; `shard`: whom this process wanted to reach."""
+        """A connection was cut off; `shard`: the one that this process wanted to reach."""
         self.refused += 1
         now_s = asyncio.get_running_loop().time()
         if now_s - self._logged_s >= LOG_EVERY_S:
@@ -305,7 +305,7 @@ class _Gate(asyncio.Protocol):
             self.refuse(error)
 
     def _prove(self, data: bytes) -> bytes:
-        """Go on with the proofs; what is behind them."""
+        """Go on with the proofs; returns the bytes behind them."""
         said, rest = self._handshake.take(data)
         session = self._handshake.session
         if session is not None and self._expected not in (None, session.other.shard):
@@ -352,7 +352,7 @@ class _Gate(asyncio.Protocol):
 
 
 class _SealedTransport(asyncio.Transport):
-    """As much of a transport as a link or a connection in HTTP needs; what is written is sealed."""
+    """As much of a transport as a link or a connection in HTTP needs; it seals each write."""
 
     def __init__(self, transport: asyncio.Transport, session: SealedSession) -> None:
         super().__init__()

@@ -76,8 +76,8 @@ class MergedLists:
 
     async def dead_letters(self, call: PeerCall) -> PeerAnswer:
         """The dead letters of a subscription."""
-        # One that was deleted is known where it left some; and a token may not read what is left
-        # of every namesake.
+        # A subscription that was deleted is known in each shard where it left some dead letters;
+        # and a token may be forbidden to read those of one namesake and allowed those of another.
         return await self._page(call, _DEAD_LETTERS, passed_over=(FORBIDDEN, MISSING))
 
     async def archives(self, call: PeerCall) -> PeerAnswer:
@@ -174,8 +174,8 @@ class MergedLists:
 
 
 def _limit(call: PeerCall) -> int:
-    """How many rows a page has at most, where all shards have accepted what the call says: FastAPI
-    reads `5.0` as a whole number."""
+    """The most rows of a page, after all shards have accepted the call. FastAPI reads `5.0` as a
+    whole number, so this does, too."""
     text = query(call).get("limit", str(NAMED_PAGE_MAX))
     try:
         return int(text)

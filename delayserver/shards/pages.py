@@ -6,17 +6,17 @@ seq. The list of all is in the order of the first number, then of the shard, the
     shard 0    (10, 1) (10, 7) (30, 2)            (10, 0, 1) (10, 0, 7) (10, 1, 4) (20, 1, 3) …
     shard 1    (10, 4) (20, 3)             ──▶
 
-That is one order of everything, so one place of it says where the next page begins in every shard:
+All rows stand in one order, so one place in it says where the next page begins in every shard:
 a cursor needs no position for each. It names the number of shards, since it means nothing where
 there are others.
 
-A shard may end its page early. What it did not show may come at once behind its page, so nothing
-from there on is given, of any shard: the page of all ends there, too, and holds fewer than were
-asked for, or none. The shard whose page ended first gives all of it, so every page gets further if
-the shards' pages do.
+A shard may end its page early. Rows that it did not show may come directly behind its page, so no
+row behind that end is given, of any shard: the page of all ends there, too, and holds fewer than
+were asked for, or none. The shard whose page ended first gives all of it, so every page gets
+further if the shards' pages do.
 
-Rejected: a cursor of one position for each shard. What was published into a shard whose list had
-ended would be left out, though it is due behind the place where the reader is.
+Rejected: a cursor of one position for each shard. A message that is published into a shard whose
+list had ended would be left out, though it is due behind the place where the reader is.
 
 Cost: 1 µs per row. Threads: pure functions.
 """
@@ -88,7 +88,7 @@ def write_cursor(spot: Spot, count: int) -> str:
 def read_cursor(text: str, count: int, numbers: int) -> Spot:
     """The spot that a cursor stands for, of a list whose places have so many numbers.
 
-    Raises InputError for what is no cursor of this list, or of one of another number of shards."""
+    Raises InputError if it is no cursor of this list, or one for another number of shards."""
     of_count, *spot = map(int, text.split("-")) if _CURSOR.fullmatch(text) else (0,)
     if of_count != count or len(spot) != numbers + 1 or spot[1] >= count:
         raise InputError("not a cursor of this list", "/query/cursor")
@@ -99,7 +99,7 @@ class PagedList(msgspec.Struct, frozen=True):
     """One of the lists."""
 
     name: str
-    """Of the field that holds the rows."""
+    """The name of the field that holds the rows."""
     largest: Place
     """A place is not behind this one, whoever wrote the cursor."""
     cursor: Callable[[Place], str]

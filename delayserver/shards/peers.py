@@ -1,4 +1,4 @@
-"""What one shard asks of another: a whole call, whose caller was checked where it came in.
+"""A call of one shard to another: a whole call, whose caller was checked where it came in.
 
     router ──▶ Peers.ask(shard, call) ──▶ that shard's own application ──▶ answer
 
@@ -28,11 +28,11 @@ class PeerCall(NamedTuple):
     """Those that the call depends on: content type, conditions, trace."""
     body: bytes = b""
     caller: Caller | None = None
-    """Who was let in, and counted, where the request came in; None: nobody is asked."""
+    """The caller that was let in, and counted, where the request came in; None: all is allowed."""
 
 
 class PeerAnswer(NamedTuple):
-    """What a shard said."""
+    """The answer of a shard."""
 
     status: int
     headers: Fields
@@ -52,12 +52,12 @@ class Peers(Protocol):
         ...
 
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
-        """Tell another shard something that nobody waits for an answer to. What is told one after
-        the other arrives so; what is told to one that is away is lost."""
+        """Send another shard a notice that has no answer. Notices arrive in the order in which they
+        were sent; a notice to a shard that is away is lost."""
         ...
 
     def on_told(self, topic: str, heard: Callable[[int, bytes], None]) -> None:
-        """Have `heard` called with what others tell of a topic: who, and the notice."""
+        """Have `heard` called with each notice of a topic: the sender's shard, and the bytes."""
         ...
 
     def on_change(self, changed: Callable[[int, bool], None]) -> None:
@@ -90,7 +90,7 @@ class RoutedPeers(Peers, Protocol):
     """The same, for who has calls of clients answered."""
 
     def misdirected(self, shard: int, call: PeerCall) -> PeerAnswer | None:
-        """What a client is told instead whose call belongs to another shard, if it does not want
-        it forwarded: 421, and where that shard is. None: have it forwarded, also where the shard
-        is away, which is said then."""
+        """The answer to a client that does not want its call forwarded, if the call belongs to
+        another shard: 421, and the address of that shard. None: forward the call, also
+        if the shard is away: forwarding then reports it."""
         ...

@@ -14,7 +14,7 @@ class ShardPlace:
     shard: int
     count: int
     data_dir: Path
-    """Of all of them."""
+    """The directory of all shards together."""
     sockets: Path | None
     """The directory of the sockets by which those of one machine find each other; None: nobody
     looks for this one."""

@@ -12,7 +12,7 @@
     GET  /v1/subjects/{subject}/messages             all, merged by due time, then shard, then seq
     GET  /v1/stats, /v1/forecast, /metrics           all, added up, or side by side
     POST /v1/events/{key}                            all, added up
-    GET  /v1/subscriptions[/{name}]                  the own shard's, with what waits in all
+    GET  /v1/subscriptions[/{name}]                  the own shard's, with the waiting of all
     PUT, DELETE, pause, resume of a subscription     the home of all definitions
     …/dead-letters, …/dead-letters/redrive           all, merged by seq; those of the ids
     /v1/imports…, PUT /v1/archives/{hour}            the shard that `shard=` or the manifest says
@@ -20,14 +20,14 @@
     GET  /v1/archives                                that, or all, merged by hour
     /v1/backups[/{name}]                             all, each its part
 
-What is wrong with a call is told by a shard, in its own words: one that cannot be read here, or
-names nothing that can be, is left to the own shard. What is read of all shards is there whole, or
-the answer is what the shard said that could not give its part. What changes something in all of
-them says who has done it: it may be asked again.
+An error in a call is reported by a shard, in its own words: a call that cannot be read here, or
+names something that cannot exist, is left to the own shard. A list over all shards is complete, or
+the answer is that of the shard that could not give its part. A call that changes something in all
+shards says which of them have done it: it may be repeated.
 
 Publishes, batches and pulls are served elsewhere. A server alone has no shards to ask.
 
-Cost: 10 µs for a call to one shard; of what is merged, see `pages`, `sums` and `exposition`, and
+Cost: 10 µs for a call to one shard; for a merged answer see `pages`, `sums` and `exposition`, and
 each shard's page comes whole. Threads: belongs to the event loop.
 """
 
@@ -65,7 +65,7 @@ class _RedriveBody(msgspec.Struct):
 
 
 _Serve = Callable[..., int | Awaitable[PeerAnswer]]
-"""Of a call and the values in its path: which shard it is for, or the answer."""
+"""Takes a call and the values in its path; returns the shard that it is for, or the answer."""
 
 _read_redrive = msgspec.json.Decoder(_RedriveBody | None).decode
 _read_stats = msgspec.json.Decoder(StatsDocument).decode
@@ -171,7 +171,8 @@ class Router:
         )
 
     async def _metrics(self, call: PeerCall) -> PeerAnswer:
-        """What is away is said, and the rest is given: alerts have to tell one shard from all."""
+        """Shards that are away are named, and the rest is given: an alert has to tell the loss of
+        one shard from the loss of all."""
         answers = await self._all.ask_all(call)
         own = answers[self._all.own]
         if own.status != 200:
@@ -189,7 +190,7 @@ class Router:
         return self._all.added_up(await self._all.ask_all(call), ("cancelled", "fired"))
 
     def _redrive(self, call: PeerCall) -> "int | Awaitable[PeerAnswer]":
-        """What cannot be read goes to all: each shard says what is wrong with it, if it is."""
+        """A call that cannot be read goes to all: each shard reports the error."""
         try:
             wanted = _read_redrive(call.body)
         except UNREADABLE:

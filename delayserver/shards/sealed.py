@@ -1,4 +1,4 @@
-"""What goes between two machines: first a proof that both know the secret, then sealed records.
+"""The bytes between two machines: a proof that both know the secret, then sealed records.
 
     connector ── hello: magic, nonce, shard, epoch ──────────▶ acceptor
               ◀── nonce, shard, epoch, proof of acceptor ────
@@ -40,7 +40,7 @@ from delayserver.errors import LinkError
 SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 RECORD_MAX_BYTES: Final = 1024 * 1024
-"""Of what is sealed at once: so much is buffered of what is not yet known to be authentic."""
+"""The most bytes in one record: so many are buffered before they are known to be authentic."""
 _MAGIC: Final = b"delayserver-link-1"
 _PROOF_BYTES: Final = 32
 _KEY_BYTES: Final = 32
@@ -56,7 +56,7 @@ TUNNEL: Final = (1 << 64) - 1
 
 
 class Party(NamedTuple):
-    """Who is at one end of a link."""
+    """The process at one end of a link."""
 
     shard: int
     epoch: int
@@ -69,7 +69,7 @@ class _Role(Enum):
 
 
 class SealedSession(NamedTuple):
-    """What both ends have once each has believed the other."""
+    """The keys and names that both ends have once each has believed the other."""
 
     other: Party
     sealer: "Sealer"
@@ -90,7 +90,7 @@ class Handshake:
         self._said = _SAID.pack(nonce, *own)
         self._is_connector = connects
         self._other: Party | None = None
-        """Who the acceptor was told that it is; nothing is proved by that."""
+        """The party that the acceptor calls itself; it has proved nothing yet."""
         self._words = b""
         """All that was said by both, but for the proofs."""
         self._received = bytearray()
@@ -103,8 +103,8 @@ class Handshake:
         return self._other is not None
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """What to send for what has come, and what of it is behind the handshake. Raises LinkError
-        when the other does not know the secret, or says something else."""
+        """Returns the bytes to send, and the received bytes behind the handshake. Raises LinkError
+        if the other side does not know the secret, or contradicts itself."""
         assert self.session is None
         received = self._received
         received += data
@@ -143,7 +143,7 @@ class Handshake:
         return self._proof(_Role.CONNECTOR)
 
     def _all_words(self, connector: bytes, acceptor: bytes) -> bytes:
-        # Of fixed lengths but for the name, which stands last.
+        # All parts have a fixed length, except the name, which stands last.
         return _MAGIC + connector + acceptor + self._cluster
 
     def _proof(self, role: _Role) -> bytes:
@@ -191,13 +191,13 @@ class Opener:
         self._decrypt = AESGCM(key).decrypt
         self._next = 0
         self._received = bytearray()
-        """Of a record that is not whole."""
+        """The bytes of a record that has come in part."""
         self._missing_until = _LENGTH_BYTES
         """How much of it has to be there before it is looked at again."""
 
     def open(self, data: bytes) -> Iterator[bytes]:
-        """What was sealed, record by record, as far as it has come. Raises LinkError at a record
-        that is not the next one of the other end: nothing behind it may be used."""
+        """The contents of each record that has come whole. Raises LinkError at a record that is not
+        the next one of the other end: nothing behind it may be used."""
         received = self._received
         if received:
             received += data

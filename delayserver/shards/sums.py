@@ -24,9 +24,9 @@ _Numbers = dict[str, msgspec.Raw]
 """A document whose fields stay as they are written."""
 BACKUP_STEPS: Final[Sequence[BackupStep]] = ("waiting", "copying", "checking")
 WAITING: Final = ("queued", "in_flight")
-"""What each shard counts of a subscription."""
+"""Fields of a subscription that each shard counts."""
 FAILING: Final = "failing_since"
-"""What each shard sees of it."""
+"""The field of a subscription that each shard sees for itself."""
 
 
 def _first(values: Sequence[Any]) -> Any:
@@ -80,7 +80,7 @@ STATS: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "archive_waiting_bytes": sum,
     "disk_free_bytes": min,
 }
-"""What becomes of each field of StatsDocument."""
+"""How the shards' values of each field of StatsDocument are joined."""
 
 
 def add_stats(documents: Sequence[StatsDocument]) -> StatsDocument:
@@ -124,11 +124,11 @@ def add_backups(lists: Mapping[int, Sequence[BackupDocument]]) -> list[BackupDoc
 
 
 def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:
-    """A backup of all shards, from what each says of its part; None: it has none.
+    """A backup of all shards, made of each shard's part; None: that shard has none.
 
-    It is complete when all of them are. What it has is of the moments in `shards`: all that was
-    answered before `started_at`, nothing that came after `taken_at`. The log behind it reaches as
-    far as that of each."""
+    The backup is complete when all parts are. It holds the state at the moments in `shards`: every
+    change that was answered before `started_at`, and none that came after `taken_at`. The log
+    behind it reaches as far as the log of each shard."""
     known = [part for part in parts.values() if part is not None]
     missing = [shard for shard, part in parts.items() if part is None]
     states = {part.state for part in known}
@@ -165,8 +165,8 @@ def add_backup(parts: Mapping[int, BackupDocument | None]) -> BackupDocument:
 
 
 def add_waiting(own: _Numbers, others: Iterable[_Numbers]) -> _Numbers:
-    """A subscription as the first document has it, with what waits for it in all shards, and the
-    earliest time since when it fails in one of them."""
+    """A subscription as in the first document, with the rows that wait for it in all shards, and
+    the earliest time since when it fails in one of them."""
     documents = [own, *others]
     times = (bytes(one.get(FAILING, b"null")) for one in documents)
     since = min((text for text in times if text != b"null"), default=None)
@@ -182,7 +182,7 @@ def add_waiting(own: _Numbers, others: Iterable[_Numbers]) -> _Numbers:
 
 
 def add_by_name(pages: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Rows that have a name and counts, by their names, with what all shards have counted."""
+    """Rows that have a name and counts, by their names, with the counts of all shards added."""
     added: dict[str, dict[str, Any]] = {}
     for row in chain.from_iterable(pages):
         known = added.setdefault(row["name"], {**row, **dict.fromkeys(row.keys() - {"name"}, 0)})

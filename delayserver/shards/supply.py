@@ -1,15 +1,15 @@
-"""What a shard has for consumers that wait at others: how much is told, and it is lent when asked.
+"""A shard's messages for consumers of other shards: it tells their count, and lends them.
 
     other ── want ID ──▶ ready ID COUNT, now and whenever it is another number
           ── fetch ────▶ leased ──▶ a part: encoded messages ──▶ handed PREFIX, or back PREFIX
 
 A count is told at the end of the turn of the event loop in which it has changed, and after each
-fetch in any case. Nobody else says how much is there: a part may be overtaken by a notice that came
-later, so it does not count. One that is too high costs a fetch that gets nothing; one that is too
-low would leave a message behind until the next falls due.
+fetch in any case. Only these notices count: a part may be overtaken by a notice that came later, so
+the part does not report the rest. A count that is too high costs a fetch that gets nothing; one
+that is too low would leave a message behind until the next falls due.
 
-What was lent is confirmed when the consumer was answered. Else it comes back, and was no attempt:
-when the other says so, which it does if the consumer is gone, and when the link to it ends.
+A lent message is confirmed when the consumer was answered. Else it comes back, and was no attempt:
+either the other shard says that the consumer is gone, or the link to it ends.
 
 Cost: a fetch 60 µs besides a pull of the same size; a notice 2 µs for each shard that wants it, in
 turns in which something changed. Threads: belongs to the event loop.
@@ -29,28 +29,28 @@ from delayserver.shards.peers import PeerAnswer, PeerCall, Peers
 
 FETCH_PATH: Final = "/internal/pull"
 WANTS: Final = "wants"
-"""The topic of what those tell who wait: a `Want` and its argument, in MessagePack."""
+"""The topic of a shard that waits: a `Want` and its argument, in MessagePack."""
 READY: Final = "ready"
-"""The topic of what is there: the id of a subscription and a count, likewise."""
+"""The topic of a count: the id of a subscription and the number that is ready, in MessagePack."""
 
 
 class Want(IntEnum):
-    """What a notice begins with."""
+    """The first element of a notice."""
 
     LINK = 0
-    """The number of the link: what is asked over another one is void."""
+    """The number of the link: a fetch over another link is void."""
     BEGIN = 1
     """The id of a subscription that consumers wait for."""
     END = 2
     """… and of one that none waits for any more."""
     HANDED = 3
-    """What the leases of a part begin with: the consumer was answered."""
+    """The prefix of the leases of a part: the consumer was answered."""
     BACK = 4
     """… the consumer is gone."""
 
 
 class Fetch(msgspec.Struct, array_like=True):
-    """What a part is asked for with."""
+    """The request for a part."""
 
     asker: int
     link: int
@@ -67,7 +67,7 @@ class Lent(msgspec.Struct, array_like=True):
 
     count: int = 0
     prefix: str = ""
-    """What the tokens of their leases begin with."""
+    """The prefix of the tokens of their leases."""
     is_cut: bool = False
     """There were more, which did not fit."""
     messages: bytes = b""
@@ -87,13 +87,13 @@ class _Asker:
     told: dict[int, int | None] = field(default_factory=dict)
     """Subscriptions that it wants, and the count that it was told last; None: it is told anew."""
     lent: dict[str, None] = field(default_factory=dict)
-    """What it has not confirmed, in the order in which it was lent."""
+    """The parts that it has not confirmed, in the order in which they were lent."""
     reading: dict["_Lending", None] = field(default_factory=dict)
-    """What is being read for it."""
+    """The parts that are being read for it."""
 
 
 class Supply:
-    """What other shards may have of this one."""
+    """The messages that other shards may have of this one."""
 
     def __init__(self, calls: Calls, peers: Peers) -> None:
         self._calls = calls
@@ -126,7 +126,7 @@ class Supply:
             asker.told[subscription_id] = None
             self.on_ready(subscription_id)
 
-    # ── what others tell ───────────────────────────────────────────────────────────────────────
+    # ── notices of other shards ────────────────────────────────────────────────────────────────
 
     def _on_change(self, shard: int, is_there: bool) -> None:
         if is_there:
@@ -157,7 +157,7 @@ class Supply:
             case _:
                 raise AssertionError(notice)
 
-    # ── what others ask ────────────────────────────────────────────────────────────────────────
+    # ── calls of other shards ──────────────────────────────────────────────────────────────────
 
     async def answer(self, call: PeerCall) -> PeerAnswer | None:
         """A part. Raises StoppingError."""
@@ -168,7 +168,7 @@ class Supply:
     async def _lend(self, wanted: Fetch) -> Lent:
         asker = self._askers.get(wanted.asker)
         if asker is None or asker.link != wanted.link:
-            return Lent()  # Who asked has ended, or does not know any more that it did.
+            return Lent()  # The other shard has ended, or has begun anew and forgotten its fetch.
         subscription = self._calls.registry.by_id(wanted.subscription_id)
         if subscription is None:
             return Lent()
@@ -206,7 +206,7 @@ class _Lending:
         self.lent: asyncio.Future[Pulled] = asyncio.get_running_loop().create_future()
 
     def begin(self, fetch: DelayedFetch) -> None:
-        """What is cancelled if the other has ended before it is lent."""
+        """Remember a read, which is cancelled if the other has ended before the part is lent."""
         if not self.lent.done():
             self._fetch = fetch
             self._asker.reading[self] = None
@@ -219,7 +219,7 @@ class _Lending:
         self.lent.set_result(pulled)
 
     def cancel(self) -> None:
-        """The other has ended: what is read goes back."""
+        """The other has ended: messages that are being read go back."""
         assert self._fetch is not None
         self._fetch.cancel()
         self.lent.set_result(Pulled())

@@ -2,11 +2,11 @@
 
     request ──▶ own bucket ── every SHARE_S ──▶ the buckets of all others
 
-Each process has the whole bucket of each token, lets in what that allows, tells the others what it
-has let in, and takes from its own bucket what they tell. A bucket may be overdrawn: what was let in
-too much is paid back by all, so the rate is kept over time. For a moment it may be exceeded by what
-comes in at several processes before they know of each other: by no more than a burst, and what the
-rate earns in SHARE_S, in each further process.
+Each process has the whole bucket of each token, lets in the calls that it allows, tells the others
+how many those were, and takes the counts of the others from its own bucket. A bucket may be
+overdrawn: all processes pay back the calls that were too many, so the rate is kept over time. For a
+moment several processes may exceed it before they know of each other: by no more than a burst, and
+the calls that the rate allows in SHARE_S, in each further process.
 
 A process that begins has full buckets, as a server alone; so it has for a token that it does not
 know yet when others tell of it: each process looks at the file once a second.
@@ -32,7 +32,7 @@ _decode = msgspec.msgpack.Decoder(dict[bytes, int]).decode
 
 
 class TokenRates:
-    """What one process lets in, and what it hears of the others."""
+    """The calls that one process lets in, and its knowledge of the others."""
 
     def __init__(self, peers: Peers, tokens: TokenTable, loop: Loop) -> None:
         self._peers = peers
@@ -40,7 +40,7 @@ class TokenRates:
         self._loop = loop
         self._others = [shard for shard in range(peers.count) if shard != peers.own]
         self._taken: Counter[bytes] = Counter()
-        """What the others were not told of, by digest."""
+        """The calls that the others were not told of, by digest."""
         tokens.on_taken = self._on_taken
         peers.on_told(TAKEN, self._on_told)
 

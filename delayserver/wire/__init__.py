@@ -1,4 +1,4 @@
-"""The documents that cross the door, each once: what clients send, and what they get.
+"""The documents that cross the door, each once: requests of clients, and their answers.
 
 A document is a struct of msgspec. Its fields have their types, limits and descriptions here and
 nowhere else: the server decodes requests with the struct, the OpenAPI document is made of it, and
@@ -13,7 +13,7 @@ subscriptions  one struct for each type of subscription, and the form that clien
 messages       publish, cancel, move; events and heartbeats
 schedules      messages that are published again and again
 sources        topics whose records are published
-pulls          what consumers ask for, and get
+pulls          requests of consumers, and their answers
 bulk           imports, archives, backups
 operations     health, counters, tokens, and where the shards are
 

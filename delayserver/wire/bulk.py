@@ -1,4 +1,4 @@
-"""Imports, archives and backups: what is asked of them, and answered about imports and archives.
+"""Imports, archives and backups: the requests for all, and the answers about imports and archives.
 
 Cost: of a decoder of msgspec. Threads: values.
 """
@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from delayserver.wire.fields import SIZE_MAX, Name, Strict, Time, about, matching, one_of
 
 _STATES: Final = ("waiting", "verifying", "committing", "filing", "adopted")
-"""Of an import."""
+"""The states of an import."""
 Size = Annotated[int, Meta(ge=0, le=SIZE_MAX)]
 
 
@@ -22,16 +22,16 @@ class ImportSubjectsModel(Strict):
 
 
 class ImportBegunModel(msgspec.Struct):
-    """What a bulk load needs to know."""
+    """The answer to a bulk load that begins."""
 
     id: str
     state: Annotated[str, one_of("staging", *_STATES)]
     subjects: Annotated[dict[str, int], about("the numbers that stand in the staged rows")]
-    now: Annotated[Time, about("the server's clock: what is due before it is due now")]
+    now: Annotated[Time, about("the server's clock: a row that is due earlier is due now")]
     delay_max_ms: int
     body_max_bytes: int
     directory: Annotated[
-        str, about("which data directory the server has; who can read that directory can tell")
+        str, about("identifies the server's data directory; a program that can read it can compare")
     ]
 
 
@@ -75,7 +75,7 @@ class DuplicatesModel(msgspec.Struct):
 
 
 class ArchiveModel(Strict):
-    """What an archive of an hour covers; the first four as the list of archives has them."""
+    """The files that an archive of an hour covers; the list of archives has the first four."""
 
     schedule_bytes: Size
     dispatch_bytes: Size
@@ -139,7 +139,7 @@ BackupStep = Literal["waiting", "copying", "checking"]
 
 
 class BackupPartDocument(msgspec.Struct):
-    """What a backup has of one shard."""
+    """The part of a backup that one shard has made."""
 
     shard: int
     state: BackupState

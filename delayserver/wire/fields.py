@@ -1,4 +1,4 @@
-"""Types of fields in requests and answers, with their limits and what OpenAPI says of them.
+"""Types of fields in requests and answers, with their limits and their descriptions in OpenAPI.
 
 A duration in a request is a number of milliseconds or text; `decode_field` makes an `Ms` of it, and
 checks the limits of its type. Those of a message (`Duration`) are read by the intake, since their
@@ -41,12 +41,12 @@ def matching(pattern: str, **limits: Any) -> Meta:
 
 
 def about(text: str, **limits: Any) -> Meta:
-    """What OpenAPI says of a field, besides its type and limits."""
+    """The description of a field in OpenAPI, besides its type and limits."""
     return Meta(description=text, **limits)
 
 
 def one_of(*names: str) -> Meta:
-    """What OpenAPI says of text that the server makes."""
+    """The values of a text that the server makes, for OpenAPI."""
     return Meta(extra_json_schema={"enum": [*names]})
 
 
@@ -56,7 +56,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 Name = Annotated[str, matching(SUBJECT_PATTERN)]
 Subject = Annotated[str, Meta(extra_json_schema={"pattern": f"^{SUBJECT_PATTERN}$"})]
-"""Of a message. The hot path checks it."""
+"""The subject of a message. The hot path checks it."""
 Pattern = Annotated[str, matching(f"({ANY_PATTERN})")]
 Key = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 256})]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
@@ -133,7 +133,7 @@ class DropAgeMs(Ms):
 
 
 class DisableAfterMs(Ms):
-    """Of nothing but failures."""
+    """The time of nothing but failures after which a subscription is paused."""
 
     least_ms, most_ms = _SECOND_MS, 365 * _DAY_MS
 
@@ -172,7 +172,7 @@ def describe_field(kind: type) -> dict[str, Any]:
 # ── choices of requests, and names of states in answers ───────────────────────────────────────────
 
 OnEventName = Literal["cancel", "fire"]
-"""What an event does to a message that watches its key."""
+"""The effect of an event on a message that watches its key."""
 CatchUpName = Literal["none", "last", "all"]
 OverlapName = Literal["skip", "allow"]
 OnErrorName = Literal["skip", "stop"]

@@ -1,6 +1,6 @@
 """Messages as clients publish and move them, events and heartbeats.
 
-The intake decodes them on the hot path, and checks what their fields say beyond their types: such
+The intake decodes them on the hot path, and checks their fields beyond their types: such
 limits stand here as `extra_json_schema`, for OpenAPI alone. A message without options has a form of
 its own, since each field of a form costs every message.
 
@@ -150,7 +150,7 @@ class CancelKeyBody(Strict, gc=False):
 
 
 class CancelBody(Strict, gc=False):
-    """What to cancel."""
+    """The message to cancel."""
 
     ids: Annotated[list[str], _Many] = msgspec.field(default_factory=list)
     keys: Annotated[list[CancelKeyBody], _Many] = msgspec.field(default_factory=list)
@@ -172,7 +172,7 @@ class MovedModel(msgspec.Struct):
 
 
 class EventModel(msgspec.Struct):
-    """What an event completed."""
+    """How many messages an event completed."""
 
     cancelled: int
     fired: Annotated[int, about("delivered now instead of at their time")]
@@ -215,7 +215,7 @@ class BatchDocument(msgspec.Struct):
 
 
 class DeliveryDocument(msgspec.Struct):
-    """What became of a message at one subscription."""
+    """The state of a message at one subscription."""
 
     subscription: str
     state: str

@@ -1,5 +1,5 @@
-"""What the server says of itself: health, counters, subjects, tokens, what is due when, and where
-its shards are. Cost: none. Threads: values.
+"""The server's reports on itself: health, counters, subjects, tokens, the messages due by time, and
+the places of its shards. Cost: none. Threads: values.
 """
 
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ class FailingDocument(msgspec.Struct):
 
 
 class StatsDocument(msgspec.Struct):
-    """Counters since the start of this process, and what waits now."""
+    """Counters since the start of this process, and the rows that wait now."""
 
     version: str
     started_at: Time
@@ -64,7 +64,7 @@ class StatsDocument(msgspec.Struct):
 
 
 class SubjectDocument(msgspec.Struct):
-    """A subject, and what was counted of it since the start of this process."""
+    """A subject, and its counts since the start of this process."""
 
     name: str
     accepted: int
@@ -84,7 +84,7 @@ class SubjectListDocument(msgspec.Struct):
 
 
 class OwnTokenDocument(msgspec.Struct):
-    """What the caller may do."""
+    """The rights of the caller."""
 
     name: Annotated[str | None, about("null: nobody is asked for a token")]
     scopes: list[str]
@@ -176,9 +176,9 @@ class ShardPageDocument(msgspec.Struct):
     """A page of any list of one shard, as it is given to a shard that puts such pages together."""
 
     items: list[msgspec.Raw]
-    """What the page would hold."""
+    """The rows that the page would hold."""
     places: list[tuple[int, ...]]
-    """Of each of them, in the order of the list."""
+    """The place of each of them, in the order of the list."""
     following: tuple[int, ...] | None
     """Where the next page begins; None: there is nothing more."""
     limit: int

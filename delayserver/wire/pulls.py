@@ -1,4 +1,4 @@
-"""What consumers ask for. Cost: of a decoder of msgspec. Threads: values."""
+"""Requests of consumers and their answers. Cost: of a decoder of msgspec. Threads: values."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ _Leases = Annotated[list[str], Meta(max_length=10_000)]
 
 
 class PullBody(Strict):
-    """What a consumer wants."""
+    """The request of a consumer for messages."""
 
     max: _Number = 100
     wait: Annotated[PullWaitMs, about("how long to wait for `min_messages`; default: 0")] = (
@@ -69,7 +69,7 @@ class AckedDocument(msgspec.Struct):
 
 
 class PulledListDocument(msgspec.Struct):
-    """What is due; empty when nothing fell due in time."""
+    """Due messages; empty when none fell due in time."""
 
     messages: list[PulledDocument]
     acked: Annotated[

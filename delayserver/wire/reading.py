@@ -22,7 +22,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 POINTED_ERRORS_MAX = 1000
 """A problem document names so many errors."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a document that is not what it should be."""
+"""Errors that msgspec raises for a document that it cannot decode."""
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -127,7 +127,7 @@ def _errors_of_each(
 
 
 def alternatives(kind: Any) -> list[Any]:
-    """The types that a field may have, without what is said of them."""
+    """The types that a field may have, without their descriptions and limits."""
     if get_origin(kind) is Annotated:
         return alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

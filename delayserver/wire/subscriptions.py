@@ -67,7 +67,7 @@ _ROUTING: Final = r"([^{}]|\{key\}|\{subject\}|\{id\})*"
 
 
 class RetryModel(Strict):
-    """When what failed is tried again."""
+    """The times at which a failed delivery is tried again."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] = 10
     backoff: Annotated[
@@ -113,7 +113,7 @@ class CatchUpModel(Strict):
 
 
 class AnySubscription(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
-    """What subscriptions of all types have."""
+    """The fields that subscriptions of all types have."""
 
     subject: Annotated[Pattern, about("exact, or a prefix that ends in .*, or *")]
     timeout: Annotated[TimeoutMs, about("not pull: time for an answer; default: 15000")] = (
@@ -281,7 +281,7 @@ def _flat(name: str, owners: dict[str, FieldInfo]) -> tuple[Any, ...]:
 
 
 def _description(kind: Any) -> str:
-    """What is said of a field of that type; empty: nothing."""
+    """The description of a field of that type; empty: it has none."""
     for one in reversed(get_args(kind)):
         found = (one.description or "") if isinstance(one, Meta) else _description(one)
         if found:
@@ -298,7 +298,7 @@ SubscriptionModel: Final = msgspec.defstruct(
     forbid_unknown_fields=True,
     kw_only=True,
 )
-"""What clients see instead of the union: the fields of all types."""
+"""The form that clients see instead of the union: the fields of all types."""
 
 
 def read_subscription(data: bytes) -> SubscriptionRequest:
@@ -338,7 +338,7 @@ def _type_of(raws: dict[str, msgspec.Raw]) -> str | None:
 
 
 class RetryViewModel(msgspec.Struct):
-    """When what failed is tried again."""
+    """The times at which a failed delivery is tried again."""
 
     max_attempts: int
     backoff: list[str]

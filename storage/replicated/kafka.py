@@ -1,13 +1,14 @@
 """Kafka as the engine of the replicated logs: a log is a partition of a topic.
 
-Of Kafka only what every implementation of its protocol has is used: an append that is answered with
-its offset when a quorum has it (`acks=all` of an idempotent producer), a read from an offset, the
-end, and DeleteRecords. How far the nodes' replicas have come stands in offsets of consumer groups,
-one group a node, so that the usual tools show the lag; no consumer is ever in these groups.
+Only those parts of Kafka are used that every implementation of its protocol has: an append that is
+answered with its offset when a quorum has it (`acks=all` of an idempotent producer), a read from an
+offset, the end, and DeleteRecords. How far the nodes' replicas have come stands in offsets of
+consumer groups, one group a node, so that the usual tools show the lag; no consumer is ever in
+these groups.
 
-Cost: an append to three brokers 1 ms, with four copies of its bytes; a read of what is there
-already some 10 µs and 1 µs a record; asking where the log ends 1 ms. A log that is read has five
-threads of librdkafka and up to 40 MiB of what it has read ahead, one that is appended to has five
+Cost: an append to three brokers 1 ms, with four copies of its bytes; a read of records that are
+there already some 10 µs and 1 µs a record; asking where the log ends 1 ms. A log that is read has
+five threads of librdkafka and reads up to 40 MiB ahead, one that is appended to has five
 threads. Both are made when they are needed first, since most processes do one of the two.
 
 Where a log begins and ends is asked with a consumer that fetches nothing, one for an engine.
@@ -54,10 +55,10 @@ from storage.replicated.kafka_topics import TopicFound, TopicPlan, differences, 
 from storage.replicated.kafka_transactions import KafkaTransactions
 
 BATCH_RECORDS: Final = 512
-"""Of one read at most: 17 MB of groups of 128 messages."""
+"""The most records of one read: 17 MB of groups of 128 messages."""
 END_TIMEOUT_S: Final = 1.0
 CALL_TIMEOUT_S: Final = 15.0
-"""For what an administrator waits, and for progress: longer than an election."""
+"""For calls of an administrator, and for progress: longer than an election."""
 CREATE_TRIES: Final = 100
 CREATE_POLL_S: Final = 0.1
 REPORTS_POLL_S: Final = 1.0
@@ -80,7 +81,7 @@ _AWAY_ERRORS = frozenset(
         KafkaError._TRANSPORT,
     }
 )
-"""Of brokers that cannot be reached now. The client goes on trying."""
+"""Errors of brokers that cannot be reached now. The client goes on trying."""
 _NOWHERE = -1
 """Where a consumer stands that reads nothing."""
 
@@ -111,11 +112,11 @@ class KafkaLog:
         self._has_failed = False
 
     def prepare_append(self) -> None:
-        """Connect what appends, behind the caller's back.
+        """Connect the producer, behind the caller's back.
 
         The first append takes half a second longer otherwise: a producer that finds no connection
-        when it asks for its number asks again 500 ms later, which nothing changes. That is much for
-        somebody who claims an office."""
+        when it asks for its number asks again after 500 ms, and no setting changes that. It is a
+        long time for a process that claims an office."""
         if self._producer is None:
             self._make_producer()
 
@@ -123,7 +124,7 @@ class KafkaLog:
         """See `EngineLog`. Waits up to `message_timeout_ms` of the settings."""
         assert not self._has_failed, f"{self.name}: an append has failed before"
         if self._position != _NOWHERE:
-            # Who appends knows what it wrote: it need not be fetched and kept as well.
+            # The owner knows the records that it wrote: they need not be fetched and kept as well.
             assert self._consumer is not None
             self._consumer.unassign()
             self._position = _NOWHERE
@@ -133,8 +134,8 @@ class KafkaLog:
         for index, record in enumerate(records):
             self._produce(producer, record, _report(self.name, index, offsets, waiting))
         self._poll(producer, 0)
-        # Each record is reported, at the latest when its time is over. That somebody waits for ever
-        # who holds an office is not left to that promise of another's code.
+        # librdkafka promises a timeout. We set our own as well, because an owner that waits forever
+        # would block its shard.
         patience_s = self._settings.message_timeout_ms / 1000 + REPORTS_GRACE_S
         while waiting and patience_s > 0:
             found = self._poll(producer, REPORTS_POLL_S)
@@ -158,7 +159,7 @@ class KafkaLog:
             except BufferError:
                 # Its queue is full (100,000 records, 1 GiB): some have to be answered first.
                 if self._poll(producer, REPORTS_POLL_S) is None:
-                    return  # Nobody reports it: it is not known whether it is there.
+                    return  # The report is missing: it is not known whether the record is there.
             except KafkaException as error:
                 # Too large a record is ours to know: `envelope` cuts frames.
                 assert error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE, len(record)
@@ -350,7 +351,7 @@ _UNKNOWN_TOPICS: Final = (
     KafkaError._UNKNOWN_TOPIC,
 )
 _TELLING: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
-"""Errors that say why a broker cannot be reached. Of a call all that is known is that none was."""
+"""Errors that say why a broker cannot be reached. Other errors of a call say only that none was."""
 
 
 class KafkaEngine:
@@ -366,7 +367,7 @@ class KafkaEngine:
         self._sleep = sleep
         self._created: set[str] = set()
         self._asking: dict[str, Consumer] = {}
-        """Who asks for the progress of a node, and says it."""
+        """By node, the consumer that asks for its progress, and commits it."""
         self._log_partitions: tuple[int, ...] = ()
 
     @property
@@ -379,7 +380,7 @@ class KafkaEngine:
         return KafkaLog(self._settings, self._asker, self._url.log_topic, shard)
 
     def settled(self, shard: int) -> KafkaLog:
-        """What is settled of a shard, opened anew."""
+        """The log of a shard's settled rows, opened anew."""
         topic = self._url.settled_topic
         return KafkaLog(self._settings, self._asker, topic, shard, is_transactional=True)
 
@@ -388,7 +389,7 @@ class KafkaEngine:
         return KafkaTransactions(self._settings, shard, stamp)
 
     def meta(self) -> KafkaLog:
-        """What the cluster is (`storage.replicated.meta`), opened anew."""
+        """The log of the cluster's facts (`storage.replicated.meta`), opened anew."""
         return KafkaLog(self._settings, self._asker, self._url.meta_topic, 0)
 
     def create(self, shards: int, replication: int, *, flushes: bool) -> list[str]:
@@ -401,15 +402,15 @@ class KafkaEngine:
             plan for plan in plans(self._url, shards, flushes=flushes) if plan.name not in known
         ]
         made = [plan.name for plan in missing if self._make_topic(plan, replication)]
-        # Brokers learn of a topic one after the other, each in its time. Whoever is asked next may
-        # be one that does not know yet.
+        # Brokers learn of a topic one after the other, each in its time. The broker that is asked
+        # next may not know it yet.
         self._created.update(plan.name for plan in missing)
         for plan in missing:
             self._wait_for_leaders(plan)
         return made
 
     def _why(self, error: KafkaException) -> KafkaException | KafkaError:
-        """That no broker answered says less than why none did."""
+        """The reason that brokers did not answer: it says more than the error that none did."""
         return self._asker.trouble or error
 
     def _wait_for_leaders(self, plan: TopicPlan) -> None:
@@ -441,7 +442,7 @@ class KafkaEngine:
         return True
 
     def check(self, shards: int, *, flushes: bool, replication: int | None = None) -> list[str]:
-        """What is wrong with the topics, a sentence for each. Raises EngineError."""
+        """Errors of the topics, a sentence for each. Raises EngineError."""
         wanted = plans(self._url, shards, flushes=flushes)
         return differences(self._found({plan.name for plan in wanted}), wanted, replication)
 
@@ -454,7 +455,7 @@ class KafkaEngine:
         return found
 
     def _settings_of(self, name: str) -> dict[str, str]:
-        """Of a topic that one of the brokers knows."""
+        """The settings of a topic that one of the brokers knows."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         for _ in range(CREATE_TRIES):
             asked = self._asker.admin.describe_configs([resource], request_timeout=CALL_TIMEOUT_S)
@@ -470,7 +471,7 @@ class KafkaEngine:
         raise _refused("describe topic", name, "some brokers do not know it")
 
     def has_topics(self) -> bool:
-        """Whether the topic is there that says what the cluster is. Raises EngineError."""
+        """Whether the topic of the cluster's facts is there. Raises EngineError."""
         return self._url.meta_topic in self._topic_partitions()
 
     def _topic_partitions(self) -> dict[str, dict[int, Any]]:
@@ -492,7 +493,7 @@ class KafkaEngine:
         """The node's replica of a shard has a checkpoint at `offset` of the shard's log; `note`
         goes with it (4 KiB at most).
 
-        Raises EngineError; the next one says it again. Brokers forget what was not said for
+        Raises EngineError; the next call reports it again. Brokers forget a report after
         `offsets.retention.minutes` (a week)."""
         assert offset >= 0, offset
         place = TopicPartition(self._url.log_topic, shard, offset, metadata=note)
@@ -524,7 +525,7 @@ class KafkaEngine:
         return {node: self._progress_of(node) for node in nodes}
 
     def _of_group(self, node: str) -> Consumer:
-        """Who asks and says how far a node is."""
+        """The consumer that asks for a node's progress, and commits it."""
         asking = self._asking.get(node)
         if asking is None:
             group = {"group.id": self._url.progress_group(node)}
@@ -557,7 +558,7 @@ class KafkaEngine:
 def _report(
     name: str, index: int, offsets: list[int | None], waiting: set[int]
 ) -> "Callable[[KafkaError | None, Message | None], None]":
-    """What the client calls with the outcome of a record."""
+    """The callback of the client for the outcome of a record."""
 
     def reported(error: KafkaError | None, message: Message | None) -> None:
         waiting.discard(index)
@@ -585,7 +586,7 @@ def _result(future: "Future[Any]", timeout_s: float) -> Any:
 
 
 def _answer(call: str, where: str, future: "Future[Any]") -> Any:
-    """What an admin client was answered. Raises EngineError."""
+    """The answer to a call of an admin client. Raises EngineError."""
     try:
         return _result(future, CALL_TIMEOUT_S)
     except KafkaException as error:

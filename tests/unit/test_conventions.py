@@ -449,30 +449,31 @@ BREAK = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |\s\|\s|(?<=[.!?])\s+")
 """Between two sentences, items, or cells of a table."""
 LIMITS = {
     "docs": (0.2, 1.0),
-    "delayserver": (2.1, 10.7),
-    "delayserver/api": (8.3, 17.4),
+    "delayserver": (0.0, 0.0),
+    "delayserver/api": (0.2, 0.8),
     "delayserver/backup": (0.0, 0.0),
-    "delayserver/cli": (4.4, 10.7),
+    "delayserver/cli": (0.0, 0.0),
     "delayserver/client": (7.8, 14.1),
-    "delayserver/cluster": (10.3, 16.3),
-    "delayserver/decisions": (0.4, 0.7),
-    "delayserver/delivery": (0.6, 1.3),
+    "delayserver/cluster": (0.0, 0.2),
+    "delayserver/decisions": (0.3, 0.7),
+    "delayserver/delivery": (0.0, 0.4),
     "delayserver/examples": (0.0, 1.0),
     "delayserver/http": (0.0, 1.7),
-    "delayserver/integrations": (0.0, 1.1),
-    "delayserver/pipeline": (2.6, 3.0),
+    "delayserver/integrations": (0.0, 0.0),
+    "delayserver/pipeline": (0.0, 0.0),
     "delayserver/queries": (0.0, 0.0),
     "delayserver/records": (0.7, 1.6),
-    "delayserver/recovery": (5.1, 10.8),
+    "delayserver/recovery": (0.0, 0.0),
     "delayserver/schedule": (0.4, 1.0),
-    "delayserver/security": (0.0, 0.9),
-    "delayserver/serve": (7.1, 14.3),
-    "delayserver/server": (5.2, 13.9),
-    "delayserver/shards": (13.5, 18.4),
+    "delayserver/security": (0.0, 0.0),
+    "delayserver/serve": (0.0, 0.0),
+    "delayserver/server": (0.0, 0.7),
+    "delayserver/shards": (0.0, 0.0),
     "delayserver/timers": (0.0, 0.5),
-    "delayserver/wire": (10.0, 14.9),
+    "delayserver/wire": (0.0, 0.0),
     "storage": (0.5, 0.9),
-    "storage/replicated": (1.6, 1.3),
+    "storage/replicated": (0.0, 0.3),
+    "together": (0.6, 1.3),
 }
 """By folder: such sentences in a hundred, and "what" in a thousand words. Lower a limit when you
 have rewritten a folder; never raise one."""
@@ -522,6 +523,7 @@ def test_the_english_only_gets_plainer() -> None:
         folders["/".join(path.split("/")[:-1][:2])].append(prose_of(path, source))
     for document in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         folders["docs"].append(prose_of(document.name, document.read_text("utf-8")))
+    folders["together"] = [text for texts in folders.values() for text in texts]
     figures = {folder: figures_of("\n\n".join(texts)) for folder, texts in folders.items()}
     assert figures.keys() == LIMITS.keys()
     worse = {

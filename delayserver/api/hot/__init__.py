@@ -9,8 +9,8 @@ belonging  the shard to which a publish or a cancel of one message belongs
 consume    … pull, ack, nack, extend
 answers    an answer, before it goes out
 protocol   the way in over the wire, past ASGI
-heads      … what the head of a request says
-connection … what a client may send there, and how long it may take
+heads      … the head of a request, read into a struct
+connection … limits on the bytes that a client sends there, and on their time
 bodies     bodies that have come whole and wait: bounded bytes
 asgi       the way in for any ASGI server
 """

@@ -16,7 +16,7 @@ from delayserver.errors import DelayServerError
 from storage.errors import StorageError
 
 Headers = Iterable[tuple[bytes, bytes]]
-"""Of a request, names in lower case."""
+"""The headers of a request, names in lower case."""
 JSON = b"application/json"
 
 _STATUSES = {one.value: f"{one.value} {one.phrase}".encode() for one in HTTPStatus}
@@ -34,7 +34,7 @@ class Answer(msgspec.Struct):
     content_type: bytes = JSON
     group: Group | None = None
     seq: int = 0
-    """The last record of what it answers."""
+    """The last record of the call that it answers."""
 
 
 def problem_answer(error: Exception) -> Answer:
@@ -94,7 +94,7 @@ def header(headers: Headers, name: bytes) -> bytes:
 
 
 class Responder(Protocol):
-    """Whoever asked for a publish that is decided together with others."""
+    """The receiver of an answer to a publish that is decided together with others."""
 
     last_group: Group | None
     """The last one that an answer of it waits for."""
@@ -109,7 +109,7 @@ class Responder(Protocol):
 
 
 class Client(Responder, Protocol):
-    """Whoever asked for what may belong to another shard."""
+    """The receiver of an answer to a call that may belong to another shard."""
 
     def go_elsewhere(self) -> None:
         """Another shard is asked."""

@@ -6,9 +6,9 @@
          ──▶ health?        ──▶ answered
          ──▶ else           ──▶ FastAPI, its body limited
 
-What `protocol` does not serve comes this way: a publish that says with `ack` what it waits for, a
-batch in MessagePack, which is made into JSON in slices, the first one in Arrow, which waits for an
-import, a cancel whose subject has to be read, a head that is not as plain as most.
+Calls that `protocol` does not serve come this way: a publish that names with `ack` the event it
+waits for, a batch in MessagePack, which is made into JSON in slices, the first one in Arrow, which
+waits for an import, a cancel whose subject has to be read, a head that is not as plain as most.
 
 Cost: 100 µs per call more than without ASGI. Threads: belongs to the event loop.
 """
@@ -114,7 +114,7 @@ class HotPath:
                 answer = hot.cancels.answer(path, headers, caller, subjects)
             else:
                 answer = hot.answer(path, data, content_type, caller, trace_of(headers))
-            del data  # What it says is kept elsewhere while the answer has to wait.
+            del data  # Its contents are kept elsewhere while the answer has to wait.
             if ack is not None and answer.status < 400:
                 answer = await acknowledged(self._calls, answer, ack)
             elif answer.group is not None:
@@ -126,7 +126,7 @@ class HotPath:
         await send_answer(send, answer)
 
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what is asked before anything else is there."""
+        """Serve the health checks, before anything else is ready."""
         await send_answer(send, self._hot.health(scope["path"]))
 
     async def consume(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +152,7 @@ class HotPath:
         cancel = self._hot.consuming.serve(call, data, caller, told)
 
         def gone() -> None:
-            # Before anything else happens: what falls due next must not be leased to it.
+            # Before anything else happens: the next due message must not be leased to it.
             cancel()
             told(GoneError())
 
@@ -168,7 +168,7 @@ class HotPath:
 
 
 def is_utf8(scope: Scope) -> bool:
-    """Whether the path is: what is not was replaced in it by U+FFFD, all of it by the same."""
+    """Whether the path is UTF-8. All other bytes were replaced in it by the same U+FFFD."""
     if "\ufffd" not in scope["path"]:
         return True
     try:
@@ -185,7 +185,7 @@ async def ready_to_read(intake: Intake, content_type: bytes) -> None:
 
 
 class Ack(NamedTuple):
-    """What a publish waits for, and how."""
+    """The event that a publish waits for, and for how long."""
 
     level: Level = Level.DURABLE
     timeout_ms: int = ACK_TIMEOUT_MAX_MS
@@ -216,7 +216,7 @@ def parse_ack(query: bytes) -> Ack:
 
 
 async def acknowledged(calls: Calls, answer: Answer, ack: Ack) -> Answer:
-    """The answer to a publish that says what it waits for, and how long."""
+    """The answer to a publish with `ack`: it waits for the event, for as long as `ack` says."""
     level, timeout_ms, _ = ack
     reached = await calls.acknowledged(answer.group, answer.seq, level, timeout_ms)
     if reached is Level.ACCEPTED:

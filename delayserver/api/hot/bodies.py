@@ -5,7 +5,7 @@
                                                                               └──no──▶ waits
 
 A batch of 7 MB takes 25 MB once it is decoded. All works of the slices take turns, so each that
-has begun holds what it has decoded until all of them are nearly done. So few begin at the same
+has begun holds its decoded messages until all of them are nearly done. So few begin at the same
 time, and the bodies of the others wait as they came. Short bodies have a lane of their own: no long
 one holds them up.
 
@@ -76,7 +76,7 @@ class Bodies:
         self._begin(_Call(length, work, done, length))
 
     async def run(self, length: int, work: Work[T]) -> T:
-        """The same for a body that is counted by `holding`. Returns what the work returns."""
+        """The same for a body that is counted by `holding`. Returns the result of the work."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._begin(_Call(length, work, partial(answer, future), 0))
         return await future

@@ -75,7 +75,7 @@ def _cancelled(message_id: str) -> StateDocument:
 
 
 _CANCELLED = Answer(200, encode(_cancelled("0" * ID_DIGITS)))
-"""What `_by_id` and `_by_key` answer, which is as long for every message."""
+"""The answer of `_by_id` and `_by_key`, which is as long for every message."""
 _Gathered = tuple[Responder, str | None, str, Caller | None]
 """A cancel that waits to be decided together with others: who asked; subject and key, or None and
 the id."""
@@ -119,8 +119,8 @@ class HotCancel:
     def answering(
         self, data: bytes, caller: Caller | None, subjects: Subjects | None = None
     ) -> Work[Answer]:
-        """As `answer`, of a call that cancels many, in slices. An error that is the answer has
-        cancelled none: once one is cancelled, each is told what became of it."""
+        """As `answer`, of a call that cancels many, in slices. If the answer is an error, none was
+        cancelled: once one is cancelled, the answer has a result for each."""
         try:
             if subjects is None:
                 if caller is not None and not caller.is_admin:
@@ -159,8 +159,8 @@ class HotCancel:
         self, responder: Responder, subject: str | None, text: str, caller: Caller | None
     ) -> None:
         """Cancel one message, without a condition, together with others that come in this turn of
-        the event loop: a cancel that waits for longer may come too late. `responder` is given what
-        `answer` would return.
+        the event loop: a cancel that waits for longer may come too late. `responder` is given the
+        result that `answer` would return.
 
         `text`: the key, where there is a `subject`; else the id, which a `caller` has to be an
         administrator for."""
@@ -170,7 +170,7 @@ class HotCancel:
         self._gathered.append((responder, subject, text, caller))
 
     def decide(self) -> None:
-        """Answer what has been gathered."""
+        """Answer the cancels that have been gathered."""
         gathered, self._gathered = self._gathered, []
         if len(gathered) >= COLUMNS_MIN and self._decide_together(gathered):
             return
@@ -204,7 +204,7 @@ class HotCancel:
         try:
             texts = at_once(self._cancelling(ids, names, keys, refusals))
         except (DelayServerError, StorageError):
-            # Each is told what there is about it. What was cancelled already is so then, too.
+            # Each one gets its own answer. Messages that were cancelled by then stay cancelled.
             return False
         except Exception as error:
             refusals, texts = dict.fromkeys(range(len(gathered)), error), [""] * len(gathered)

@@ -1,4 +1,4 @@
-"""A connection that costs only itself: limits on what a client sends, and on how long it takes.
+"""A connection that costs only itself: limits on a client's bytes, and on the time that it takes.
 
     request    its head within `head_timeout_ms`, its body within `body_timeout_ms` after that and
                a second more for each KiB, up to `body_time_max_ms`; else 408, and the connection
@@ -49,16 +49,16 @@ from delayserver.errors import (
 
 BODY_BYTES_PER_S: Final = 1024
 PART_BYTES: Final = 64
-"""What each part of a request costs besides its bytes."""
+"""The cost of each part of a request besides its bytes."""
 PART_MAX_BYTES: Final = 256 * 1024
-"""What comes in at once may hold whole requests before the head that is not whole."""
+"""A read may hold whole requests before the head that is not whole: they count up to here."""
 NOT_BEGUN: Final = StandbyError("the shard is given away just now, and nothing was done: try again")
 LOOKS_PER_TIMEOUT: Final = 2
 LOOK_MIN_S: Final = 0.02
 
 
 class Phase(IntEnum):
-    """What is coming in."""
+    """The part of a request that is coming in."""
 
     NOTHING = 0
     HEAD = 1
@@ -79,10 +79,10 @@ TOO_SLOW: Final = _refusal(
 
 
 class Receiving:
-    """What all connections of a server hold of requests that have come in part.
+    """The bytes of requests that have come in part, over all connections of a server.
 
-    Heads and bodies apart: anybody can send a head, and it must not be at the cost of who may send
-    a body."""
+    Heads and bodies are counted apart. Any client can send a head, and a client without a token
+    must not use up the room of clients that may send a body."""
 
     def __init__(self) -> None:
         self.held_bytes = dict.fromkeys(Phase, 0)
@@ -121,7 +121,7 @@ def unsent_bytes(transport: asyncio.Transport) -> int:
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with limits. A subclass tells it what has come in part."""
+    """uvicorn's protocol with limits. A subclass reports requests that have come in part."""
 
     access: Access
     settings: Settings
@@ -137,16 +137,16 @@ class Connection(HttpToolsProtocol):
     unserved = b""
     """Bytes that came over the connection before this server had it."""
     phase = Phase.NOTHING
-    """Of the request that has come in part."""
+    """Which part of the request is still coming in."""
     idle_since_s = 0.0
     """When the last answer was given."""
     _began_s = 0.0
     _received_bytes = 0
-    """Of what `phase` says."""
+    """The bytes of the part that `phase` names."""
     _held_bytes = 0
     """Its share of `receiving`."""
     _refusal: Answer | None = None
-    """What the parser was stopped with."""
+    """The answer that stopped the parser."""
     _unwritten_bytes = 0
     _unwritten_since_s = 0.0
     _watch: asyncio.TimerHandle | None = None
@@ -155,17 +155,17 @@ class Connection(HttpToolsProtocol):
 
     @abstractmethod
     def refuse(self, answer: Answer) -> None:
-        """Give an answer to what is coming in, unless it would be taken for another one's, and
+        """Answer the request that is coming in, unless it would be taken for another one's, and
         end the connection."""
 
     @abstractmethod
     def say_goodbye(self, answer: Answer) -> None:
-        """Answer what may be on its way to here, and end the connection when that has come."""
+        """Answer a request that may be on its way, and end the connection when it has come."""
 
     @abstractmethod
     def take_back(self, *, is_given_back: bool = False) -> bytes | None:
-        """Returns what has come that nobody has begun to serve; None: something is served, or that
-        is not known any more. `is_given_back`: nobody has begun to serve the call under way."""
+        """Returns the bytes that have come and are not being served; None: a call is being served,
+        or the bytes are gone. `is_given_back`: the call under way has not been begun after all."""
 
     @abstractmethod
     def has_unanswered(self) -> bool:
@@ -200,9 +200,9 @@ class Connection(HttpToolsProtocol):
         self.on_lost()
 
     def shutdown(self) -> None:
-        """The server stops: what has come in part is refused, what has come is answered. Where the
-        process goes on, the next server has what is not begun; a process that passes calls on is
-        told that this one does not begin them."""
+        """The server stops: a request that has come in part is refused, a whole one is answered. If
+        the process goes on, its next server gets the calls that are not begun. A process that
+        passes calls on is told that this one does not begin them."""
         if self.is_tunnel and self.take_back() is not None:
             self.say_goodbye(problem_answer(NOT_BEGUN))
         elif self.move():
@@ -214,8 +214,8 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def move(self, *, is_given_back: bool = False) -> bool:
-        """Leave the connection to the next server of the process, if there is to be one and nobody
-        has begun to serve what has come (`is_given_back`: as in `take_back`). Whether it was."""
+        """Leave the connection to the next server of the process, if there will be one and no call
+        of it has been begun (`is_given_back`: as in `take_back`). Returns whether it was left."""
         if self.moving is None or self.is_tunnel:
             return False
         data = self.take_back(is_given_back=is_given_back)
@@ -240,8 +240,8 @@ class Connection(HttpToolsProtocol):
         self.refuse(self._refusal or NOT_HTTP)
 
     def comes_in_part(self, phase: Phase, length: int, *, is_kept: bool = True) -> None:
-        """There is more to come of a request: it is timed from the first part on, and what is kept
-        of it is counted. Once it is refused here, nothing more of the connection is looked at."""
+        """More of a request is to come: it is timed from its first part on, and its bytes are
+        counted if they are kept. After a refusal here, the connection is not read any more."""
         if self.phase is Phase.NOTHING:
             self._began_s = self.loop.time()
         if self.phase is not phase:
@@ -269,7 +269,7 @@ class Connection(HttpToolsProtocol):
         self.phase = Phase.NOTHING
 
     def let_go(self) -> None:
-        """Nothing is kept of what came in part."""
+        """Drop the bytes of a request that came in part."""
         self.receiving.held_bytes[self.phase] -= self._held_bytes
         self._held_bytes = 0
 
@@ -307,7 +307,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _give_up(self, answer: Answer) -> None:
-        """Refuse what has come in part."""
+        """Refuse the request that has come in part."""
         is_answered = self.phase is Phase.BODY and not self.has_unanswered()
         self.has_come()
         if is_answered:

@@ -43,8 +43,8 @@ Told = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
 WHEN_GONE = "when_gone"
-"""Where the scope of an ASGI call has what to give a `Cancel` to, for when the client is gone; None
-takes it back. A message of ASGI would tell it some turns of the event loop later."""
+"""The key of an ASGI scope for a function: it takes the `Cancel` to call when the client is gone,
+or None to take that back. A message of ASGI would report it some turns of the event loop later."""
 _Done = type[AckedDocument] | type[NackedDocument] | type[ExtendedDocument]
 
 
@@ -56,7 +56,7 @@ class ToldExpired(Protocol):
 
 
 class Asked(NamedTuple):
-    """What a consumer wants, as it was checked."""
+    """The call of a consumer, checked."""
 
     max_messages: int
     min_messages: int
@@ -153,9 +153,9 @@ class Consuming:
         self._intake = intake
 
     def serve(self, call: ConsumerCall, data: bytes, caller: Caller | None, told: Told) -> Cancel:
-        """Do what a call says; `told` is called once, before this returns or later.
+        """Serve a call; `told` is called once, before this returns or later.
 
-        Returns what to call if the client is gone before that."""
+        Returns the function to call if the client is gone before that."""
         try:
             subscription = self.subscription(call, caller)
             match call.action:
@@ -233,7 +233,7 @@ class Consuming:
 
 
 def _nothing() -> None:
-    """What was asked for happens, whoever waits for the answer."""
+    """The cancel of a call that goes on, even if its client does not wait any more."""
 
 
 def _tell(

@@ -1,4 +1,4 @@
-"""Which paths are served on the hot path, and what they name.
+"""The paths that the hot path serves, and the names in them.
 
 Cost: below a microsecond. Threads: pure functions.
 """
@@ -62,7 +62,7 @@ def is_long(method: str, path: str) -> bool:
 
 
 def asks_disk(path: str) -> bool:
-    """Whether it has to be read what a caller asks for who may not do everything."""
+    """Whether the disk must be read before a caller with limited rights may make the call."""
     return path.startswith(MESSAGE_PATH)
 
 
@@ -73,7 +73,7 @@ def one_of(path: str) -> tuple[str | None, str]:
 
 
 class ConsumerCall(NamedTuple):
-    """What a path asks for."""
+    """The call that a path names."""
 
     subscription: str
     action: str

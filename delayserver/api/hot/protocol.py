@@ -8,11 +8,11 @@ A request is served here if its head is as plain as those of clients are: HTTP/1
 length, nothing to wait for or to switch to. Everything else goes uvicorn's way, byte for byte as it
 came, also in the middle of a connection. Answers come in the order of the
 requests: groups become durable in order, and an answer that waits for none waits for the group of
-the one before it; what goes uvicorn's way waits until all that came before is answered. A call of
-a consumer may wait for long: what comes behind it is looked at when it is answered, and when
-something before it has no answer yet, it goes uvicorn's way.
+the one before it. A call that goes uvicorn's way waits until all calls before it are answered. A
+call of a consumer may wait for long: the bytes behind it are looked at when it is answered. If a
+call before it has no answer yet, it goes uvicorn's way.
 
-What a head says is remembered (`heads`). No task, no future, no ASGI message and no callback of a
+A head is remembered (`heads`). No task, no future, no ASGI message and no callback of a
 parser exists for a request that is served here. Publishes that come while a group is being synced
 are decided together (`Hot.gather`), and so are cancels that come in one turn.
 
@@ -59,8 +59,8 @@ from delayserver.slices import Work
 HEAD_MAX_BYTES = 4096
 """Longer heads go uvicorn's way."""
 HELD_MAX_BYTES = 64 * 1024
-"""What is read at most behind a call that waits; as long as less comes, it is noticed when the
-client goes away."""
+"""The most bytes that are read behind a call that waits; as long as fewer come, the server notices
+when the client goes away."""
 LINGER_S = 1.0
 """A client has this long to close a connection whose last answer was given."""
 TAKEN_BACK_MAX_BYTES = 64 * 1024
@@ -71,10 +71,10 @@ PIPELINED_MAX = 1024
 _CANCEL_LINE = re.compile(
     rb"DELETE /v1/subjects/([A-Za-z0-9._-]+)/keys/([A-Za-z0-9:@!$&'()*+,;=._~-]+)(?= HTTP/1\.1\r\n)"
 )
-"""That of a cancel by key, as most clients send it."""
+"""The head of a cancel by key, as most clients send it."""
 _BEGIN = b"POST /v1/"
 _STATUS = slice(9, 12)
-"""Of an answer, behind `HTTP/1.1 `."""
+"""The place of the status in an answer, behind `HTTP/1.1 `."""
 _END = b"\r\n\r\n"
 _END_BYTES = len(_END)
 _CLOSE = b"\r\nconnection: close" + _END
@@ -111,7 +111,7 @@ def make_passing_protocol(access: Access, settings: Settings) -> type[Connection
 
 
 class _Unanswered:
-    """What uvicorn's protocol wants to know of the requests that are being answered here."""
+    """The attributes of requests that are being answered here, as uvicorn's protocol reads them."""
 
     __slots__ = ("count", "disconnected", "keep_alive", "message_event", "more_body")
 
@@ -128,7 +128,7 @@ class _Unanswered:
 
 
 class _NoEvent:
-    """Nobody waits for more of a request that is served here."""
+    """An event without effect: no task waits for more of a request that is served here."""
 
     def set(self) -> None:
         """uvicorn calls it when the connection is lost."""
@@ -156,10 +156,10 @@ class _HotProtocol(Connection):
     common: dict[bytes, int]
     """Heads of publishes that were served without a caller, and the lengths of their bodies."""
     common_of_cancels: set[bytes]
-    """Of cancels by key that were, what their heads are behind the address."""
+    """The heads of cancels by key so far, without the address."""
 
     _head: Head | None = None
-    """Of the request whose body is being received here."""
+    """The head of the request whose body is being received here."""
     _head_data: bytes
     """As it came."""
     _parts: list[bytes]
@@ -171,11 +171,11 @@ class _HotProtocol(Connection):
     last_group: Group | None = None
     """The last one that an answer waited for, while one is due."""
     _cancel: Cancel | None = None
-    """A consumer waits for its answer; what comes behind its call is looked at afterwards."""
+    """A consumer waits for its answer; bytes behind its call are looked at afterwards."""
     _is_elsewhere = False
     """Another shard is asked, or the answer takes more than a turn of the loop; likewise."""
     _leave: Cancel | None = None
-    """What ends the wait of a call that goes through ASGI."""
+    """Ends the wait of a call that goes through ASGI."""
     _may_wait = False
     """Whether the last request that went uvicorn's way may be a long poll."""
 
@@ -183,7 +183,7 @@ class _HotProtocol(Connection):
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
         self._unanswered = _Unanswered()
 
-    # ── what comes in ──────────────────────────────────────────────────────────────────────────
+    # ── input ──────────────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
         if not self.turns.is_begun:
@@ -238,8 +238,8 @@ class _HotProtocol(Connection):
                 head = read_head_of_one(data[start:body_start])
             else:
                 head = read_head(data[start:body_start])
-            # A head or a body that is too long, or not to be waited for: uvicorn's way knows what
-            # to do, and keeps nothing of a body before it has looked at the head.
+            # A head or a body that is too long, or not to be waited for: uvicorn's way handles it,
+            # and keeps nothing of a body before it has looked at the head.
             if (
                 head is None
                 or (head.call is not None and unanswered.count)
@@ -296,8 +296,8 @@ class _HotProtocol(Connection):
                     parser.feed_data(rest)
                     break
                 except httptools.HttpParserUpgrade as offer:
-                    # What is not taken is ignored (RFC 9110, 7.8). The parser is ready for the head
-                    # again; CONNECT, which says no more, it does not let through.
+                    # An upgrade that is not taken is ignored (RFC 9110, 7.8). The parser is ready
+                    # for the head again. It does not accept CONNECT.
                     rest = rest[offer.args[0] :]
                     line = parser.get_method(), self.url, parser.get_http_version()
                     parser.feed_data(head_without_upgrade(*line, self.headers))
@@ -353,8 +353,8 @@ class _HotProtocol(Connection):
         super().on_message_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. What it asked for is answered nevertheless, unless it may
-        wait for messages: a client that has gone looks alike, and nothing must be leased to it."""
+        """The client sends nothing more. Its calls are answered nevertheless, unless a call may
+        wait for messages: a client that has gone looks alike, and must not get a lease."""
         self._drop_part()
         self.has_come()
         cycle = cast("_AnyCycle | None", self.cycle)
@@ -377,7 +377,7 @@ class _HotProtocol(Connection):
             self.has_come()
         hot, unanswered = self.hot, self._unanswered
         if unanswered.count > 1:
-            # What this connection asked for before is answered first.
+            # Calls that came before over this connection are answered first.
             while hot.decide():
                 pass
             hot.cancels.decide()
@@ -419,7 +419,7 @@ class _HotProtocol(Connection):
         self.respond(wire_of(answer), answer.group)
 
     def _serve_in_slices(self, head: Head, length: int, work: Work[Answer]) -> None:
-        """Answer at once, as nearly always, or in a turn to come: what comes behind the request is
+        """Answer at once, as nearly always, or in a turn to come: the bytes behind the request are
         looked at then. `length`: of its body, in bytes. Raises OverloadedError."""
         is_told = False
 
@@ -432,15 +432,15 @@ class _HotProtocol(Connection):
                 answer = problem_answer(error)
             self._respond_with(head, answer)
             if was_held and not self.transport.is_closing():
-                self.data_received(b"")  # what was held
+                self.data_received(b"")  # go on with the held bytes
 
         self.hot.bodies.begin(length, work, told)
         if not is_told:
             self._is_elsewhere = True
 
     def go_elsewhere(self) -> None:
-        """The only request that is not answered is answered by another shard: what comes behind it
-        is looked at then."""
+        """The only request without an answer is answered by another shard: the bytes behind it are
+        looked at then."""
         self._is_elsewhere = True
 
     def come_back(self, wire: bytes) -> None:
@@ -448,7 +448,7 @@ class _HotProtocol(Connection):
         self._is_elsewhere = False
         self._give(wire)
         if not self.transport.is_closing():
-            self.data_received(b"")  # what was held
+            self.data_received(b"")  # go on with the held bytes
 
     def _gather_cancel(self, head: Head, caller: Caller | None) -> None:
         if caller is None:
@@ -484,14 +484,14 @@ class _HotProtocol(Connection):
             was_held, self._cancel = self._cancel is not None, None
             self.write(wire_of(consumer_answer(answer)))
             if was_held and not self.transport.is_closing():
-                self.data_received(b"")  # what was held
+                self.data_received(b"")  # go on with the held bytes
 
         cancel = self.hot.consuming.serve(call, body, caller, told)
         if not is_told:
             self._cancel = cancel
 
     def _hold(self, data: bytes) -> None:
-        """Keep what came behind a call of a consumer that is not answered."""
+        """Keep the bytes behind a call of a consumer that is not answered."""
         self._rest = data
         if len(data) > HELD_MAX_BYTES:
             self.flow.pause_reading()
@@ -504,7 +504,7 @@ class _HotProtocol(Connection):
         self._cancel = self._leave = None
 
     def _when_gone(self, leave: Cancel | None) -> None:
-        """What to call when the client is gone; None: nothing any more."""
+        """Set the function to call when the client is gone; None: nothing any more."""
         self._leave = leave
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
@@ -551,8 +551,8 @@ class _HotProtocol(Connection):
         self.on_response_complete()
 
     def _close_in_stages(self) -> None:
-        """Say that this was the last answer, and let the client close first (RFC 9112, 9.6): what
-        it has sent meanwhile, and nobody has read, would else make the system drop the answer."""
+        """Say that this was the last answer, and let the client close first (RFC 9112, 9.6): if the
+        client had sent bytes that were never read, the system would drop the answer."""
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()
@@ -667,8 +667,8 @@ class _PassingProtocol(_HotProtocol):
     def refuse(self, answer: Answer) -> None:
         cycle = cast("_AnyCycle | None", self.cycle)
         if cycle is not None and cycle.more_body and not cycle.response_complete:
-            # Its body is passed on as it comes. Who does so has no more of it to expect, and an
-            # answer that it got would be a second one.
+            # The body is streamed to the handler. After that we must not answer the request
+            # ourselves, because the client would receive two responses.
             leave, self._leave = self._leave, None
             cycle.disconnected = True
             cycle.message_event.set()

@@ -125,7 +125,7 @@ class Hot:
         caller: Caller | None,
         trace: Trace | None,
     ) -> Answer:
-        """Accept what `data` says, or tell why not. Without a `caller`, nobody is asked."""
+        """Accept the messages in `data`, or refuse them. Without a `caller`, all is allowed."""
         if path.startswith(HEARTBEATS_PATH):
             return self._answer_heartbeat(path.removeprefix(HEARTBEATS_PATH), data, caller)
         if path == BATCH_PATH:
@@ -174,8 +174,8 @@ class Hot:
         return answer
 
     def authorize(self, path: str, call: ConsumerCall | None, caller: Caller) -> None:
-        """What can be said of a call before its body is there. Raises AccessError, and
-        NotFoundError where a caller who may not do everything names what is not there."""
+        """Check a call before its body is there. Raises AccessError. If a caller with limited
+        rights names a subscription that does not exist, it raises NotFoundError."""
         if caller.is_admin:
             return
         if call is not None:
@@ -194,7 +194,7 @@ class Hot:
         return Answer(200, _encode(HealthDocument("ready")))
 
     def check_ready(self) -> None:
-        """Raises what keeps the server from accepting."""
+        """Raises the error that keeps the server from accepting."""
         self._calls.admit(0)
         self._check_whole()
 
@@ -225,9 +225,9 @@ class Hot:
         self._shards.publish(shard, data, caller, client.come_back)
 
     def gather_own(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
-        """Publish what `data` says together with others that come before the committer is free.
+        """Publish the message in `data`, together with others that come while the committer works.
 
-        `responder` is given what `answer` would return, once it may be told."""
+        `responder` is given the result of `answer`, once it may be sent."""
         if not self._gathered:
             self._calls.decide_when_free(self.decide)
         self.gathered_bytes += len(data)
@@ -242,7 +242,7 @@ class Hot:
         self._gathered.append((responder, data, caller))
 
     def decide(self) -> bool:
-        """Answer what has been gathered, as much as is to be in one group; whether there is
+        """Answer the gathered publishes, as many as fit into one group; returns whether there are
         more."""
         gathered, self._gathered = self._gathered, []
         if self.gathered_bytes + RECORD_BYTES * len(gathered) > self._group_max_bytes:
@@ -397,9 +397,9 @@ class Hot:
 
 @lru_cache(maxsize=256)
 def _created(subject: str, due_ms: int) -> tuple[bytes, int]:
-    """What `_publish` answers for a new message, ready to be filled with the fields of all answers,
-    length, id, seq, id and key, and the length without the key. (Much comes for one moment; a test
-    compares the two.)
+    """The answer of `_publish` to a new message, ready to be filled with the fields of all answers,
+    length, id, seq, id and key, and the length without the key. (Many messages come for one moment;
+    a test compares the two.)
 
     Made by hand: with a document and a head for each, 64 publishes that are decided together take
     1.3 times as long, from request to answer, and 256 take 1.4 times."""

@@ -1,18 +1,18 @@
 """Every call that is not hot, on FastAPI, imported behind the start. In the order to read it in:
 
 app           the application: its parts, its routes, its errors
-common        what all routes share: the parts that answer, statuses, types of parameters
+common        shared by all routes: the parts that answer, statuses, types of parameters
 authorize     whether the caller has the scope that the call needs
-messages      publish, look up, move, cancel; the list of what waits
+messages      publish, look up, move, cancel; the list of pending messages
 subscriptions who gets the messages; pull; dead letters
 targets       … where a subscription sends them
 timers        heartbeats and events
-named         what schedules and sources have in common: conditions, pages, who may change them
-schedules     what is published again and again
+named         common to schedules and sources: conditions, pages, the right to change one
+schedules     messages that are published again and again
 sources       topics that messages are taken from
 bulk          imports and archives
-backups       consistent copies of what the server has
-tokens        what the own token allows, and which there are
+backups       consistent copies of the server's data
+tokens        the scopes of the own token, and the list of tokens
 operations    health, metrics, stats, forecast
 openapi       the document that describes all of them
 docs_page     the OpenAPI document for people

@@ -1,8 +1,8 @@
 """Everything that is not hot, as one application on FastAPI.
 
 Cost: 0.4 s of CPU to import and to make, which is why `delayserver.serve.app` does it when it is
-first asked, or some time after the start. Threads: made in any thread; what it makes belongs to the
-event loop.
+first asked, or some time after the start. Threads: made in any thread; the application belongs to
+the event loop.
 """
 
 from typing import Any
@@ -125,7 +125,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """Nobody reads the answer."""
+    """The client has gone, so this answer is never sent."""
     return Response(status_code=499)
 
 

@@ -19,7 +19,7 @@ async def _caller(request: Request) -> Caller | None:
 
 
 CallerOf = Annotated[Caller | None, Depends(_caller)]
-"""Who calls; None where nobody is asked for a token."""
+"""The caller; None where no token is needed."""
 
 
 def require(caller: Caller | None, action: Action, subject: str) -> None:
@@ -29,7 +29,7 @@ def require(caller: Caller | None, action: Action, subject: str) -> None:
 
 
 async def authorize(request: Request, caller: CallerOf, parts: PartsOf) -> None:
-    """What every call on FastAPI depends on. Raises AccessError, NotFoundError, DamageError."""
+    """The check before every call on FastAPI. Raises AccessError, NotFoundError, DamageError."""
     calls = parts.calls
     if caller is None or caller.is_admin:
         return

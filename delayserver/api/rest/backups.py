@@ -1,4 +1,4 @@
-"""Backups: consistent copies of what the server has, in the directory that its settings name.
+"""Backups: consistent copies of the server's data, in the directory that its settings name.
 
 Where there are shards, each makes its part (`delayserver.shards.router` asks all of them).
 

@@ -1,4 +1,4 @@
-"""Bulk: imports of what a bulk load has staged, and archives of hours that are settled.
+"""Bulk: imports of the rows that a bulk load has staged, and archives of hours that are settled.
 
 The rows themselves do not go through HTTP: a bulk load writes files below the data directory, and
 an archive is made of the hours' files.
@@ -70,7 +70,7 @@ OF_SHARD: Final[dict[str, Any]] = {
         }
     ]
 }
-"""What the router reads, and no handler."""
+"""Parameters that the router reads, and no handler."""
 
 router = APIRouter()
 
@@ -112,8 +112,8 @@ async def begin_import(import_id: ImportPath, request: Request, parts: PartsOf) 
     openapi_extra=OF_SHARD | json_body(ImportModel),
 )
 async def adopt_import(request: Request, parts: PartsOf) -> Response:
-    """Adopt what a bulk load has staged, all or nothing. It is durable when this answers; the
-    same again is answered the same."""
+    """Adopt the rows that a bulk load has staged, all or nothing. The import is durable when this
+    answers; the same again is answered the same."""
     wanted = read(await json_of(request), ImportModel)
     path = _below(parts.calls.settings.data_dir, wanted.manifest)
     return json_answer(_import_view(await parts.calls.adopt(path)), 201)
@@ -195,7 +195,7 @@ async def list_archives(
 )
 async def confirm_archive(hour: HourPath, request: Request, parts: PartsOf) -> Response:
     """An hour was archived: with the setting `archive` the server may delete it from now on,
-    after its retention. Refused if the archive does not cover what the hour holds now. It is
+    after its retention. Refused if the archive does not cover all that the hour holds now. It is
     durable when this answers; the same again is answered the same."""
     wanted = read(await json_of(request), ArchiveModel)
     archived = Archived(**msgspec.structs.asdict(wanted), archived_ms=parts.calls.clock())

@@ -1,11 +1,11 @@
 """/console: the server for operators, in a browser; static files that make the calls of the API.
 
 The files (`delayserver/console`) are for everybody, also where tokens are asked for: they hold
-nothing of the server. What they show, they ask for with the token of who looks at it.
+nothing of the server. The data that they show, they ask for with the token of the user.
 
-A page is allowed what these files need and nothing else (Content-Security-Policy): scripts, styles
-and calls of this origin, none of them in the page itself, no frame around it. A file keeps its
-name in the next version, so a browser asks each time whether it is the same (`ETag`).
+The browser allows a page only the things that these files need (Content-Security-Policy): scripts,
+styles and calls of this origin, none of them in the page itself, no frame around it. A file keeps
+its name in the next version, so a browser asks each time whether it is the same (`ETag`).
 
 Cost: 50 ms of a thread at the first request, then 0.1 ms; 0.3 MB are kept, compressed
 and not. Threads: belongs to the event loop; files are read in another.
@@ -36,7 +36,7 @@ _MEDIA_TYPES: Final = {
     "svg": "image/svg+xml",
     "LICENSE": "text/plain",
 }
-"""By the end of the name; what has another one is not served."""
+"""By the end of the name; a file with another one is not served."""
 _HEADERS: Final = {
     "cache-control": "no-cache",
     "vary": "accept-encoding",
@@ -82,7 +82,7 @@ async def get_file(name: str, request: Request, if_none_match: Known = None) -> 
 
 
 async def _answer(name: str, request: Request, known: str | None) -> Response:
-    # By name out of what was read before: no path of a client ever reaches the disk.
+    # A look-up by name in files that were read before: no path of a client ever reaches the disk.
     file = (await asyncio.to_thread(_read_files)).get(name)
     if file is None:
         raise HTTPException(404)

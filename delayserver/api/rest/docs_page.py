@@ -1,7 +1,7 @@
 """/docs: the OpenAPI document for people, with all that the page needs, so that it works offline.
 
 The page and the document are for everybody, also where tokens are asked for: a browser sends no
-token when it opens a page, and what they say stands in this project's sources. The calls that the
+token when it opens a page, and both are made from this project's sources. The calls that the
 page makes need the token that "Authorize" on it takes.
 
 Cost: a file is read for each request. Threads: belongs to the event loop.

@@ -1,8 +1,8 @@
-"""Messages: publish, look up, move, cancel, by id and by key; and the list of what waits.
+"""Messages: publish, look up, move, cancel, by id and by key; and the list of pending messages.
 
 Publish and cancel are hot: `delayserver.api.hot` serves them, and they stand here for the OpenAPI
-document and for whoever reaches FastAPI by another way. What each call does is in its docstring,
-which OpenAPI shows; statuses that may come with every call are added in `openapi`.
+document and for a call that comes to FastAPI by another way. The docstring of a call describes it,
+and OpenAPI shows it; statuses that may come with every call are added in `openapi`.
 
 Cost: about 100 µs per call. Threads: belongs to the event loop.
 """
@@ -154,7 +154,7 @@ async def cancel_messages(request: Request, parts: PartsOf) -> Response:
     responses=MISSING | STORED | {200: answer(MessageDocument)},
 )
 async def get_message(message_id: str, parts: PartsOf) -> Response:
-    """A message, its state, and what became of it."""
+    """A message, its state, and its result at each subscription."""
     found = parts.calls.message_id(message_id)
     return _message(await parts.queries.look_up(found.seq, found.due_ms))
 
@@ -165,8 +165,8 @@ async def get_message(message_id: str, parts: PartsOf) -> Response:
     responses=MISSING | STORED | LOGGED | {200: answer(AttemptsDocument)},
 )
 async def get_attempts(message_id: str, parts: PartsOf) -> Response:
-    """How each attempt to deliver a message went: when, how long, what was answered; kept as long
-    as the message. What leaves no record is no attempt here: a lease that ran out before the last
+    """How each attempt to deliver a message went: when, how long, and the answer; kept as long
+    as the message. An ending without a record is not listed: a lease that ran out before the last
     one, a nack without delay, an answer of 410."""
     found = parts.calls.message_id(message_id)
     return json_answer(attempts_document(await parts.attempts.look_up(found.seq, found.due_ms)))
@@ -189,8 +189,9 @@ async def replay_message(
         ),
     ] = None,
 ) -> Response:
-    """Deliver a message that is settled again, with the same id, and `delay-replay: 1`. What is not
-    settled is a 409; so is a message that is dead at all that might have it: redrive that."""
+    """Deliver a message that is settled again, with the same id, and `delay-replay: 1`. A message
+    that is not settled is a 409. So is one that is a dead letter of every subscription that could
+    receive it: redrive that."""
     calls = parts.calls
     found = calls.message_id(message_id)
     replayable, subscription_ids = await parts.attempts.replayable(found.seq, found.due_ms)
@@ -288,7 +289,7 @@ async def put_message_by_key(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Publish, or replace what waits under the key: a timer that each call pushes back."""
+    """Publish, or replace the message that waits under the key. Each call restarts the timer."""
     check_key(key)
     expected, only_new = expected_versions(if_match), wants_new(if_none_match)
     data = await read_body(request.receive)
@@ -318,7 +319,7 @@ async def put_message_by_key(
     return response
 
 
-# ── what is pending ───────────────────────────────────────────────────────────────────────────────
+# ── pending messages ──────────────────────────────────────────────────────────────────────────────
 
 
 @router.get(
@@ -335,7 +336,7 @@ async def list_messages(
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,15}-[0-9]{1,20}$")] = None,
     places: PlacesHeader = None,
 ) -> Response:
-    """Messages of a subject that wait, in due order; also what no subscription matches."""
+    """Messages of a subject that wait, in due order; also those that no subscription matches."""
     from_ms = 0 if since is None else read_time_ms(since, "/query/from")
     until_ms = TIME_MS_MAX + 1 if until is None else read_time_ms(until, "/query/to")
     start, until_ms = Position(max(0, from_ms), 0), max(0, until_ms)

@@ -1,6 +1,6 @@
 """Definitions under names, as the routes of each kind show and change them: schedules, sources.
 
-Whoever may publish to the subject of one may change it, whoever may publish or consume sees it. It
+A caller that may publish to the subject may change it, one that may publish or consume sees it. It
 carries its version as `ETag`.
 
 Cost: none beyond that of the calls. Threads: belongs to the event loop.
@@ -122,7 +122,7 @@ class NamedRoutes(Generic[W, D, S, N]):
         return self._answer(known)
 
     def own(self, name: str) -> Known[D, S]:
-        """One that the caller may change: who does takes away what it publishes. Raises
+        """One that the caller may change, as the owner of its publishes. Raises
         NotFoundError, AccessError."""
         known = self.known.get(name)
         require(self.caller, Action.PUBLISH, subject_of(self.parts, known))

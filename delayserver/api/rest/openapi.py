@@ -1,11 +1,11 @@
-"""The OpenAPI document: what FastAPI finds out by itself, and what it cannot know.
+"""The OpenAPI document: FastAPI's own findings, and the additions that it cannot know.
 
 This module adds the schema of each body, made from its struct; the problem documents, some of which
 may come with every call; the token that a caller shows; examples of the hot calls, which FastAPI
 never sees; and the webhooks, which are requests of the server.
 
 Generators make clients from it (scripts/generators tries three), so each call has an id and
-each body a component with names of our own, and what a request may leave out has no `default`:
+each body a component with names of our own, and an optional field of a request has no `default`:
 some take that for a field that is always there.
 
 Cost: made once, at the first request. Threads: pure.
@@ -236,7 +236,7 @@ def operation_id(route: APIRoute) -> str:
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Add to FastAPI's document what it does not know."""
+    """Add to FastAPI's document the parts that it does not know."""
     document["servers"] = [{"url": "/", "description": "the server that this comes from"}]
     problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     for path, operations in document["paths"].items():
@@ -345,7 +345,7 @@ def _references(part: Any) -> Iterator[str]:
 
 
 def _leave_out_defaults(schema: dict[str, Any]) -> None:
-    """Say in words what a field of a request is if it is left out."""
+    """Describe in words the value of a request's field that is left out."""
     for field in schema.get("properties", {}).values():
         default = field.pop("default", None)
         if default is not None and not isinstance(default, dict):
@@ -373,7 +373,7 @@ _WEBHOOK_HEADERS: Final = {
 
 
 def _webhooks() -> dict[str, Any]:
-    """What the server sends to the URL of a subscription."""
+    """The requests that the server sends to the URL of a subscription."""
     one = {
         "application/json": {"schema": {}, "example": _MESSAGE["body"]},
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},

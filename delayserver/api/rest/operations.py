@@ -1,5 +1,4 @@
-"""Operations: whether the server is well, what it has done, what it will have to do, and where its
-shards are.
+"""Operations: the server's health, its counters, its forecast, and the places of its shards.
 
 Cost: about 100 µs per call; metrics, stats and the forecast go over all hours of the catalog.
 Threads: belongs to the event loop.
@@ -93,7 +92,7 @@ async def list_subjects(
     limit: LimitQuery = NAMED_PAGE_MAX,
     cursor: CursorQuery = None,
 ) -> Response:
-    """Subjects that the token may publish or consume, with what was counted of each."""
+    """Subjects that the token may publish or consume, with the counts of each."""
 
     def may_see(name: str) -> bool:
         return caller is None or any(
@@ -130,8 +129,9 @@ async def get_cluster(
 ) -> Response:
     """Which shards there are, and where each is asked by itself.
 
-    Any of them takes any call, and forwards what is not its own. Who asks the owner saves the hop,
-    and may say `delay-forward: no` to be told (421, `delay-owner`) when it is another one.
+    Any of them takes any call, and forwards a call for another one. A client that asks the owner
+    saves the hop, and may say `delay-forward: no`: if it asks another
+    shard, the answer is 421, and `delay-owner` names the owner.
 
     With `after` it is a long poll: it is answered as soon as the version is another one. A server
     alone is one shard, whose version never changes. Any token will do."""

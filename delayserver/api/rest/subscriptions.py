@@ -104,8 +104,8 @@ router = APIRouter()
 async def put_subscription(
     name: NamePath, request: Request, caller: CallerOf, parts: PartsOf
 ) -> Response:
-    """Create or change a subscription. With another subject it keeps what fell due before, and
-    receives what falls due from now on."""
+    """Create or change a subscription. With another subject it keeps the messages that fell due
+    before, and receives those that fall due from now on."""
     wanted = read_subscription(await json_of(request))
     await load_client(wanted.kind)
     if isinstance(wanted, KafkaSubscription) and wanted.delivery == "exactly_once":
@@ -170,8 +170,8 @@ async def get_subscription(name: NamePath, parts: PartsOf) -> Response:
     responses=MISSING | LOGGED,
 )
 async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
-    """Delete a subscription. What only it was to get waits for the next one that matches; its dead
-    letters stay listed under its name."""
+    """Delete a subscription. Messages that only it was to get wait for the next one that matches;
+    its dead letters stay listed under its name."""
     await parts.calls.change_subscription(name, deleted=True)
 
 
@@ -181,7 +181,7 @@ async def delete_subscription(name: NamePath, parts: PartsOf) -> None:
     responses=MISSING | LOGGED | SHOWN,
 )
 async def pause_subscription(name: NamePath, parts: PartsOf) -> Response:
-    """Deliver nothing until it is resumed; what falls due waits."""
+    """Deliver nothing until it is resumed; messages that fall due wait."""
     changed = await parts.calls.change_subscription(name, paused=True, pause_reason="")
     return json_answer(_view(parts.calls, changed))
 
@@ -208,8 +208,8 @@ async def resume_subscription(name: NamePath, parts: PartsOf) -> Response:
 )
 async def pull_messages(name: NamePath, request: Request, parts: PartsOf) -> Response:
     """Messages that are due, each with a lease; waits for `min_messages` up to `wait`, and
-    then answers with what there is. `ack` acknowledges what was pulled before: recorded within
-    `settle_sync_ms`, which the answer does not wait for."""
+    then answers with those that are there. `ack` acknowledges messages that were pulled before: it
+    is recorded within `settle_sync_ms`, and the answer does not wait for that."""
     return Forward(parts.path.consume, request)
 
 
@@ -260,8 +260,8 @@ async def count_dead_letters(
     limit: LimitQuery = NAMED_PAGE_MAX,
     cursor: Annotated[str | None, Query(pattern=OWNER_PATTERN)] = None,
 ) -> Response:
-    """Who has dead letters, and how many, as of the last checkpoint: subscriptions that the token
-    may consume, also those that were deleted."""
+    """Subscriptions with dead letters, and how many, as of the last checkpoint: those that the
+    token may consume, also those that were deleted."""
 
     may_see = partial(_may_read, caller)
     found, following = await parts.dead_letters.counts(cursor or "", limit, may_see)
@@ -343,11 +343,11 @@ def _may_read(caller: Caller | None, subject: str) -> bool:
 
 
 async def _owners(name: str, caller: Caller | None, parts: Parts) -> list[Subscription]:
-    """Whose dead letters the name stands for, as far as the token may consume them; of those it
-    may read the ones of its subjects.
+    """The owners of the dead letters that the name stands for, as far as the token may consume
+    them. The token may read only letters of its subjects.
 
-    Who takes over the name of a deleted subscription does not get to read its messages by that.
-    Raises NotFoundError, AccessError."""
+    A token that takes over the name of a deleted subscription does not get to read its messages by
+    that. Raises NotFoundError, AccessError."""
     owners = await parts.calls.dead_letter_owners(name)
     allowed = [one for one in owners if _may_read(caller, one.subject)]
     if not allowed:
@@ -402,7 +402,7 @@ def _subscription(
 
 
 def _with_webhook(subscription: Subscription, wanted: WebhookSubscription) -> Subscription:
-    """The same with what webhooks alone have. Raises InputError."""
+    """The same, with the fields that webhooks alone have. Raises InputError."""
     return subscription.with_changes(
         secrets=_secrets(wanted),
         batch_max=wanted.batch.max if wanted.batch else 0,

@@ -1,4 +1,4 @@
-"""Where a subscription sends its messages: fields of JSON, what is stored, and fields again.
+"""The target of a subscription: fields of JSON, the stored form, and fields again.
 
 The fields of brokers become a `Target`, which is checked against the allow list first; a broker
 whose client is not installed is refused by the name of the extra that brings it.
@@ -43,7 +43,7 @@ _MODULES: Final = {
     "nats": "nats",
     "amqp": "aiormq",
 }
-"""What is imported for a type, which has an extra of its name."""
+"""The modules that a type needs; an extra of its name brings them."""
 
 
 async def load_client(kind: str) -> None:

@@ -1,7 +1,7 @@
-"""Tokens: what the caller's own one allows, and which ones there are.
+"""Tokens: the scopes of the caller's own one, and the list of tokens.
 
 They are made and revoked by the command `delayserver token`, beside the server: no call gives away
-what may be called.
+the right to call.
 
 Cost: about 100 µs per call; a page goes over all tokens. Threads: belongs to the event loop.
 """
@@ -25,7 +25,7 @@ router = APIRouter()
 
 @router.get("/v1/tokens/self", tags=["tokens"], responses={200: answer(OwnTokenDocument)})
 async def get_own_token(caller: CallerOf) -> Response:
-    """What the caller may do. Any token will do; where none is asked for, that is everything."""
+    """The scopes of the caller. Any token will do; where none is needed, all calls are allowed."""
     if caller is None:
         return json_answer(OwnTokenDocument(None, [Action.ADMIN], None, None))
     token = caller.token

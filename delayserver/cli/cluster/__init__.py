@@ -1,9 +1,9 @@
 """cluster create, status, move, drain, forget, adopt: a cluster whose logs stand on brokers.
 
-    made     create, status: what there is
-    orders   move, drain, forget: what nodes are to do
+    made     create, status: the cluster's facts and state
+    orders   move, drain, forget: orders to the nodes
     adopt    how a log goes on that has lost its end
-    brokers  what all of them read there
+    brokers  the records that all of them read there
 
 They talk to the brokers, and to no server: a cluster is made before there is one, and can be looked
 at when none runs.

@@ -1,7 +1,7 @@
 """cluster adopt: a log that has lost its end goes on behind the replica that people name.
 
-Cost: some requests to the brokers, two seconds in which nobody may write to the log, and six in
-which each node says what it has. Threads: those of the client.
+Cost: some requests to the brokers, two seconds in which no node may write to the log, and six in
+which each node reports its replica. Threads: those of the client.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from storage.replicated.kafka import KafkaEngine
 
 REST_S: Final = 2.0
-"""Whoever owns a shard writes more often."""
+"""An owner of a shard writes more often."""
 SAYS_S: Final = 6.0
 """A replica says how far it is every three seconds."""
 REACH_COLUMNS: Final = ("node", "has all up to seq", "state", "heard")
@@ -57,15 +57,15 @@ def adopt(
     kafka_config: KafkaConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the log of a shard that has lost its end go on behind what one node has.
+    """Let the log of a shard that has lost its end go on behind the replica of one node.
 
-    When all brokers have lost power, a log may end before what the replicas have filed. They stop
-    then, and say so. Start all nodes that can be started, then name the one whose replica reaches
-    furthest: the shard goes on with all that it has. A replica that has something else is set aside
-    on its disk, and copied anew.
+    When all brokers have lost power, a log may end before the last records that the replicas have
+    filed. The replicas stop then, and say so. Start all nodes that can be started, then name the
+    one whose replica reaches furthest: the shard goes on with all of its records. A replica that
+    has other records is set aside on its disk, and copied anew.
 
     It is refused where the node has lost nothing or is not there, and, without --yes, where another
-    replica reaches further. Without --yes it shows what every node has, and asks.
+    replica reaches further. Without --yes it shows the replicas of all nodes, and asks.
 
     Status 0: the node owns the shard. 1: not within the time, but it may come. 2: it could not be
     asked, or was refused."""
@@ -108,13 +108,13 @@ def adopt(
 
 @dataclass(frozen=True)
 class Reach:
-    """What the replica of a node says of itself."""
+    """A node's report on its replica."""
 
     node: str
     at_ms: int
     is_there: bool
     read_offset: int
-    """What it had read of the log, if it did not stop."""
+    """The offset up to which it had read the log, if it did not stop."""
     stopped_epoch: int
     stopped_seq: int
 
@@ -131,7 +131,7 @@ class Reach:
 
 
 def _reaches(engine: "KafkaEngine", shard: int, nodes: Iterable[str]) -> list[Reach]:
-    """Returns what each node says. A node that is there says it anew while this function waits,
+    """Returns the report of each node. A node that is there reports anew while this function waits,
     whatever its clock shows."""
     from delayserver.cluster.watch import unpack_note
 

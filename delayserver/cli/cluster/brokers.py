@@ -54,7 +54,7 @@ WaitOption = Annotated[
 
 @contextlib.contextmanager
 def open_engine(cluster: str, kafka_config: Path | None) -> "Iterator[KafkaEngine]":
-    """What talks to the brokers. Raises StorageError, CannotRun."""
+    """A connection to the brokers. Raises StorageError, CannotRun."""
     from storage.replicated.kafka_settings import ClientSettings, ClusterUrl, read_properties
 
     url = ClusterUrl.parse(cluster)
@@ -71,7 +71,7 @@ def open_engine(cluster: str, kafka_config: Path | None) -> "Iterator[KafkaEngin
 
 @contextlib.contextmanager
 def cluster_errors(as_json: bool) -> Iterator[None]:
-    """What goes wrong is said in a sentence."""
+    """Print an error as a sentence, and end the command."""
     with error_exit(as_json=as_json, also=(StorageError,), kind=CannotRun):
         try:
             yield
@@ -107,7 +107,7 @@ def read_tail(
         try:
             _read(log, see, begin, end, show)
         except OffsetRangeError as error:
-            # What was not needed any more was deleted.
+            # Records that were not needed any more were deleted.
             if not begin < error.first <= end:
                 raise
             _read(log, see, error.first, end, show)
@@ -131,7 +131,7 @@ def _read(
 
 
 def owner_of(engine: "KafkaEngine", shard: int, nodes: dict[str, int]) -> tuple[str | None, int]:
-    """Who owns a shard, and in which epoch, by the last records of its log."""
+    """The owner of a shard, and its epoch, by the last records of the shard's log."""
     from storage.replicated.sighting import Sighting
 
     seen = Sighting()
@@ -159,7 +159,7 @@ def wait_until(wait_s: float, as_json: bool, what: str, is_done: Callable[[], bo
 
 
 def tell(as_json: bool, done: bool, what: str, answer: dict[str, Any]) -> None:
-    """Say what was done, or end with status 1 since it was not."""
+    """Report the work, or end with status 1 since it was not done."""
     if as_json:
         print_json({**answer, "done": done})
     elif done:

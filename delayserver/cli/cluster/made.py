@@ -75,9 +75,9 @@ def create(
     kafka_config: KafkaConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the topics of a cluster, and write down what it is.
+    """Make the topics of a cluster, and write down its facts.
 
-    What is there already stays as it is: run it again after it was interrupted. A cluster that was
+    Topics that exist stay as they are: run it again after it was interrupted. A cluster that was
     made with another number of shards or of replicas is refused.
 
     Status 0: it is there. 1: it is there, and is another one, or its topics are not as they have to
@@ -134,12 +134,12 @@ def status(
     kafka_config: KafkaConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the shards of a cluster with their owners, its nodes, and what is wrong with its topics.
+    """Show the shards of a cluster with their owners, its nodes, and errors in its topics.
 
-    Of each shard: who wrote to its log last as its owner, where that node is reached (if it took
-    the shard a short time ago, else see --whole), where the log ends, which nodes are to have it,
-    and by how many records the checkpoint of each node's replica is behind. A replica on a node
-    that is not to have it goes when those that are have come so far.
+    For each shard: the node that wrote to its log last as its owner, where that node is reached (if
+    it took the shard a short time ago, else see --whole), where the log ends, which nodes are to
+    have it, and by how many records the checkpoint of each node's replica is behind. A replica on a
+    node that is not to have it goes when those that are have come so far.
 
     Status 0: all is well. 1: the topics are not as they have to be. 2: it could not be read."""
     with cluster_errors(as_json), open_engine(cluster, kafka_config) as engine:
@@ -188,7 +188,7 @@ def _shard(
     show: Callable[[int, int], None],
     whole: bool,
 ) -> dict[str, Any]:
-    """What is to be said of a shard."""
+    """The report on a shard."""
     from storage.replicated.sighting import Sighting
 
     seen = Sighting()
@@ -228,7 +228,7 @@ def _limit(identity: "ClusterIdentity") -> int | None:
 
 
 def _replicas(engine: "KafkaEngine", nodes: dict[str, int]) -> dict[str, dict[int, int]]:
-    """Of each node, how far the checkpoint of each of its replicas is."""
+    """For each node: how far the checkpoint of each of its replicas is."""
     from delayserver.cluster.watch import unpack_note
 
     def is_replica(text: str) -> bool:

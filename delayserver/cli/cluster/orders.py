@@ -1,4 +1,4 @@
-"""cluster move, cluster drain, cluster forget: what nodes are to do.
+"""cluster move, cluster drain, cluster forget: orders to the nodes.
 
 It is said in a log of the cluster, which all of them read every second; `move` and `drain` wait
 until it is done, and see that in the logs of the shards.
@@ -38,7 +38,7 @@ def move(
     """Have the owner of a shard give it to another node.
 
     It does so as soon as the replica of that node is in step: calls that come meanwhile wait for
-    about a second. Whoever takes it over while this waits is asked too, and nobody later.
+    about a second. An owner that takes the shard over while this waits is asked too, none later.
 
     A node that has no replica of the shard cannot own it: `cluster status` shows which are to.
 
@@ -70,7 +70,7 @@ def move(
         asked_epoch: int | None = None
 
         def owns_it() -> bool:
-            # Another may have taken it over in between: what the one before was asked is over.
+            # Another may have taken it over in between: the request to the one before is void.
             nonlocal asked_epoch
             owner, epoch = owner_of(engine, shard, nodes)
             if owner not in (node, None) and epoch != asked_epoch:
@@ -119,8 +119,8 @@ def forget(
 ) -> None:
     """Say that a node does not come back: its disk is lost, or it is needed no more.
 
-    Nobody counts on its replicas any more; other nodes get them, if not all have one already. A
-    node of that name that is started nevertheless is one again.
+    No node counts on its replicas any more; other nodes get them, if not all have one already. If a
+    node of that name is started nevertheless, it is a node again.
 
     Status 0: it is said. 2: it could not be said."""
     from storage.replicated.meta import ForgetRecord, MetaLog

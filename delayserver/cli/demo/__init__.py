@@ -41,7 +41,7 @@ HELP = """Watch a server survive a crash: run a small shop on it, kill it, count
 A server is started on a free port with a directory of its own. The shop publishes notices about
 unpaid orders (webhook) and refunds of red envelopes (pull), and cancels those that get paid or
 opened. In the middle the server is killed with SIGKILL and started again. An independent ledger
-then says what was lost, early, or delivered although it was cancelled: nothing, or status 1.
+then names messages that were lost, early, or delivered although cancelled: none, or status 1.
 
 With --url the shop runs on nodes of a cluster that run already, on this machine and without tokens.
 In the middle the owner of a shard is struck: by the command that --strike gives, with the node's

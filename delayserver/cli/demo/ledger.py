@@ -17,7 +17,7 @@ after such a kill may also have come too late for such a delivery.
 
 All times are ms of this machine, and due times those of the server's clock, which is the same here.
 The tests strike servers in more ways: their ledger (`tests.harness.ledger`) overrides the methods
-that say what a strike excuses and what the server's clock has shown.
+that say the faults that a strike excuses and the times that the server's clock has shown.
 
 Cost: a small object per message and per delivery. Threads: one.
 """

@@ -18,7 +18,7 @@ In reading order:
 
     python -m delayserver.integrations.celery -A shop     the forwarder alone
 
-docs/celery.md says what is promised. It needs the extra `delayserver[celery]`.
+docs/celery.md has the promises. It needs the extra `delayserver[celery]`.
 """
 
 from delayserver.integrations.celery.forwarder import TaskForwarder

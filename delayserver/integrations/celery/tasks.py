@@ -232,7 +232,7 @@ class DelayedTasks:
         """Cancel a task that waits in the delay server; when this returns True, it never runs, and
         its state is REVOKED. False: it does not wait there, or is on its way. Raises ClientError.
 
-        `app.control.revoke` and `AsyncResult.revoke` do it besides what they do."""
+        `app.control.revoke` and `AsyncResult.revoke` do it besides their own work."""
         try:
             stored = self._producer.get(subject=self.subject, key=task_id)
             if stored.state != "scheduled":

@@ -1,23 +1,23 @@
 """Archive: settled hours become Parquet, and the server is told so once that has been verified.
 
-    GET /v1/archives   what waits
-      ─▶ survey        count and checksum of what the server's files hold
-      ─▶ write         what the archive does not have of them, as files that nobody names yet
+    GET /v1/archives   the hours that wait
+      ─▶ survey        count and checksum of the rows in the server's files
+      ─▶ write         rows that the archive does not have, as files that no table names yet
       ─▶ read back     the same count, the same checksum?
       ─▶ add           all of a step's files at once: from now on they count
       ─▶ PUT           the server may delete the hour
 
-Rows are those of `delayhistory`, one per entry. What the archive holds of an hour are the rows that
+Rows are those of `delayhistory`, one per entry. The archive of an hour consists of the rows that
 are in it: an hour that comes back after it was archived has rows that the archive does not have,
-and only these are added, since what became of the others is settled. The job may be killed at any
+and only these are added, since the results of the others are settled. The job may be killed at any
 point, and run again; at most one runs on a place at a time.
 
-An hour that is archived anew (`--again`) is written and read back beside what the archive has of
+An hour that is archived anew (`--again`) is written and read back beside the archived rows of
 it, and one snapshot puts the one in the place of the other. So a kill leaves the hour as it was or
 as it is to be, and never out of the table, where the server counts it as archived and deletes it.
 
-An hour that one message keeps open is not told of. With `without_unsettled` what is settled of it
-is archived, and the rest when the hour is.
+An hour that one message keeps open is not told of. With `without_unsettled` its settled rows
+are archived, and the rest when the hour is.
 
 An archive is a table of Iceberg (`table`), or plain Parquet (`plain`): an `ArchiveTarget`.
 
@@ -66,7 +66,7 @@ from storage.shards import find_directory_above
 
 STEP_HOURS = 48
 STEP_BYTES = 1024 * 1024 * 1024
-"""So much of the server's files is archived at a time: what is done is done."""
+"""So much of the server's files is archived at a time: a finished step stays finished."""
 OPEN_MS = HOUR_MS
 """So long after its end an hour counts as one that something keeps open."""
 PAGE_HOURS = 1000
@@ -77,26 +77,26 @@ FORMER_OWNER = "_archive.json"
 
 
 class ArchiveFormat(StrEnum):
-    """What an archive is made of."""
+    """The file format of an archive."""
 
     ICEBERG = "iceberg"
     PARQUET = "parquet"
 
 
 class HourFate(StrEnum):
-    """What became of an hour."""
+    """The result for an hour."""
 
     ARCHIVED = "archived"
     CHANGED = "changed"
-    """It has come back since it was listed: the next run archives what is new."""
+    """It has come back since it was listed: the next run archives its new rows."""
     GONE = "gone"
     """The server has deleted it meanwhile."""
     DAMAGED = "damaged"
     """The server's files cannot be read."""
     DIFFERENT = "different"
-    """What was read back is not what the server has."""
+    """The rows that were read back are not those of the server."""
     PARTLY = "partly"
-    """What is settled of it was archived; the server keeps it as long as the rest is not."""
+    """Its settled rows were archived; the server keeps it as long as the rest is not settled."""
     SOUND = "sound"
     """It would be archived (a dry run)."""
 
@@ -106,7 +106,7 @@ FAILURES = (HourFate.DAMAGED, HourFate.DIFFERENT)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What is to be archived, and where."""
+    """The hours to be archived, and the place for them."""
 
     data_dirs: Sequence[str]
     """Directories, or URLs of exports, whose shards one server has."""
@@ -115,7 +115,7 @@ class Archive:
     token: str | None = None
     format: ArchiveFormat = ArchiveFormat.ICEBERG
     buckets: int = BUCKETS
-    """Of subjects, where the table is not there yet."""
+    """How many buckets of subjects a new table has."""
     until_ms: int | None = None
     """Only hours that ended by then."""
     dry_run: bool = False
@@ -130,7 +130,7 @@ class Archive:
 
 @dataclass(slots=True)
 class HourReport:
-    """What became of one hour."""
+    """The result for one hour."""
 
     hour: str
     fate: HourFate
@@ -138,7 +138,7 @@ class HourReport:
     added: int = 0
     """Rows that this run has added to the archive."""
     total_bytes: int = 0
-    """Of the server's files."""
+    """The length of the server's files."""
     checksum: str = ""
     reason: str = ""
     left_out: int = 0
@@ -149,7 +149,7 @@ class HourReport:
 
 @dataclass(slots=True)
 class ArchiveRun:
-    """What a run of the archive command did."""
+    """The results of a run of the archive command."""
 
     to: str
     is_kept: bool
@@ -168,13 +168,13 @@ class ArchiveRun:
         return sum(hour.fate is fate for hour in self.hours)
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints: the fields, as JSON values."""
+        """The form that `--json` prints: the fields, as JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
-    """What the server's files hold of an hour."""
+    """The rows of an hour in the server's files, counted."""
 
     sum: Sum = field(default_factory=Sum)
     first_seq: int = 0
@@ -184,7 +184,7 @@ class _Survey:
 
 @dataclass(frozen=True, slots=True)
 class _ReadBack:
-    """What the archive holds of an hour."""
+    """The rows of an hour in the archive, counted."""
 
     sum: Sum = field(default_factory=Sum)
     added: int = 0
@@ -253,11 +253,11 @@ class ArchiveTarget(Protocol):
 
     @property
     def file_schema(self) -> pa.Schema:
-        """Of the files that it takes."""
+        """The schema of the files that it takes."""
         ...
 
     def running(self, run: str) -> AbstractContextManager[None]:
-        """For a run that writes: what others have left is deleted first."""
+        """For a run that writes: files that other runs have left are deleted first."""
         ...
 
     def layout(self, store: str, shard: int, first_seqs: Mapping[int, int]) -> Layout:
@@ -274,7 +274,7 @@ class ArchiveTarget(Protocol):
 
 
 def run(job: Job, wanted: Archive) -> ArchiveRun:
-    """Archive all hours that wait for it, and compact what has become many small files.
+    """Archive all hours that wait for it, and compact tables of many small files.
 
     Raises PipelineError, InputError, CallRefusedError, StorageError."""
     began = time.monotonic()
@@ -328,7 +328,7 @@ def _archive(
     run_name: str,
     archived: ArchiveRun,
 ) -> None:
-    """Archive what waits in each directory."""
+    """Archive the hours that wait in each directory."""
     again = _to_archive_again(wanted, directories)
     for directory, anew in zip(directories, again, strict=True):
         shard = directory.shard if len(directories) > 1 else None
@@ -351,8 +351,8 @@ def _archive(
 
 
 def _to_archive_again(wanted: Archive, directories: Sequence[Directory]) -> list[list[WantedHour]]:
-    """Of each directory the settled hours that are archived anew, whether they wait for it or are
-    archived already. Raises InputError for one that none has."""
+    """For each directory the settled hours that are archived anew, whether they wait for it or are
+    archived already. Raises InputError for an hour that no directory has."""
     found: list[list[WantedHour]] = []
     for directory in directories if wanted.again else ():
         with directory.catalog() as catalog:
@@ -401,7 +401,7 @@ def _steps(hours: Sequence[WantedHour]) -> Iterator[list[WantedHour]]:
 
 
 class _Step:
-    """Some hours, from what the server has to what it is told."""
+    """Some hours, from the server's files to the message that they are archived."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class _Step:
         self._reports: dict[int, HourReport] = {}
 
     def run(self) -> list[HourReport]:
-        """What became of each hour."""
+        """The result for each hour."""
         hours = self._surveyed()
         if self._dry_run:
             for hour in hours:
@@ -453,7 +453,7 @@ class _Step:
             hour.name, fate, wanted.count, added, total_bytes, checksum, reason, left_out
         )
 
-    # ── what the server has ────────────────────────────────────────────────────────────────────
+    # ── the server's rows ──────────────────────────────────────────────────────────────────────
 
     def _rows(self) -> DataFrame:
         """All that the hours hold, read anew each time that it is looked at."""
@@ -463,7 +463,7 @@ class _Step:
         return rows.withColumn("store", F.lit(self._store))
 
     def _surveyed(self) -> list[_Hour]:
-        """The hours whose files are sound, with what they hold."""
+        """The hours whose files are sound, with the counts of their rows."""
         with self._job.step("reading the server's files"):
             rows = (
                 self._source.groupBy("hour")
@@ -515,8 +515,8 @@ class _Step:
     # ── from the one to the other ──────────────────────────────────────────────────────────────
 
     def _archive(self, hours: Sequence[_Hour]) -> None:
-        """Write, compare, and tell; all of it again without an hour that was not what it should be,
-        since files hold rows of several hours."""
+        """Write, compare, and tell; all of it again without an hour whose rows differed, since
+        files hold rows of several hours."""
         has = self._has(hours)
         hours = [hour for hour in hours if hour.number in has]
         lacking = [hour for hour in hours if has[hour.number] < hour.survey.sum.count]
@@ -536,8 +536,8 @@ class _Step:
             self._confirm(hour, added[hour.number])
 
     def _archive_anew(self, hours: Sequence[_Hour], table: ArchiveTable) -> None:
-        """Write these hours whatever the archive has of them, and put the one in the place of the
-        other; without an hour that was not what it should be, as `_archive`."""
+        """Write these hours although the archive has rows of them, and put the new rows in the
+        place of the old; without an hour whose rows differed, as `_archive`."""
         files = self._write(hours, dict.fromkeys((hour.number for hour in hours), 0))
         added = self._verified(hours, [file.name for file in files], is_anew=True)
         good = [hour for hour in hours if hour.number in added]
@@ -586,7 +586,7 @@ class _Step:
     def _rows_in(
         self, files: Sequence[str], columns: Iterable[str], hours: Iterable[_Hour]
     ) -> DataFrame:
-        """What files hold of these hours."""
+        """The rows of these hours in files."""
         types = [(name, ROW_TYPES[name]) for name in columns]
         reader = self._job.spark.read.format("delayarchive").schema(
             from_arrow_schema(pa.schema(types))
@@ -605,7 +605,7 @@ class _Step:
         return of_shard & reduce(Column.__or__, is_of)
 
     def _write(self, hours: Sequence[_Hour], has: Mapping[int, int]) -> list[WrittenFile]:
-        """Write what the archive does not have of these hours."""
+        """Write the rows of these hours that the archive does not have."""
         fresh = self._source.where(F.col("hour").isin([hour.number for hour in hours]))
         older = [hour for hour in hours if has[hour.number]]
         if older:
@@ -622,7 +622,7 @@ class _Step:
     def _verified(
         self, hours: Sequence[_Hour], files: Sequence[str], *, is_anew: bool = False
     ) -> dict[int, int]:
-        """The hours of which the archive, with these files, holds what the server has; and how many
+        """The hours for which the archive, with these files, has the server's rows; and how many
         rows of each are in these files. `is_anew`: these files alone."""
         with self._job.step("reading the archive back"):
             found = self._read_back(hours, files, is_anew=is_anew)
@@ -649,7 +649,7 @@ class _Step:
     def _read_back(
         self, hours: Sequence[_Hour], files: Sequence[str], *, is_anew: bool
     ) -> dict[int, _ReadBack]:
-        """What the archive, with these files, holds of each hour."""
+        """The counts of each hour in the archive, with these files."""
         older = [] if is_anew else self._files_of(hours)
         if not older and not files:
             return {}
@@ -678,7 +678,7 @@ class _Step:
     # ── telling ────────────────────────────────────────────────────────────────────────────────
 
     def _summary(self, hour: _Hour) -> dict[str, object]:
-        """What a snapshot says of an hour, for people."""
+        """The properties of a snapshot about an hour, for people."""
         survey = hour.survey
         return {
             "store": self._store,

@@ -4,7 +4,7 @@ In reading order:
 
     load       the job: read, stage, adopt, and report the rows that are rejected
     source     the table: files, or a table that Spark reads
-    files      which files there are, and what their folders say
+    files      the list of files, and the values in the names of their folders
     text       the cells of CSV, the fields of JSON
     reading    rows of one schema out of files
     staging    the work of an executor on the rows of its task

@@ -7,10 +7,11 @@ The rows do not pass through the front door: executors write frames of the sched
 data directory, in parallel, and the server takes them over with one record. Everything before the
 manifest is thrown away when the job fails; everything after it may be repeated under the same name.
 
-The name is locked while a load runs, and what it has staged is noted (`note`): a run that follows
-compares its table with that, and adopts where that is missing. Of several shards each has a
-staging, a manifest and an adoption of its own, all or nothing for each; nothing is adopted before
-everything is staged. What a load left that was killed while it staged, the next one throws away.
+The name is locked while a load runs, and its staged rows are noted (`note`): a run that follows
+compares its table with the note, and adopts where that is missing. If there are several shards,
+each has a staging, a manifest and an adoption of its own, all or nothing for each; nothing is
+adopted before everything is staged. If a load is killed while it stages, the next one throws its
+files away.
 
 Cost: about 3 µs of one core per row of 200 bytes, 1.3 of them Spark's to read and sort it; memory
 of one Arrow batch per task, and of Spark's sort.
@@ -75,7 +76,7 @@ from storage.staging import (
 
 SUBJECTS_MAX = 100_000
 WORK_SUFFIX = ".work"
-"""What the executors report, until the job has ended; the server leaves it alone."""
+"""The folder of the executors' reports, until the job has ended; the server leaves it alone."""
 PARTITIONS_PER_CORE = 2
 PIECES_MAX = 32
 
@@ -99,7 +100,7 @@ _OUTCOME = T.StructType(
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """What is to be loaded, and how."""
+    """The table to be loaded, and the options."""
 
     id: str
     data_dir: Path
@@ -110,7 +111,7 @@ class LoadJob:
     strict: bool = False
     dry_run: bool = False
     past: str = "now"
-    """What is past is due `now`, or is rejected (`reject`)."""
+    """A row with a past due time is due `now`, or is rejected (`reject`)."""
     rejects: Path | None = None
     """Where rejected rows go; None: `<id>.rejected.jsonl` in the working directory."""
     ids: Path | None = None
@@ -120,7 +121,7 @@ class LoadJob:
 
 @dataclass(slots=True)
 class Loaded:
-    """What became of a load."""
+    """The result of a load."""
 
     id: str
     state: str = ""
@@ -130,7 +131,7 @@ class Loaded:
     read: int = 0
     staged: int = 0
     past: int = 0
-    """Of these, due before now, and so at once."""
+    """How many of these were due before now, and so at once."""
     rejected: dict[str, int] = field(default_factory=dict)
     accepted: int = 0
     duplicates: int = 0
@@ -153,12 +154,12 @@ class Loaded:
         return self.staged / seconds if seconds else 0.0
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints: the fields, and the rate, as JSON values."""
+        """The form that `--json` prints: the fields, and the rate, as JSON values."""
         return {**asdict(self), "rows_per_s": round(self.rows_per_s)}
 
 
 def check(load: LoadJob) -> None:
-    """What can be known before there is a table: the name, the data directory, that the server
+    """Checks that need no table: the name, the data directory, that the server
     has that directory, and lets us load. Raises PipelineError, CallRefusedError, StorageError."""
     with contextlib.ExitStack() as cleanup:
         _open_targets(load, cleanup)
@@ -298,7 +299,7 @@ class _Run:
         return loaded
 
     def _clean_up(self) -> None:
-        """What loads left that were killed while they staged, under whatever name."""
+        """Delete the files of loads that were killed while they staged, under any name."""
         for import_id, note in abandoned(self._load.data_dir / DIRECTORY):
             with note:
                 shutil.rmtree(_work_of(self._load.data_dir, import_id), ignore_errors=True)
@@ -315,8 +316,8 @@ class _Run:
     def _staged(
         self, note: LoadNote | None, known: Mapping[_Target, Adopted]
     ) -> dict[_Target, Parts]:
-        """For whom something is staged as a whole, and which parts; none, if nothing is. Of what
-        was adopted by a load whose note is gone the parts are not known."""
+        """The targets for which something is staged as a whole, and the parts; none, if nothing is.
+        If a load's note is gone, the parts of its adopted rows are not known."""
         if note is None:
             return dict.fromkeys(known, ())
         staged = {self._targets[number]: parts for number, parts in note.parts.items()}
@@ -353,7 +354,7 @@ class _Run:
     def _stage_or_clear(self) -> None:
         for target in self._targets:
             target.files.make_directory(DIRECTORY)
-        self._clear()  # What an earlier run under this name may have left.
+        self._clear()  # An earlier run under this name may have left files.
         try:
             self._stage()
         except BaseException:
@@ -396,7 +397,7 @@ class _Run:
             write_manifest(self._targets[number].files, manifest)
 
     def _manifests(self, results: ds.Dataset, plan: StagingPlan) -> dict[int, Manifest]:
-        """What was staged for whom."""
+        """The manifest of the staged rows, by target."""
         parts = results.to_table(filter=pc.field("kind") == staging.PART).to_pylist()
         parts.sort(key=lambda part: part["part"])
         manifests: dict[int, Manifest] = {}
@@ -430,8 +431,8 @@ class _Run:
         """The rows in as many partitions as there is work for.
 
         A part may hold rows of any hours: each hour gets a frame from each chunk that a task
-        stages. A table in a few pieces has few chunks, and is taken as it is. Of more the rows are
-        sorted, and of many pieces, or of one alone, ranges of due times are made."""
+        stages. A table in a few pieces has few chunks, and is taken as it is. A larger one is
+        sorted, and if it has many pieces, or just one, ranges of due times are made."""
         count = self._job.cores
         if not self._job.is_connect:
             pieces = chosen.rdd.getNumPartitions()
@@ -443,7 +444,7 @@ class _Run:
         return ranges.sortWithinPartitions(DUE)
 
     def _written(self, rows: DataFrame, plan: StagingPlan) -> ds.Dataset:
-        """Stage the rows, and what the executors told of them. They write it themselves: a path
+        """Stage the rows; returns the executors' reports. They write them by themselves: a path
         with blanks, percent signs or letters beyond ASCII is another one to a JVM."""
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir()
@@ -453,16 +454,16 @@ class _Run:
         names = {row["file"] for row in told}
         for path in self._work.iterdir():
             if path.name not in names:
-                path.unlink()  # Of a task that failed, and was done again.
+                path.unlink()  # It comes from a task that failed, and was done again.
         return ds.dataset(self._work, format="parquet")
 
     def _schema(self) -> T.StructType:
         return T.StructType([*_OUTCOME.fields, *self._table.passed(self._load.ids_columns)])
 
     def _plan(self, limits: tuple[int, int, int] | None) -> tuple[DataFrame, StagingPlan]:
-        """The table in the form that executors want, and what they must know. `limits`: of an
-        earlier run (its time, how far away a message may be due, and how long a body may be), by
-        which the rows are judged, and nothing is written."""
+        """The table in the form that executors want, and the facts that they need. `limits`: of an
+        earlier run (its time, how far away a message may be due, and how long a body may be): the
+        rows are judged by these, and nothing is written."""
         load, columns, table = self._load, self._load.columns, self._table
         table.check(columns, load.ids_columns)
         subjects = self._subjects()
@@ -574,8 +575,8 @@ class _Run:
     def _adopt_each(
         self, staged: Mapping[_Target, Parts], known: Mapping[_Target, Adopted]
     ) -> tuple[dict[_Target, Adopted], dict[_Target, CallRefusedError]]:
-        """What was adopted, and who refused. Where nobody has adopted anything, what is staged is
-        thrown away and the refusal is raised."""
+        """The adopted rows, and the refusals. If no target has adopted anything, the staged files
+        are thrown away and the refusal is raised."""
         load = self._load
         adopted: dict[_Target, Adopted] = {}
         refused: dict[_Target, CallRefusedError] = {}
@@ -599,7 +600,7 @@ class _Run:
         return adopted, refused
 
     def _decide_conflicts(self, target: _Target) -> None:
-        """What an earlier run has staged is adopted as this one says."""
+        """The staged rows of an earlier run are adopted with this run's choice on conflicts."""
         if target.has_manifest:
             manifest = read_manifest(target.files, self._load.id)
             if manifest.on_conflict != self._load.on_conflict:
@@ -676,13 +677,13 @@ def _work_of(data_dir: Path, import_id: str) -> Path:
 
 
 def _columns(load: LoadJob) -> dict[str, str | None]:
-    """What of a load, besides its table, decides what messages it makes."""
+    """The options of a load that, besides its table, decide the messages that it makes."""
     return {**asdict(load.columns), "past": load.past}
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """What the partitions have counted, together."""
+    """The sums over the partitions' counts."""
 
     staged: int
     past: int

@@ -1,6 +1,6 @@
-"""What became of every message of an hour, from its schedule rows and its dispatch rows.
+"""The state of every message of an hour, from its schedule rows and its dispatch rows.
 
-A schedule row (entry), what removed it (tombstones) and what was delivered of it (dispatch rows)
+A schedule row (entry), the rows that removed it (tombstones) and its deliveries (dispatch rows)
 stand in files of the same hour. So an hour can be judged by itself: no row has to meet another one
 of another file, and nothing is shuffled.
 
@@ -13,10 +13,10 @@ An entry is for those that `delayserver.records.receivers` names: every subscrip
 matched when it fell due; if there was none, anybody. Deliveries to deleted subscriptions count, and
 nothing more is expected of them.
 
-What says of itself that it ended an entry is doubted: whether the entry is the one that it names,
-whether whoever had it could have it, whether it can have been when it says. Where definitions may
-have been others at that time (a subject that was changed by a version that kept no history, a
-subscription that was deleted) nobody is accused.
+A row that claims to have ended an entry is doubted: whether the entry is the one that it names,
+whether its receiver could have the entry, whether the time is possible. Definitions may have been
+different at that time (a subject that was changed by a version that kept no history, a
+subscription that was deleted): then no receiver is accused.
 
 Cost: about 0.3 µs per row; 80 bytes per row of the hour, and one slice of the result at a time.
 Threads: pure functions.
@@ -41,7 +41,7 @@ NEVER_MS = 1 << 62
 
 
 class EntryState(IntEnum):
-    """What became of an entry at one subscription; of an entry as a whole, the greatest."""
+    """The state of an entry at one subscription; for an entry as a whole, the greatest."""
 
     DROPPED = 1
     """Its subscription was deleted, and others had the message."""
@@ -58,7 +58,7 @@ class EntryState(IntEnum):
 
 
 class BrokenGuarantee(IntFlag):
-    """What must not be."""
+    """Promises that a row shows to be broken."""
 
     REPEATED = 1
     """Settled a second time at the same subscription (I4)."""
@@ -123,7 +123,7 @@ ENTRY_DTYPE = np.dtype(
         ("kind", "u1"),
     ]
 )
-"""What is needed of an entry."""
+"""The columns of an entry that are needed."""
 
 ENDING_DTYPE = np.dtype(
     [
@@ -140,7 +140,7 @@ ENDING_DTYPE = np.dtype(
     ]
 )
 """A tombstone or a dispatch row. `position`: of its entry in the hour; negative, there is none.
-`problems`: what it and its entry do not agree in."""
+`problems`: the points in which it and its entry disagree."""
 
 _STATES_BY_KIND = {
     RecordKind.CANCEL: EntryState.CANCELLED,
@@ -174,9 +174,9 @@ class HourRows:
     """All rows of an hour, as far as they are known."""
 
     schedule: Rows
-    """Of the schedule log (SCHEDULE_DTYPE), in the order of seq."""
+    """Rows of the schedule log (SCHEDULE_DTYPE), in the order of seq."""
     dispatch: Rows
-    """Of the dispatch log (DISPATCH_DTYPE)."""
+    """Rows of the dispatch log (DISPATCH_DTYPE)."""
 
 
 class KnownSubscriptions:
@@ -215,7 +215,7 @@ class KnownSubscriptions:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """By what an hour is judged."""
+    """The facts by which an hour is judged."""
 
     through_seq: int
     """Records behind it are not known as a whole, and left out."""
@@ -228,7 +228,7 @@ class Judgement:
 
 
 def settle(rows: HourRows, judgement: Judgement) -> Iterator[Rows]:
-    """What became of the entries of an hour, in slices (SETTLED_DTYPE)."""
+    """The states of the entries of an hour, in slices (SETTLED_DTYPE)."""
     is_known = rows.schedule["seq"] <= judgement.through_seq
     is_entry = (rows.schedule["flags"] & FLAG_REMOVAL) == 0
     entries = _entries(rows.schedule, is_known & is_entry)
@@ -240,7 +240,7 @@ def settle(rows: HourRows, judgement: Judgement) -> Iterator[Rows]:
     )
     is_ending = endings["state"] != 0
     if not is_ending.all():
-        # They end nothing: what they name is judged as if they were not there.
+        # They end nothing: the entries that they name are judged as if they were not there.
         yield _strangers(select(endings, ~is_ending))
         endings = select(endings, is_ending)
     strangers = int(np.searchsorted(endings["position"], 0))
@@ -292,7 +292,7 @@ def _endings(entries: Rows, tombstones: Rows, dispatch: Rows, judgement: Judgeme
 def _doubt(
     endings: Rows, entries: Rows, tombstones: Rows, found: np.ndarray, judgement: Judgement
 ) -> None:
-    """What endings, those of the tombstones first, do not agree in with their entries."""
+    """The points in which endings, those of the tombstones first, disagree with their entries."""
     problems = endings["problems"]
     problems[endings["state"] == 0] = BrokenGuarantee.UNKNOWN_OUTCOME
     here = np.flatnonzero(found[: len(tombstones)])
@@ -304,7 +304,7 @@ def _doubt(
         differs |= (ours["subject_id"] != 0) & (ours["subject_id"] != theirs["subject_id"])
         problems[here[differs]] |= np.uint16(BrokenGuarantee.MISMATCHED)
     of_dispatch, is_there = endings[len(tombstones) :], found[len(tombstones) :]
-    # What has no entry is held against the last one, and not counted.
+    # An ending without an entry is held against the last one, and not counted.
     positions = of_dispatch["position"]
     if len(entries):
         differs = of_dispatch["due_ms"] != entries["due_ms"][positions]
@@ -322,14 +322,14 @@ def _by_entry(endings: Rows) -> Rows:
     """Endings by position and subscription; of two for the same the one that was recorded first
     stays first."""
     keys = (endings["position"].astype(np.uint64) << np.uint64(32)) | endings["subscription_id"]
-    keys = keys.view(np.int64)  # What has no entry stays in front.
+    keys = keys.view(np.int64)  # Endings without an entry stay in front.
     if (keys[1:] >= keys[:-1]).all():
         return endings
     return select(endings, np.argsort(keys, kind="stable"))
 
 
 def _strangers(endings: Rows) -> Rows:
-    """Endings of what there is no entry of, or that are none."""
+    """Endings without an entry, or rows that end nothing."""
     settled = np.zeros(len(endings), SETTLED_DTYPE)
     _copy_endings(endings, settled)
     settled["message_seq"], settled["due_ms"] = endings["message_seq"], endings["due_ms"]
@@ -386,7 +386,8 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
         has_history = _HAS_HISTORY[settled["state"]] | ~_IS_PUBLISH[settled["kind"]]
         history = np.logical_or.reduceat(has_history, starts)
         settled["entry_state"] = np.repeat(state, counts)
-        # The first one that is in that state: what one subscription has had, another may wait for.
+        # The first one that is in that state: one subscription may wait for a message that another
+        # had.
         has_state = np.flatnonzero(settled["state"] == settled["entry_state"])
         firsts = has_state[np.searchsorted(has_state, starts)]
         settled["is_first"][firsts] = True
@@ -395,7 +396,7 @@ def _settle(entries: Rows, endings: Rows, judgement: Judgement) -> Rows:
 
 
 def _is_odd(entries: Rows) -> np.ndarray:
-    """Entries that are not what they say: a publish makes its own message, all others an older
+    """Entries that contradict themselves: a publish makes its own message, all others an older
     one's."""
     is_publish = _IS_PUBLISH[entries["kind"]]
     is_odd: np.ndarray = np.where(
@@ -420,7 +421,7 @@ def _absent(
     is_due |= has_ending
     wanted = np.flatnonzero(is_due & ~is_removed)
     positions, subscriptions = _expected(entries, wanted, judgement)
-    # Nobody in particular is to have the others: any ending will do, but as long as their hour is
+    # The others have no particular receiver: any ending will do, but as long as their hour is
     # open a row for a subject waits until somebody had it (see the loader).
     is_expected, is_had = np.zeros((2, len(entries)), bool)
     is_expected[positions] = True
@@ -538,7 +539,7 @@ _CASE_DTYPE = np.dtype(
 
 
 class _Case(NamedTuple):
-    """What endings have in common."""
+    """The common facts of some endings."""
 
     state: int
     receiver: int
@@ -565,7 +566,7 @@ def _is_misdirected(case: _Case, entries: Rows, definitions: KnownSubscriptions)
     if case.receiver == case.whose:
         return ~everywhere
     if is_direct(case.receiver) or is_direct(case.whose):
-        return everywhere  # No other gets what goes where its message says.
+        return everywhere  # A message that names its URL goes to no other receiver.
     if case.whose and definitions.is_alive(case.whose):
         return everywhere
     receiver = definitions.known[case.receiver]
@@ -608,8 +609,8 @@ def _had_by_nobody(
         return dropped
     is_had = np.zeros(len(entries), bool)
     is_had[endings["position"][endings["state"] != EntryState.DROPPED]] = True
-    is_had[absent] = True  # That it is missing, or waits, is said already.
-    # What was for one subscription alone ends with it.
+    is_had[absent] = True  # These are already reported as missing, or they wait.
+    # An entry for one subscription alone ends with it.
     is_had |= entries["subscription_id"] != 0
     is_had |= entries["seq"] > judgement.retired_through_seq
     positions = endings["position"][dropped]

@@ -761,7 +761,7 @@ def test_it_says_whether_it_can_have_calls_answered() -> None:
         world.is_ready, world.owner_url = True, None
         client.send("GET", "/readyz")
         status, _, problem = await client.problem()
-        assert (status, "nobody" in problem["detail"]) == (503, True)
+        assert (status, "no owner" in problem["detail"]) == (503, True)
         assert (await client.ask("GET", "/healthz"))[0] == 200
         assert world.owner.connections == 0
 
