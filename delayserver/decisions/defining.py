@@ -77,6 +77,10 @@ class DefinitionKind(NamedTuple, Generic[D, S]):
     has ended."""
 
 
+NotUnderstood = Callable[[str, str, str], None]
+"""Told of a definition that is not understood: the word for its kind, its name, and why."""
+
+
 class Defining(ABC, Generic[W, D, S]):
     """All of one kind."""
 
@@ -87,8 +91,10 @@ class Defining(ABC, Generic[W, D, S]):
         sequencer: Sequencer,
         groups: Groups,
         most: int,
+        on_not_understood: NotUnderstood = lambda word, name, reason: None,
     ) -> None:
-        """`most`: how many there may be, which the setting says that ends in `_max`."""
+        """`most`: how many there may be, which the setting says that ends in `_max`.
+        `on_not_understood` is called once for each that is not."""
         self._kind = kind
         self._catalog = catalog
         self._sequencer = sequencer
@@ -98,8 +104,7 @@ class Defining(ABC, Generic[W, D, S]):
         self._states: Overlay[str, bytes] = Overlay()
         self.not_understood: dict[str, str] = {}
         """By name, why; of those that were looked at."""
-        self.on_not_understood: Callable[[str, str, str], None] = lambda word, name, reason: None
-        """Called once for each: the word for its kind, its name, why it is not understood."""
+        self._on_not_understood = on_not_understood
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""
@@ -188,7 +193,7 @@ class Defining(ABC, Generic[W, D, S]):
         problem = "" if known is None else known.problem
         if problem and self.not_understood.get(name) != problem:
             self.not_understood[name] = problem
-            self.on_not_understood(self._kind.word, name, problem)
+            self._on_not_understood(self._kind.word, name, problem)
         elif not problem:
             self.not_understood.pop(name, None)
 

@@ -82,7 +82,9 @@ class Heartbeats:
         groups: Groups,
         publishing: Publishing,
         timeouts: Timeouts,
+        on_not_understood: Callable[[str, str, str], None] = lambda word, key, reason: None,
     ) -> None:
+        """`on_not_understood` is called once for each: the word heartbeat, its key, and why."""
         self._heartbeats_max = settings.heartbeats_max
         self._catalog = catalog
         self._sequencer = sequencer
@@ -98,8 +100,7 @@ class Heartbeats:
         """Until when the event loop stood still the last time, on the stopwatch, and how long."""
         self.not_understood: dict[str, str] = {}
         """By key, why."""
-        self.on_not_understood: Callable[[str, str, str], None] = lambda word, key, reason: None
-        """Told of each once: the word heartbeat, its key, and why it is not understood."""
+        self._on_not_understood = on_not_understood
         self.renewed_total = 0
         self.fired_total = 0
 
@@ -118,7 +119,7 @@ class Heartbeats:
             if problem:
                 digest = _STANDS_STILL
                 self.not_understood[key] = problem
-                self.on_not_understood("heartbeat", key, problem)
+                self._on_not_understood("heartbeat", key, problem)
             self._set(key, self._beat(digest, heartbeat.timeout_ms, seq=0))
 
     def _read(self, key: str, value: bytes) -> tuple[Heartbeat, str]:

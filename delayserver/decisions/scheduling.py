@@ -32,7 +32,7 @@ from typing import Final
 import msgspec
 
 from delayserver.config import Settings
-from delayserver.decisions.defining import Defining, DefinitionKind
+from delayserver.decisions.defining import Defining, DefinitionKind, NotUnderstood
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Messages, Versions
@@ -155,9 +155,12 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         *,
         stopwatch: Callable[[], int],
         random: Callable[[], float],
+        on_not_understood: NotUnderstood = lambda word, name, reason: None,
     ) -> None:
-        """`random`: numbers from 0 to before 1, for the jitter."""
-        super().__init__(SCHEDULE, catalog, sequencer, groups, settings.schedules_max)
+        """`random`: numbers from 0 to before 1, for the jitter. `on_not_understood`: see
+        Defining."""
+        most = settings.schedules_max
+        super().__init__(SCHEDULE, catalog, sequencer, groups, most, on_not_understood)
         self._messages = messages
         self._publishing = publishing
         self._stopwatch = stopwatch

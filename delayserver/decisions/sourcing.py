@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from delayserver.config import Settings
-from delayserver.decisions.defining import Defining, DefinitionKind
+from delayserver.decisions.defining import Defining, DefinitionKind, NotUnderstood
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Versions
@@ -113,8 +113,11 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
         sequencer: Sequencer,
         groups: Groups,
         publishing: Publishing,
+        on_not_understood: NotUnderstood = lambda word, name, reason: None,
     ) -> None:
-        super().__init__(SOURCE, catalog, sequencer, groups, settings.sources_max)
+        """`on_not_understood`: see Defining."""
+        most = settings.sources_max
+        super().__init__(SOURCE, catalog, sequencer, groups, most, on_not_understood)
         self._settings = settings
         self._publishing = publishing
         self.on_changed: Callable[[str], None] = lambda name: None

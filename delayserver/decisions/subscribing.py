@@ -58,8 +58,10 @@ class Subscribing:
         dispatcher: Dispatcher,
         *,
         kept_since_ms: Callable[[], int] = lambda: 0,
+        on_defined: Callable[[Subscription], None] = lambda subscription: None,
     ) -> None:
-        """`kept_since_ms`: no row that is filed and kept is due earlier."""
+        """`kept_since_ms`: no row that is filed and kept is due earlier. `on_defined` is told of
+        each subscription that was added, changed or deleted, when that is in force."""
         self._kept_since_ms = kept_since_ms
         self._registry = registry
         self._sequencer = sequencer
@@ -73,8 +75,7 @@ class Subscribing:
         """Has it recorded since when a subscription fails, by its id; 0: it does not."""
         self.on_paused: Callable[[int], None] = lambda subscription_id: None
         """Told of a subscription that the server pauses by itself, when that is decided."""
-        self.on_defined: Callable[[Subscription], None] = lambda subscription: None
-        """Told of each that was added, changed or deleted, when that is in force."""
+        self._on_defined = on_defined
 
     def start(self, fired: Iterable[Mark]) -> None:
         """Take over the rows that have fired in the process before though they are not due yet."""
@@ -256,7 +257,7 @@ class Subscribing:
     def _on_durable(self, subscription: Subscription) -> None:
         self._registry.put(subscription)
         self._dispatcher.on_subscription(subscription, self._dispatcher.queues.now_ms)
-        self.on_defined(subscription)
+        self._on_defined(subscription)
         if subscription.deleted:
             self.failing.remove(subscription.id)
             for registry in (self._registry, self.decided):

@@ -51,7 +51,7 @@ from delayserver.delivery.ports import DispatcherPorts
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery
-from delayserver.records.subscriptions import Registry
+from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import first_kept_ms
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import LoadedHour
@@ -90,6 +90,18 @@ class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
         """Call a function in another turn of the event loop."""
         ...
 
+    def clock_was_set(self, by_ms: int) -> None:
+        """The clock was set, by so many ms."""
+        ...
+
+    def defined(self, subscription: Subscription) -> None:
+        """A subscription was added, changed or deleted, and that is in force."""
+        ...
+
+    def not_understood(self, kind: str, name: str, reason: str) -> None:
+        """A definition is not understood: the word for its kind, its name, and why. Told once."""
+        ...
+
     def forget_watches(self, keys: list[bytes]) -> None:
         """Remove these keys of the table WATCHES with a checkpoint to come."""
         ...
@@ -121,8 +133,6 @@ class Engine:
         self._ports = ports
         self._prune_seq = 0
         self.clock_watch = ClockWatch(now_ms, stopwatch())
-        self.on_clock_set: Callable[[int], None] = lambda by_ms: None
-        """Told by how many ms the clock was set."""
         self._loads_asked: deque[range] = deque()
         self._looks_left = 0
         """Turns of the event loop in which sockets are still to be read."""
@@ -171,7 +181,13 @@ class Engine:
         self.events = Events(settings, sequencer, groups, messages, watches)
         self.produces = Produces(groups, timeouts)
         self.heartbeats = Heartbeats(
-            settings, catalog, sequencer, groups, self.publishing, timeouts
+            settings,
+            catalog,
+            sequencer,
+            groups,
+            self.publishing,
+            timeouts,
+            on_not_understood=ports.not_understood,
         )
         self.schedules = Scheduling(
             settings,
@@ -182,14 +198,18 @@ class Engine:
             self.publishing,
             stopwatch=stopwatch,
             random=random,
+            on_not_understood=ports.not_understood,
         )
-        self.sources = Sourcing(settings, catalog, sequencer, groups, self.publishing)
+        self.sources = Sourcing(
+            settings, catalog, sequencer, groups, self.publishing, ports.not_understood
+        )
         self.subscribing = Subscribing(
             registry,
             sequencer,
             groups,
             self.dispatcher,
             kept_since_ms=partial(first_kept_ms, catalog),
+            on_defined=ports.defined,
         )
         self.retries = retries = Retries(
             sequencer,
@@ -240,7 +260,7 @@ class Engine:
         # The horizon remembers the rows that had fallen due before a clock was set back: a
         # subscription that is made then does not get the messages that others had at noon.
         if by_ms := self.clock_watch.look(now_ms, began_ms):
-            self.on_clock_set(by_ms)
+            self._ports.clock_was_set(by_ms)
             self.schedules.look_again()
         self.subscribing.advance(now_ms)
         self.messages.advanced_ms = self.dispatcher.queues.now_ms = now_ms

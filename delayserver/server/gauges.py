@@ -33,8 +33,16 @@ if TYPE_CHECKING:
 class Gauges:
     """The numbers of one server."""
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        clock: Callable[[], int],
+        not_understood_tokens: Callable[[], int] = int,
+    ) -> None:
+        """`not_understood_tokens`: how many lines of the file of tokens are not."""
         self._engine = engine
+        self._not_understood_tokens = not_understood_tokens
         self._clock = clock
         self._started_ms = clock()
         self.free_bytes = 0
@@ -43,7 +51,6 @@ class Gauges:
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
         self.dead_letters = 0
         """As of the last checkpoint, when they were counted last."""
-        self.not_understood_tokens: Callable[[], int] = int
         self.archive_waiting: list[RetiredHour] = []
         """Retired hours that are kept until they are archived, when they were listed last."""
         self.metrics = Metrics(
@@ -97,7 +104,7 @@ class Gauges:
             "schedule": len(engine.schedules.not_understood),
             "source": len(engine.sources.not_understood),
             "heartbeat": len(engine.heartbeats.not_understood),
-            "token": self.not_understood_tokens(),
+            "token": self._not_understood_tokens(),
         }
 
     def _subscription_name(self, subscription_id: int) -> str | None:

@@ -131,8 +131,9 @@ class Server(Shard):
         above = None if shards == 1 else token_files
         life = life_of(files, self.store.identity, above)
         keep_mark(files, kind, life)
-        self.engine.subscribing.on_defined = self._on_defined
-        self.gauges = Gauges(self.engine, settings, self.clock)
+        self.gauges = Gauges(
+            self.engine, settings, self.clock, lambda: len(self.tokens.not_understood)
+        )
         self.metrics = self.gauges.metrics
         self.metrics.gauge(
             "waiting_webhooks",
@@ -141,7 +142,7 @@ class Server(Shard):
         )
         files.on_sync = self.metrics.on_sync
         self._token_keeper = TokenKeeper(
-            self.tokens, self.engine.slices, self.clock, self._on_not_understood
+            self.tokens, self.engine.slices, self.clock, self.not_understood
         )
         self.sinks = SinkRunner(self, self.metrics, sender, self.telemetry)
         self._dead_letter_log = DeadLetterLog(self.engine.registry, self.engine.timeouts)
@@ -170,7 +171,6 @@ class Server(Shard):
             backups=self.backups,
             source_errors=self._sources.errors,
         )
-        self.gauges.not_understood_tokens = lambda: len(self.tokens.not_understood)
         self.metrics.gauge("sources_failing", "Sources that cannot go on", self._sources.failing)
         self.metrics.counter(
             "attempts_broken",
@@ -208,11 +208,8 @@ class Server(Shard):
         self._next_tick_ms = NEVER_MS
         self._back_ms = self.stopwatch()
         """When the next tick comes at the latest, on the stopwatch."""
-        self.engine.on_clock_set = self._on_clock_set
-        for kind in (self.engine.schedules, self.engine.sources, self.engine.heartbeats):
-            kind.on_not_understood = self._on_not_understood
         for subscription in self.engine.registry:
-            self._on_defined(subscription)
+            self.defined(subscription)
         for thread in self.workers:
             thread.start()
         self._check_disk()
@@ -363,9 +360,9 @@ class Server(Shard):
     def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
         self.sinks.send(subscription, deliveries)
 
-    def _on_defined(self, subscription: Subscription) -> None:
+    def defined(self, subscription: Subscription) -> None:
         if isinstance(subscription, StandIn):
-            self._on_not_understood("subscription", subscription.name, subscription.problem)
+            self.not_understood("subscription", subscription.name, subscription.problem)
         self.sinks.on_defined(subscription)
 
     # ── time, disk and memory ──────────────────────────────────────────────────────────────────
@@ -383,11 +380,11 @@ class Server(Shard):
         wait_ms = min(wait_ms - (self.clock() - now_ms), LOOK_MS)
         self._alarm.set(wait_ms * 1_000_000 - time.time_ns() % 1_000_000)
 
-    def _on_clock_set(self, by_ms: int) -> None:
+    def clock_was_set(self, by_ms: int) -> None:
         """Tell the operator: messages come early or late by that much."""
         log.warning("the clock was set", by_ms=by_ms)
 
-    def _on_not_understood(self, kind: str, name: str, reason: str) -> None:
+    def not_understood(self, kind: str, name: str, reason: str) -> None:
         log.error("a definition is not understood", kind=kind, name=name, reason=reason)
 
     def _check_disk(self) -> None:

@@ -62,7 +62,56 @@ from storage.rows import LogKind
 log = structlog.get_logger()
 
 
-class Shard(ABC):
+class ShardMover(ABC):
+    """Lets time pass for a shard, and hears from it: a server with threads, or a simulation."""
+
+    @abstractmethod
+    def post(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the event loop call a function; called by any thread."""
+
+    @abstractmethod
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Have the event loop call a function at the end of this turn; called on it."""
+
+    @abstractmethod
+    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
+        """Have its sink deliver them; answer with `Outcomes.on_sent`."""
+
+    @abstractmethod
+    def on_fatal(self, error: BaseException) -> None:
+        """A worker cannot go on: the server must end (I9)."""
+
+    @abstractmethod
+    def on_recovered(self, recovered: Recovered) -> None:
+        """What was found, before anything runs. Who keeps its hours keeps their memory: they belong
+        to the wheel, which gives them back."""
+
+    @abstractmethod
+    def on_damage(self, error: DamageError) -> None:
+        """A damaged place was found; called by any thread."""
+
+    @abstractmethod
+    def given_up(self, delivery: DueDelivery, reason: str) -> None:
+        """A message has become a dead letter, for `reason`."""
+
+    @abstractmethod
+    def clock_was_set(self, by_ms: int) -> None:
+        """The clock was set, by so many ms."""
+
+    @abstractmethod
+    def defined(self, subscription: Subscription) -> None:
+        """A subscription was added, changed or deleted, and that is in force."""
+
+    @abstractmethod
+    def not_understood(self, kind: str, name: str, reason: str) -> None:
+        """A definition is not understood: the word for its kind, its name, and why."""
+
+    @abstractmethod
+    def tick_soon(self, within_ms: int = 0) -> None:
+        """Something may be due earlier than the engine said last: after so long."""
+
+
+class Shard(ShardMover):
     """The parts of a server. A subclass lets time pass."""
 
     def __init__(
@@ -188,41 +237,6 @@ class Shard(ABC):
     def close(self) -> None:
         """Close all files and let the directory go. The workers have ended."""
         self.store.close()
-
-    # ── how it is moved ────────────────────────────────────────────────────────────────────────
-
-    @abstractmethod
-    def post(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have the event loop call a function; called by any thread."""
-
-    @abstractmethod
-    def call_soon(self, function: Callable[[], None]) -> None:
-        """Have the event loop call a function at the end of this turn; called on it."""
-
-    @abstractmethod
-    def send(self, subscription: Subscription, deliveries: list[DueDelivery]) -> None:
-        """Have its sink deliver them; answer with `Outcomes.on_sent`."""
-
-    @abstractmethod
-    def on_fatal(self, error: BaseException) -> None:
-        """A worker cannot go on: the server must end (I9)."""
-
-    @abstractmethod
-    def on_recovered(self, recovered: Recovered) -> None:
-        """Recovery's findings, before anything runs. The hours' rows belong to the wheel from here
-        on: a caller that keeps `recovered` would keep their memory."""
-
-    @abstractmethod
-    def on_damage(self, error: DamageError) -> None:
-        """A damaged place was found; called by any thread."""
-
-    @abstractmethod
-    def given_up(self, delivery: DueDelivery, reason: str) -> None:
-        """A message has become a dead letter, for `reason`."""
-
-    @abstractmethod
-    def tick_soon(self, within_ms: int = 0) -> None:
-        """Something may be due earlier than the engine said last: after so long."""
 
     # ── ports of the engine ────────────────────────────────────────────────────────────────────
 

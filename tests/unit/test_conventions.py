@@ -416,6 +416,174 @@ def test_nothing_grows_beyond_its_measure() -> None:
     assert len(OVERSIZED) <= OVERSIZED_MAX
 
 
+# ---- construction in one step -------------------------------------------------------------------
+
+DATA = {"dataclass", "NamedTuple", "Protocol", "TypedDict", "Struct", "BaseModel"}
+"""Their machinery gives the fields their values."""
+
+
+def last_name(node: ast.AST) -> str:
+    """`c` of `a.b.c`, of `a.b.c[d]` and of `a.b.c(d)`."""
+    if isinstance(node, ast.Subscript):
+        return last_name(node.value)
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def is_of_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and last_name(node.value) in ("self", "cls")
+
+
+def classes_without_data(sources: dict[str, str]) -> Iterator[tuple[str, ast.ClassDef]]:
+    """Path and class, but for those whose fields are data, by themselves or by a base."""
+    found = [
+        (path, node)
+        for path, source in sources.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+    ]
+    data, before = DATA, 0
+    while len(data) > before:
+        before = len(data)
+        data = data | {
+            node.name
+            for _, node in found
+            if data & {last_name(base) for base in (*node.bases, *node.decorator_list)}
+        }
+    return ((path, node) for path, node in found if node.name not in data)
+
+
+def built_later(sources: dict[str, str]) -> Iterator[str]:
+    """`path:Class.attribute` of each that is declared, and to which `__init__` gives no value."""
+    for path, node in classes_without_data(sources):
+        bare: dict[str, None] = {}
+        given: set[str] = set()
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and statement.value is None:
+                bare[last_name(statement.target)] = None
+            for one in ast.walk(statement) if isinstance(statement, FUNCTION) else ():
+                if isinstance(one, ast.AnnAssign) and one.value is None:
+                    bare |= {last_name(one.target): None} if is_of_self(one.target) else {}
+                elif getattr(statement, "name", "") == "__init__":
+                    given |= assigned(one)
+        yield from (f"{path}:{node.name}.{name}" for name in bare if name not in given)
+
+
+def assigned(node: ast.AST) -> set[str]:
+    """The attributes of `self` that a statement gives a value."""
+    targets: list[ast.AST] = []
+    if isinstance(node, ast.Assign):
+        targets = [part for target in node.targets for part in ast.walk(target)]
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return {last_name(one) for one in targets if is_of_self(one)}
+
+
+def hooked(sources: dict[str, str]) -> Iterator[str]:
+    """`path: target` of each callback (`on_…`, `may_…`) that one object gives another one."""
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
+                continue
+            if node.attr.startswith(("on_", "may_")) and not is_of_self(node):
+                yield f"{path}: {ast.unparse(node)}"
+
+
+BUILT_LATER = {
+    "delayserver/api/hot/connection.py:Connection.access",
+    "delayserver/api/hot/connection.py:Connection.on_lost",
+    "delayserver/api/hot/connection.py:Connection.receiving",
+    "delayserver/api/hot/connection.py:Connection.settings",
+    "delayserver/api/hot/connection.py:Connection.unread",
+    "delayserver/api/hot/heads.py:_HeadParser._parser",
+    "delayserver/api/hot/protocol.py:_HotProtocol._head_data",
+    "delayserver/api/hot/protocol.py:_HotProtocol._missing",
+    "delayserver/api/hot/protocol.py:_HotProtocol._parts",
+    "delayserver/api/hot/protocol.py:_HotProtocol.answers",
+    "delayserver/api/hot/protocol.py:_HotProtocol.common",
+    "delayserver/api/hot/protocol.py:_HotProtocol.common_of_cancels",
+    "delayserver/api/hot/protocol.py:_HotProtocol.hot",
+    "delayserver/api/hot/protocol.py:_HotProtocol.tokens",
+    "delayserver/api/hot/protocol.py:_HotProtocol.turns",
+    "delayserver/cli/demo/receiver.py:Receiver.port",
+    "delayserver/client/definitions.py:DefinitionsClient._kind",
+    "delayserver/cluster/keeping.py:ReplicaKeeper._owner_url",
+    "delayserver/cluster/keeping.py:ReplicaKeeper._parting",
+    "delayserver/cluster/keeping.py:ReplicaKeeper._replica",
+    "delayserver/delivery/dispatcher.py:Dispatcher.outcomes",
+    "delayserver/delivery/redis_sink.py:_Abrupt._writer",
+    "delayserver/serve/standby.py:StandbyFront._acceptor",
+    "delayserver/serve/standby.py:StandbyFront._forwarder",
+    "delayserver/serve/standby.py:StandbyFront._protocol",
+    "delayserver/shards/link.py:Links._application",
+    "delayserver/shards/meeting.py:TcpMeeting._own",
+    "delayserver/timers/hashed_wheel.py:Timeout.rounds",
+}
+"""Attributes that are declared, and that another object, or a later call, gives their value. The
+list only gets shorter: hand a new one to `__init__`, or make the object when the value is there."""
+BUILT_LATER_MAX = 28
+HOOKED = {
+    "delayserver/serve/acceptor.py: protocol.on_lost",
+    "delayserver/server/consumer_calls.py: self._engine.dispatcher.pulls.on_ready",
+    "delayserver/server/server.py: files.on_sync",
+    "delayserver/server/source_runner.py: self._sources.on_changed",
+    "delayserver/server/subscription_calls.py: self._engine.subscribing.on_failing",
+    "delayserver/server/subscription_calls.py: self._engine.subscribing.on_paused",
+    "delayserver/shards/token_rates.py: tokens.on_taken",
+    "delayserver/timers/asyncio_driver.py: timer.on_error",
+}
+"""Callbacks that one object puts into another one. The list only gets shorter: hand the callback to
+`__init__`, or call a port (`EnginePorts`)."""
+HOOKED_MAX = 8
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("class C:\n  a: int\n  def __init__(self): ...", ["a.py:C.a"]),
+        ("class C:\n  def __init__(self):\n    self.a: int", ["a.py:C.a"]),
+        ("class C:\n  def f(self):\n    self.a: int", ["a.py:C.a"]),
+        ("class C:\n  a: int\n  def f(self):\n    self.a = 1", ["a.py:C.a"]),
+        ("class C:\n  def __init__(self, b):\n    self.a: int\n    b.a = 1", ["a.py:C.a"]),
+        ("class C:\n  a: int = 1", []),
+        ("class C:\n  a: int\n  def __init__(self):\n    self.a = 1", []),
+        ("class C:\n  def __init__(self):\n    self.a: int\n    self.a, b = 1, 2", []),
+        ("class C:\n  a: int\n  def __init__(self):\n    if 1:\n      self.a: int = 1", []),
+        ("class C(Protocol):\n  a: int", []),
+        ("@dataclass(slots=True)\nclass C:\n  a: int", []),
+        ("class B(m.Struct): ...\nclass C(B[int]):\n  a: int", []),
+    ],
+)
+def test_an_attribute_without_a_value_is_found(source: str, names: list[str]) -> None:
+    assert list(built_later({"a.py": source})) == names
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("def f(a):\n  a.on_end = f", ["a.py: a.on_end"]),
+        ("class C:\n  def __init__(self):\n    self.b.on_end = f", ["a.py: self.b.on_end"]),
+        ("class C:\n  def __init__(self):\n    self.on_end = f", []),
+        ("def f(a):\n  a.count = 1\n  return a.on_end", []),
+    ],
+)
+def test_a_callback_of_another_object_is_found(source: str, names: list[str]) -> None:
+    assert list(hooked({"a.py": source})) == names
+
+
+def test_objects_are_whole_when_they_are_made() -> None:
+    """Else a reader who has read `__init__` does not know yet what the object does."""
+    sources = python_sources("delayserver", "storage")
+    for found, listed, most in (
+        ({*built_later(sources)}, BUILT_LATER, BUILT_LATER_MAX),
+        ({*hooked(sources)}, HOOKED, HOOKED_MAX),
+    ):
+        assert found - listed == set(), "give it a value in __init__"
+        assert listed - found == set(), "is whole, or is gone: take it off the list"
+        assert len(listed) <= most
+
+
 # ---- the modules of a folder ---------------------------------------------------------------------
 
 PACKAGES = sorted(

@@ -395,6 +395,15 @@ class SimulatedServer(Shard):
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
         self.observer.given_up(delivery, reason)
 
+    def clock_was_set(self, by_ms: int) -> None:
+        """The world sets its clocks itself."""
+
+    def defined(self, subscription: Subscription) -> None:
+        """Subscribers of a world need no sink."""
+
+    def not_understood(self, kind: str, name: str, reason: str) -> None:
+        """The world writes only definitions that are."""
+
     @property
     def has_callbacks(self) -> bool:
         """Whether the event loop has something to do."""

@@ -68,6 +68,7 @@ class Parts(MessageParts):
         super().__init__(**settings)
         self.stopwatch = Stopwatch()
         self.jitter = 0.0
+        self.said: list[tuple[str, str, str]] = []
         self.schedules = self.made()
         self.schedules.start()
 
@@ -81,6 +82,7 @@ class Parts(MessageParts):
             self.publishing,
             stopwatch=self.stopwatch,
             random=lambda: self.jitter,
+            on_not_understood=lambda *said: self.said.append(said),
         )
 
     def put(self, passed_ms: int = 0, **fields: Any) -> bool:
@@ -104,8 +106,7 @@ class Parts(MessageParts):
         if state is not None:
             self.catalog.commit({Table.SCHEDULE_STATES: [(name.encode(), state)]})
         self.schedules = self.made()
-        self.said: list[tuple[str, str, str]] = []
-        self.schedules.on_not_understood = lambda *said: self.said.append(said)
+        self.said.clear()
 
     def records(self) -> list[tuple[int, int, bytes]]:
         """Kind, due time and unsealed payload of each record of the open group."""
