@@ -108,6 +108,8 @@ class Cluster(Topology):
         self._epochs: list[int] = []
         """… when the round began."""
         self._round = -1
+        self._since = 0, 0
+        """How many messages there were at the last two strikes; all older ones are delivered."""
         self._shard = 0
         """The shard whose owner and whose leader are struck in this round."""
 
@@ -235,6 +237,7 @@ class Cluster(Topology):
         )
         self._shard = shard
         self._round += 1
+        self._since = self._since[1], len(self.ledger.orders)
         self._struck_ms = self._measured_ms = self.ledger.now_ms()
         await self._deal(kind, plan, owner, leader)
         self.notes.say("taken back")
@@ -254,7 +257,8 @@ class Cluster(Topology):
             handovers = self._epoch(shard) - self._epochs[shard]
             if shard == self._shard or handovers:
                 told = self.notes.doing, self._round, shard, handovers
-                self._struck.append(measure(*told, self.ledger, Outage(self._measured_ms, well_ms)))
+                some = self.ledger.orders[self._since[0] :]
+                self._struck.append(measure(*told, some, Outage(self._measured_ms, well_ms)))
                 self.notes.say(str(self._struck[-1]))
         await asyncio.sleep(CALM_S)
         self._calm_epochs = [self._epoch(shard) for shard in self._shards]

@@ -60,7 +60,7 @@ def book():
 
 
 def test_a_call_that_was_under_way_is_no_answer_to_a_later_one(book):
-    found = measure("a strike", 4, 1, 1, book, Outage(10_200, 18_000))
+    found = measure("a strike", 4, 1, 1, book.orders, Outage(10_200, 18_000))
     assert (found.strike, found.round, found.shard, found.handovers) == ("a strike", 4, 1, 1)
     assert found.next_answer_s == pytest.approx(4.8)
     assert found.answer_silence_s == pytest.approx(3.8)
@@ -69,13 +69,13 @@ def test_a_call_that_was_under_way_is_no_answer_to_a_later_one(book):
 
 
 def test_nothing_may_have_come(book):
-    found = measure("a strike", 4, 1, 1, book, Outage(21_000, 25_000))
+    found = measure("a strike", 4, 1, 1, book.orders, Outage(21_000, 25_000))
     assert found.next_answer_s is None
     assert found.next_delivery_s is None
     assert found.answer_silence_s == found.delivery_silence_s == 4
 
 
 def test_figures_have_a_case(book):
-    figure = measure("a strike", 4, 1, 0, book, Outage(10_200, 18_000)).to_json()
+    figure = measure("a strike", 4, 1, 0, book.orders, Outage(10_200, 18_000)).to_json()
     assert figure["case"] == "strike, a strike"
     assert figure["next_answer_s"] == pytest.approx(4.8)
