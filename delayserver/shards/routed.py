@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from delayserver.api.hot.answers import Client, Responder
+from delayserver.api.hot.answers import ForwardedClient, Responder
 from delayserver.api.hot.cancel import HotCancel
 from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
@@ -72,7 +72,7 @@ class RoutedHot(Hot):
         if named is not None:
             shard = named.shard(links.count)
             if shard is not None and shard != links.own:
-                client = cast(Client, responder)
+                client = cast(ForwardedClient, responder)
                 client.go_elsewhere()
                 links.publish(shard, data, caller, client.come_back)
                 return
@@ -95,6 +95,6 @@ class RoutedCancel(HotCancel):
         if shard == links.own or shard >= links.count:
             self.gather_own(responder, subject, text, caller)
             return
-        client = cast(Client, responder)
+        client = cast(ForwardedClient, responder)
         client.go_elsewhere()
         links.cancel(shard, subject, text, caller, client.come_back)

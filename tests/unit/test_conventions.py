@@ -453,7 +453,7 @@ LIMITS = {
     "delayserver/api": (8.3, 17.4),
     "delayserver/backup": (0.0, 0.0),
     "delayserver/cli": (4.4, 10.7),
-    "delayserver/client": (7.8, 14.1),
+    "delayserver/client": (4.8, 11.0),
     "delayserver/cluster": (10.3, 16.3),
     "delayserver/decisions": (0.4, 0.7),
     "delayserver/delivery": (0.6, 1.3),

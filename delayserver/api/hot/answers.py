@@ -108,7 +108,7 @@ class Responder(Protocol):
         ...
 
 
-class Client(Responder, Protocol):
+class ForwardedClient(Responder, Protocol):
     """Whoever asked for what may belong to another shard."""
 
     def go_elsewhere(self) -> None:
