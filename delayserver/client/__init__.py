@@ -1,9 +1,8 @@
 """The client library: publish messages, handle them when they are due, verify webhooks.
 
-    from delayserver.client import AsyncProducer, AsyncConsumer       with asyncio
-    from delayserver.client import Producer, Consumer                 without
-    from delayserver.client import AsyncSubscriptions, Subscriptions  webhooks, dead letters
-    from delayserver.client import verify_webhook                     in a receiver of webhooks
+    from delayserver.client import AsyncClient     every call, with asyncio
+    from delayserver.client import Client          every call, without
+    from delayserver.client import verify_webhook  in a receiver of webhooks
 
 In reading order:
 
@@ -29,7 +28,9 @@ In reading order:
     schedules   what is published again and again
     sources     topics whose records are published
     backups     copies of what a server has
+    groups      calls without a client of their own: events, heartbeats, imports, tokens, cluster
     blocking    producer and consumer without asyncio
+    client      one client for each mode, with every call
     webhooks    is this webhook from our server?
 
 It needs nothing of the server but a few modules without state (times, ids, shards, signing) and the
@@ -45,6 +46,7 @@ from delayserver.client.blocking import (
     Sources,
     Subscriptions,
 )
+from delayserver.client.client import AsyncClient, Client
 from delayserver.client.consumer import AsyncConsumer, Retry
 from delayserver.client.errors import (
     ChangedError,
@@ -99,6 +101,7 @@ from delayserver.client.webhooks import SignatureError, verify_webhook
 __all__ = [
     "NO_RETRIES",
     "AsyncBackups",
+    "AsyncClient",
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncSchedules",
@@ -109,6 +112,7 @@ __all__ = [
     "BackupPart",
     "Backups",
     "ChangedError",
+    "Client",
     "ClientError",
     "ClosedError",
     "ConflictError",

@@ -1,4 +1,4 @@
-"""What the producer sends in batches, and what becomes of each item: publishes and cancels.
+"""Publishes and cancels in batches, and each item's part of the answer.
 
 A batch of messages is accepted whole or refused whole, by each shard that has a part in it. When it
 is refused because of some of them, the others are sent again without those, and each bad one alone,

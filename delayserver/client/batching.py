@@ -54,7 +54,7 @@ I = TypeVar("I", bound=Item)  # noqa: E741
 
 
 class _Lane(Generic[I]):
-    """What goes out together."""
+    """Items that go out together."""
 
     __slots__ = ("flush_asked", "gathered", "in_flight")
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 URL_DEFAULT = "http://127.0.0.1:8080"
 RETRY = RetryPolicy()
 EXIT_S = 5.0
-"""What is under way is given this long when a block is left by an exception."""
+"""Calls under way get this long when a block is left by an exception."""
 
 
 class RetryingClient:

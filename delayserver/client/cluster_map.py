@@ -10,7 +10,7 @@ import msgspec
 
 CLUSTER_PATH: Final = "/v1/cluster"
 MAP_S: Final = 5.0
-"""What answers with the map later than that is not well."""
+"""A server that takes longer for the map is not well."""
 
 OwnerHosts = Literal["same", "any", "none"]
 """Whose addresses are used of those that a map names."""
@@ -34,7 +34,7 @@ class MapNode(msgspec.Struct):
 
 
 class ShardOwners(msgspec.Struct):
-    """What GET /v1/cluster answers."""
+    """The answer of GET /v1/cluster."""
 
     version: int
     shards: list[MapShard]

@@ -149,7 +149,7 @@ class _Lease(Item):
         self.again = again
 
     def fail(self, error: Exception) -> None:
-        """Nobody waits for it: the message comes again after the lease."""
+        """The client does not wait for it: the message comes again after the lease."""
         self.future.cancel()
 
 
@@ -206,7 +206,7 @@ class AsyncConsumer:
         self._stopping = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
         self._error: BaseException | None = None
-        """What a handler has raised to end the program."""
+        """The exception that a handler raised to end the program."""
 
     def subscribe(
         self,

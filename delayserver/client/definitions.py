@@ -30,7 +30,7 @@ class DefinitionsClient(RetryingClient, Generic[V]):
     """A client of the definitions of one kind."""
 
     _kind: ClassVar[str]
-    """What paths call them."""
+    """Their name in paths."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What can go wrong for a client, in one tree.
+"""The errors of the client, in one tree.
 
 ClientError
 ├── RefusedError            the server said no; carries the problem document
@@ -138,7 +138,7 @@ class PartlyPublishedError(ClientError):
             f"{first}"
         )
         self.published = published
-        """What is durable, by its index in the batch."""
+        """The durable ones, by their index in the batch."""
         self.errors = errors
         """Why the others are not, by their indexes; what an UnansweredError stands for may be."""
 
@@ -147,7 +147,7 @@ class PartlyPublishedError(ClientError):
 
 
 class NotADelayServerError(ClientError):
-    """What answers at that address does not speak this API."""
+    """The server at that address does not speak this API."""
 
 
 class UnsendableError(ClientError, TypeError):

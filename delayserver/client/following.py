@@ -83,7 +83,7 @@ class Following:
             return
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # What another one had under way ends there.
+            # Requests of another loop end there.
             self._loop, self._look, self._looks_s = loop, None, 0.0
         if loop.time() >= self._looks_s and (self._look is None or self._look.done()):
             self._look = loop.create_task(self._look_for_nodes())

@@ -80,7 +80,7 @@ class Owners:
         """`home`: the configured address, `url`. `connect` makes a transport to another one, of
         those that `allows` takes; None: of none, so that only their number is asked for."""
         self.count = 1
-        """Of shards, as far as is known."""
+        """The number of shards, as far as the client knows."""
         self.are_apart = False
         """Whether shards have addresses of their own: there are several, or one that moves."""
         self.is_told = asyncio.Event()

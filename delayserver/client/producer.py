@@ -326,7 +326,7 @@ class AsyncProducer(RetryingClient):
             keys.append(document.key)
             if document.key is None and document.group is None and self._generates_keys:
                 keys[-1], document.key = "", self._generated_key(document.subject, shard)
-        # What cannot be written is refused before anything is sent.
+        # A body that cannot be written is refused before anything is sent.
         bodies = [msgspec.Raw(encode(document)) for document in documents]
         parts = self._owners.parts([(one.subject, one.key) for one in documents])
         if len(parts) <= 1 or atomic:

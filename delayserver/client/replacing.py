@@ -25,7 +25,7 @@ class _State(msgspec.Struct):
 
 
 class _UnknownError(Exception):
-    """Nobody can know whether it was replaced."""
+    """The client cannot know whether the server replaced it."""
 
 
 async def replaced(

@@ -130,7 +130,7 @@ class AsyncSchedules(DefinitionsClient[Schedule]):
     async def delete(
         self, name: str, *, if_match: str | None = None, timeout_s: float | None = None
     ) -> None:
-        """End a schedule: when this returns, it never runs again. What it has published stays.
+        """End a schedule: when this returns, it never runs again. Its messages stay.
         Raises NotFoundError, ChangedError."""
         await self._end(name, timeout_s, if_match)
 

@@ -23,7 +23,7 @@ class AsyncSources(DefinitionsClient[Source]):
         async with AsyncSources("http://127.0.0.1:8080") as sources:
             await sources.put("orders", "order.unpaid", "127.0.0.1:9092", "orders")
 
-    What a source has published stays, whatever becomes of it."""
+    Messages that a source has published stay when it is deleted."""
 
     _kind = "sources"
 
@@ -96,7 +96,7 @@ class AsyncSources(DefinitionsClient[Source]):
     async def delete(
         self, name: str, *, if_match: str | None = None, timeout_s: float | None = None
     ) -> None:
-        """End a source: when this returns, it takes nothing more. What it has published stays.
+        """End a source: when this returns, it takes nothing more. Its messages stay.
         Raises NotFoundError, ChangedError."""
         await self._end(name, timeout_s, if_match)
 

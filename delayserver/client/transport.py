@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """What the server answered to a request."""
+    """The answer of the server to a request."""
 
     status: int
     body: bytes
@@ -85,7 +85,7 @@ class HttpAnswer:
         return self.headers.get("etag", "").strip('"')
 
     def error(self) -> ClientError:
-        """What an answer that is no success means."""
+        """The error for an answer that is no success."""
         problem = self.problem
         if problem is None:
             if self.status in _AWAY:
@@ -119,7 +119,7 @@ class HttpAnswer:
 
     @property
     def retry_after_s(self) -> float | None:
-        """What the server asked to wait."""
+        """The wait that the server asked for."""
         text = self.headers.get("retry-after", "")
         # The server writes seconds. A date, as others may write it, only costs the usual backoff.
         return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None

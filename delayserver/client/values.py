@@ -109,7 +109,7 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """What became of a message at one subscription."""
+    """The outcome of a message at one subscription."""
 
     subscription: str
     state: str
@@ -182,7 +182,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def body(self) -> Any:
-        """What the JSON says, or bytes where bytes were published. Decoded at each look."""
+        """The value of the JSON, or bytes where bytes were published. Decoded at each look."""
         return msgspec.json.decode(self.body_json) if self.body_base64 is None else self.raw
 
 
@@ -350,7 +350,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup has of one shard."""
+    """The part of a backup that is from one shard."""
 
     shard: int
     state: BackupState

@@ -23,7 +23,7 @@ Pairs = Iterable[tuple[Any, Any]]
 
 
 class HasItems(Protocol):
-    """What mappings and the header classes of frameworks have in common."""
+    """The methods that mappings and the header classes of frameworks share."""
 
     def items(self) -> Pairs:
         """Names and values."""

@@ -621,7 +621,7 @@ LIMITS = {
     "delayserver/api": (0.2, 0.8),
     "delayserver/backup": (0.0, 0.0),
     "delayserver/cli": (0.0, 0.0),
-    "delayserver/client": (7.8, 14.1),
+    "delayserver/client": (4.8, 11.0),
     "delayserver/cluster": (0.0, 0.2),
     "delayserver/decisions": (0.3, 0.7),
     "delayserver/delivery": (0.0, 0.4),

@@ -108,7 +108,7 @@ class Responder(Protocol):
         ...
 
 
-class Client(Responder, Protocol):
+class ForwardedClient(Responder, Protocol):
     """The receiver of an answer to a call that may belong to another shard."""
 
     def go_elsewhere(self) -> None:
