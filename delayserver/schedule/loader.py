@@ -188,7 +188,7 @@ class Loader:
         parts = self._read_schedule(snapshot, ended, ahead, damage, scratch)
         is_whole = not damage
         self._read_dispatch(snapshot.hour, ended, ahead, damage)
-        leased = _Held(parts, wanted, ended)
+        leased = _HeldRows(parts, wanted, ended)
         affected: list[Rows] = []
         for index, rows in enumerate(parts):
             removed = is_among_sorted(rows["seq"], ended.removed)
@@ -285,7 +285,7 @@ class Loader:
                 damage.append(found)
 
 
-class _Held:
+class _HeldRows:
     """The rows of an hour that consumers hold: they wait for other subscriptions alone."""
 
     def __init__(self, parts: list[Rows], wanted: Leased | None, ended: Ended) -> None:

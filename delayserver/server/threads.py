@@ -27,7 +27,7 @@ import structlog
 from delayserver.decisions.group import Group
 from delayserver.decisions.importer import Importer, Verified, VerifyRequest
 from delayserver.delivery.handout import Handout
-from delayserver.delivery.reader import Fetched, Reader
+from delayserver.delivery.reader import FetchedBodies, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.records.subscriptions import Registry
@@ -513,7 +513,7 @@ class HandoutRequest:
 
     handout: Handout
     unfiled: dict[int, bytes]
-    done: Callable[[Handout, Fetched], None]
+    done: Callable[[Handout, FetchedBodies], None]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ event loop.
 
 from collections.abc import Sequence
 
-from delayserver.api.hot.consume import Asked, Cancel, Consuming, Told, ToldExpired
+from delayserver.api.hot.consume import AnswerCallback, Cancel, Consuming, PullCall, ToldExpired
 from delayserver.api.intake import Intake
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.calls import Calls
@@ -53,7 +53,11 @@ class SharedConsuming(Consuming):
             fetch.force_complete()
 
     def wait(
-        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+        self,
+        subscription: Subscription,
+        asked: PullCall,
+        leases: list[str] | None,
+        tell: AnswerCallback,
     ) -> Cancel:
         calls = self._calls
         calls.consumers.check_handing_out()

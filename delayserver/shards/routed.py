@@ -26,7 +26,7 @@ from delayserver.shards.link import Links
 from delayserver.wire.reading import UNREADABLE
 
 
-class Named(msgspec.Struct):
+class RoutingFields(msgspec.Struct):
     """The fields that decide where a message belongs; the rest of it is not looked at."""
 
     subject: str
@@ -38,7 +38,7 @@ class Named(msgspec.Struct):
         return shard_of_message(self.subject, self.key, self.group, count)
 
 
-decode_named = msgspec.json.Decoder(Named).decode
+decode_named = msgspec.json.Decoder(RoutingFields).decode
 
 
 class RoutedHot(Hot):

@@ -23,7 +23,7 @@ from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import NOBODY, Claim, Release
 from storage.replicated.lease import LEASE_MS, MARGIN_MS
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read, RecordReader
+from storage.replicated.reader import RecordReader, RecordReading
 from tests.chaos.ledger import ChaosLedger
 from tests.waiting import Looks
 
@@ -85,7 +85,7 @@ class OfficeWatch(threading.Thread):
         except (StorageError, AssertionError) as error:
             self.failure = f"the log of shard {self._shard} cannot be read: {error!r}"
 
-    def _see(self, read: Read) -> None:
+    def _see(self, read: RecordReading) -> None:
         record, state = read.record, self._reader.office.state
         if read.verdict is RecordVerdict.VOID:
             self.void += 1

@@ -39,7 +39,7 @@ from delayserver.wire.reading import read
 
 _CONSUME = (Action.CONSUME,)
 
-Told = Callable[[bytes | Exception], None]
+AnswerCallback = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
 WHEN_GONE = "when_gone"
@@ -55,7 +55,7 @@ class ToldExpired(Protocol):
     def __call__(self, expired: list[str], error: Exception | None = None) -> None: ...
 
 
-class Asked(NamedTuple):
+class PullCall(NamedTuple):
     """The call of a consumer, checked."""
 
     max_messages: int
@@ -74,7 +74,9 @@ class Consuming:
         self._consumers = calls.consumers
         self._intake = intake
 
-    def serve(self, call: ConsumerCall, data: bytes, caller: Caller | None, told: Told) -> Cancel:
+    def serve(
+        self, call: ConsumerCall, data: bytes, caller: Caller | None, told: AnswerCallback
+    ) -> Cancel:
         """Serve a call; `told` is called once, before this returns or later.
 
         Returns the function to call if the client is gone before that."""
@@ -101,7 +103,7 @@ class Consuming:
         return subscription
 
     def _pull(
-        self, subscription: Subscription, data: bytes, caller: Caller | None, told: Told
+        self, subscription: Subscription, data: bytes, caller: Caller | None, told: AnswerCallback
     ) -> Cancel:
         wanted = read(data or b"{}", PullBody)
         lease_ms = int(wanted.lease or subscription.lease_ms)
@@ -111,7 +113,7 @@ class Consuming:
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
         subjects = () if caller is None else caller.patterns(_CONSUME[0])
-        asked = Asked(wanted.max, wanted.min_messages, int(wanted.wait), lease_ms, subjects)
+        asked = PullCall(wanted.max, wanted.min_messages, int(wanted.wait), lease_ms, subjects)
         tokens, is_told = self._calls.tokens, False
 
         def tell(answer: bytes | Exception) -> None:
@@ -134,7 +136,11 @@ class Consuming:
         return leave
 
     def wait(
-        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+        self,
+        subscription: Subscription,
+        asked: PullCall,
+        leases: list[str] | None,
+        tell: AnswerCallback,
     ) -> Cancel:
         """Acknowledge leases, and then have `tell` called once with messages, at once or later.
 
@@ -156,11 +162,11 @@ class Consuming:
         request = PullRequest(most, lease_ms, wait_ms, answer, least, subjects)
         return self._consumers.pull(subscription, request).cancel
 
-    def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
+    def _ack(self, subscription: Subscription, data: bytes, told: AnswerCallback) -> None:
         leases = read(data, LeasesBody).leases
         self.ack(subscription, leases, partial(_tell, told, AckedDocument, len(leases)))
 
-    def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
+    def _nack(self, subscription: Subscription, data: bytes, told: AnswerCallback) -> None:
         wanted = read(data, NackBody)
         delay_ms = int(wanted.delay)
         self._intake.check_wait(delay_ms, "/delay")
@@ -168,7 +174,7 @@ class Consuming:
         done = partial(_tell, told, NackedDocument, len(leases))
         self.nack(subscription, leases, delay_ms, done)
 
-    def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
+    def _extend(self, subscription: Subscription, data: bytes, told: AnswerCallback) -> None:
         wanted = read(data, ExtendBody)
         leases = wanted.leases
         done = partial(_tell, told, ExtendedDocument, len(leases))
@@ -196,6 +202,10 @@ def _nothing() -> None:
 
 
 def _tell(
-    told: Told, document: _Done, count: int, expired: list[str], error: Exception | None = None
+    told: AnswerCallback,
+    document: _Done,
+    count: int,
+    expired: list[str],
+    error: Exception | None = None,
 ) -> None:
     told(encode(document(count - len(expired), expired)) if error is None else error)

@@ -34,7 +34,7 @@ from storage.replicated.holder import Holder
 from storage.replicated.log import OFFICE_KEY, office_of
 from storage.replicated.meta import AdoptRecord
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read
+from storage.replicated.reader import RecordReading
 from storage.staging import DIRECTORY as IMPORTS
 from tests.world.replicas.engine import Chance, ChancyLog
 from tests.world.replicas.ledger import (
@@ -225,7 +225,7 @@ class Node:
     def _watch(self, standby: Standby) -> None:
         read, verdicts = standby._reader.read, self.cluster.verdicts
 
-        def noted(wait_s: float) -> list[Read]:
+        def noted(wait_s: float) -> list[RecordReading]:
             first = standby.state.next_offset
             found = read(wait_s)
             for offset, one in enumerate(found, first):

@@ -15,7 +15,7 @@ from storage.replicated.adoption import (
 from storage.replicated.envelope import Adopt, Beat, Claim, encode
 from storage.replicated.meta import AdoptRecord
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read, RecordReader
+from storage.replicated.reader import RecordReader, RecordReading
 from tests.unit.storage.replicated.test_holder import STAMP
 from tests.unit.storage.replicated.test_reader import BEAT, CLAIM, log_of, parts, seqs
 from tests.world.storage.engine import MemoryLog
@@ -40,7 +40,7 @@ def reader_of(
     return RecordReader(log.another(), STAMP, place, lambda: decisions)
 
 
-def read_all(reader: RecordReader) -> list[Read]:
+def read_all(reader: RecordReader) -> list[RecordReading]:
     return [*reader.read(0), *reader.read(0)]
 
 

@@ -9,7 +9,7 @@ from storage.replicated import envelope
 from storage.replicated.envelope import Beat, Claim, LeasesPart, LogRecord, Release, split
 from storage.replicated.lease import LEASE_MS
 from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read, RecordReader, frame_of
+from storage.replicated.reader import RecordReader, RecordReading, frame_of
 from storage.rows import LogKind
 from tests.unit.storage.replicated.test_holder import STAMP
 from tests.unit.storage.replicated.test_holder import frame_of as a_frame
@@ -33,11 +33,11 @@ def log_of(*records: LogRecord) -> MemoryLog:
     return log
 
 
-def read_all(log: MemoryLog, state: OfficeState = OfficeState()) -> list[Read]:  # noqa: B008
+def read_all(log: MemoryLog, state: OfficeState = OfficeState()) -> list[RecordReading]:  # noqa: B008
     return RecordReader(log.another(), STAMP, state).read(0)
 
 
-def seqs(found: list[Read]) -> list[int]:
+def seqs(found: list[RecordReading]) -> list[int]:
     return [one.frame.first_seq for one in found if one.frame is not None]
 
 
