@@ -54,7 +54,7 @@ from storage.replicated.lag import Lag
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.meta import AdoptRecord
-from storage.replicated.office import OfficeState, RecordVerdict
+from storage.replicated.office import OfficeState, RecordDecision
 from storage.replicated.reader import RecordReader, RecordReading
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 
@@ -246,7 +246,7 @@ class Standby:
                 assert found.frame.payload is not None
                 self._waiting.append(Records(found.frame.rows, found.frame.payload))
                 self._waiting_bytes += found.frame.header.frame_bytes
-            if found.verdict is RecordVerdict.VOID:
+            if found.verdict is RecordDecision.VOID:
                 continue
             if isinstance(found.record, Adopt):
                 self._pass(found.record, found)

@@ -251,7 +251,7 @@ class ForgetRequest:
     watch_keys: list[bytes]
 
 
-ReplayItem = (
+FilerItem = (
     Group
     | LoadRequest
     | RetireRequest
@@ -262,7 +262,7 @@ ReplayItem = (
 )
 
 
-class ReplayThread(Worker[ReplayItem]):
+class FilerThread(Worker[FilerItem]):
     """Files groups lazily, in the order in which they and the requests came."""
 
     def __init__(
@@ -322,7 +322,7 @@ class ReplayThread(Worker[ReplayItem]):
     def backlog(self) -> int:
         return super().backlog + self._replay.is_importing
 
-    def handle(self, items: list[ReplayItem]) -> None:
+    def handle(self, items: list[FilerItem]) -> None:
         if self._replay.is_importing:
             # A slice at a time: messages that it makes due meanwhile go to the wheel at once.
             self._file_import()
@@ -367,7 +367,7 @@ class ReplayThread(Worker[ReplayItem]):
         if filed.damage:
             self._post(self._on_filed, filed)
 
-    def _take(self, items: list[ReplayItem]) -> None:
+    def _take(self, items: list[FilerItem]) -> None:
         if self._waiting and self._waiting[-1].import_count:
             self._file()  # The disk was full before; the import has to be the last in its batch.
             return

@@ -35,7 +35,7 @@ from storage.replicated.envelope import (
     Release,
 )
 from storage.replicated.lease import LEASE_MS
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 from storage.rows import LogKind
 
 
@@ -43,7 +43,7 @@ class RecordReading(NamedTuple):
     """A record that was read."""
 
     record: LogRecord
-    verdict: RecordVerdict
+    verdict: RecordDecision
     frame: Frame | None
     """The frame that it completes. Its `offset` is that of the record."""
     place: OfficeState
@@ -164,26 +164,26 @@ class RecordReader:
         before, leases = self.office.state, self._leases
         self._has_gone_back = False
         verdict = self.office.apply(offset, record)
-        if verdict is not RecordVerdict.VOID:
+        if verdict is not RecordDecision.VOID:
             self._take_leases(record)
-        if isinstance(record, Adopt) and verdict is not RecordVerdict.VOID:
+        if isinstance(record, Adopt) and verdict is not RecordDecision.VOID:
             self._parts.clear()
             is_other = not adoption.continues(record, before)
             epochs = [one.epoch for one in self._adoptions()]
             has_missed_one = any(before.epoch < epoch < record.epoch for epoch in epochs)
             place = self.office.checkpoint()
             return RecordReading(record, verdict, None, place, is_other, has_missed_one)
-        if not isinstance(record, FramePart) or verdict is RecordVerdict.VOID:
+        if not isinstance(record, FramePart) or verdict is RecordDecision.VOID:
             self._parts.clear()
             seized_ms = None
-            if isinstance(record, Claim) and verdict is not RecordVerdict.VOID:
+            if isinstance(record, Claim) and verdict is not RecordDecision.VOID:
                 seized_ms = _seized_ms(record, before, leases)
             place = self.office.checkpoint()
             return RecordReading(record, verdict, None, place, seized_ms=seized_ms)
         if record.part == 0:
             self._parts.clear()
         self._parts.append(record)
-        if verdict is not RecordVerdict.COMPLETES:
+        if verdict is not RecordDecision.COMPLETES:
             return RecordReading(record, verdict, None, self.office.checkpoint())
         frame = frame_of(
             envelope.join(self._parts), LogKind.MESSAGE, self._stamp, self._log.name, offset

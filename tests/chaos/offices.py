@@ -22,7 +22,7 @@ from storage.errors import StorageError
 from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import NOBODY, Claim, Release
 from storage.replicated.lease import LEASE_MS, MARGIN_MS
-from storage.replicated.office import OfficeState, RecordVerdict
+from storage.replicated.office import OfficeState, RecordDecision
 from storage.replicated.reader import RecordReader, RecordReading
 from tests.chaos.ledger import ChaosLedger
 from tests.waiting import Looks
@@ -87,7 +87,7 @@ class OfficeWatch(threading.Thread):
 
     def _see(self, read: RecordReading) -> None:
         record, state = read.record, self._reader.office.state
-        if read.verdict is RecordVerdict.VOID:
+        if read.verdict is RecordDecision.VOID:
             self.void += 1
             return
         at_ms = record.clock_ms - self._offset_ms(record.node)
