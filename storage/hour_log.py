@@ -45,7 +45,7 @@ from storage.frame import (
     scan,
 )
 from storage.frame_runs import FrameRun, Heads, scan_heads, scan_runs
-from storage.kept import ENTRY_BYTES, Kept
+from storage.kept import ENTRY_BYTES, BoundedCache
 from storage.rows import FLAG_REMOVAL, SEQ_MAX, LogKind, concatenate
 
 OPEN_FILES_MAX = 128
@@ -79,8 +79,10 @@ class HourLog:
         self._dirty: OrderedDict[int, File] = OrderedDict()
         # A process that was killed may have left names that are not durable yet.
         self._created = True
-        self._indexes: Kept[int, _Index] = Kept(INDEXES_MAX_BYTES)
-        self._decoded: Kept[tuple[int, int], Rows] = Kept(DECODED_MAX_BYTES, DECODED_FRAMES_MAX)
+        self._indexes: BoundedCache[int, _Index] = BoundedCache(INDEXES_MAX_BYTES)
+        self._decoded: BoundedCache[tuple[int, int], Rows] = BoundedCache(
+            DECODED_MAX_BYTES, DECODED_FRAMES_MAX
+        )
         files.make_directory(self.directory)
 
     def path(self, hour: int) -> str:

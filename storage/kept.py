@@ -16,7 +16,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
-class Kept(Generic[_Key, _Value]):
+class BoundedCache(Generic[_Key, _Value]):
     """Values by key, of at most `max_bytes` together, `max_count` of them; at least the newest."""
 
     def __init__(self, max_bytes: int, max_count: int | None = None) -> None:

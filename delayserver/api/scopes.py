@@ -13,7 +13,7 @@ from enum import Enum, auto
 from delayserver.security.tokens import Action
 
 
-class Of(Enum):
+class CoveredSubject(Enum):
     """Whose subject a scope has to cover."""
 
     NOTHING = auto()
@@ -37,12 +37,12 @@ class Rule:
     """One of these actions has to be allowed."""
 
     actions: tuple[Action, ...]
-    of: Of = Of.NOTHING
+    of: CoveredSubject = CoveredSubject.NOTHING
 
 
 PUBLIC = Rule(())
 """Every caller, without a token."""
-KNOWN = Rule((), Of.ANYONE)
+KNOWN = Rule((), CoveredSubject.ANYONE)
 """Every caller with a token. The places of the shards are such a call: each shard asks for the same
 token, and publishers and consumers alike need to know them."""
 ADMIN = Rule((Action.ADMIN,))
@@ -52,52 +52,54 @@ _CONSUME = (Action.CONSUME,)
 _EITHER = (Action.PUBLISH, Action.CONSUME)
 
 RULES: Mapping[tuple[str, str], Rule] = {
-    ("POST", "/v1/messages"): Rule(_PUBLISH, Of.BODY),
-    ("POST", "/v1/messages/batch"): Rule(_PUBLISH, Of.BODY),
-    ("POST", "/v1/messages/cancel"): Rule(_PUBLISH, Of.BODY),
-    ("GET", "/v1/messages/{message_id}"): Rule(_EITHER, Of.MESSAGE),
-    ("GET", "/v1/messages/{message_id}/attempts"): Rule(_EITHER, Of.MESSAGE),
-    ("POST", "/v1/messages/{message_id}/replay"): Rule(_PUBLISH, Of.MESSAGE),
-    ("DELETE", "/v1/messages/{message_id}"): Rule(_PUBLISH, Of.MESSAGE),
-    ("PATCH", "/v1/messages/{message_id}"): Rule(_PUBLISH, Of.MESSAGE),
-    ("GET", "/v1/subjects"): Rule(_EITHER, Of.BODY),
-    ("GET", "/v1/subjects/{subject}/messages"): Rule(_EITHER, Of.SUBJECT),
-    ("GET", "/v1/subjects/{subject}/keys/{key}"): Rule(_EITHER, Of.SUBJECT),
-    ("DELETE", "/v1/subjects/{subject}/keys/{key}"): Rule(_PUBLISH, Of.SUBJECT),
-    ("PATCH", "/v1/subjects/{subject}/keys/{key}"): Rule(_PUBLISH, Of.SUBJECT),
-    ("PUT", "/v1/subjects/{subject}/keys/{key}"): Rule(_PUBLISH, Of.SUBJECT),
-    ("PUT", "/v1/subscriptions/{name}"): Rule(_CONSUME, Of.BODY),
-    ("GET", "/v1/subscriptions"): Rule(_CONSUME, Of.BODY),
-    ("GET", "/v1/subscriptions/{name}"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("DELETE", "/v1/subscriptions/{name}"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("POST", "/v1/subscriptions/{name}/pause"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("POST", "/v1/subscriptions/{name}/resume"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("POST", "/v1/subscriptions/{name}/pull"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("POST", "/v1/subscriptions/{name}/ack"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("POST", "/v1/subscriptions/{name}/nack"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("POST", "/v1/subscriptions/{name}/extend"): Rule(_CONSUME, Of.SUBSCRIPTION),
-    ("GET", "/v1/dead-letters"): Rule(_CONSUME, Of.BODY),
-    ("GET", "/v1/subscriptions/{name}/dead-letters"): Rule(_CONSUME, Of.BODY),
-    ("POST", "/v1/subscriptions/{name}/dead-letters/redrive"): Rule(_CONSUME, Of.BODY),
-    ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(_CONSUME, Of.BODY),
-    ("POST", "/v1/events/{key}"): Rule(_PUBLISH, Of.EVERYTHING),
-    ("PUT", "/v1/heartbeats/{key}"): Rule(_PUBLISH, Of.BODY),
-    ("GET", "/v1/heartbeats/{key}"): Rule(_EITHER, Of.BODY),
-    ("DELETE", "/v1/heartbeats/{key}"): Rule(_PUBLISH, Of.BODY),
-    ("GET", "/v1/schedules"): Rule(_EITHER, Of.BODY),
-    ("POST", "/v1/schedules/preview"): Rule(_PUBLISH, Of.BODY),
-    ("PUT", "/v1/schedules/{name}"): Rule(_PUBLISH, Of.BODY),
-    ("GET", "/v1/schedules/{name}"): Rule(_EITHER, Of.BODY),
-    ("DELETE", "/v1/schedules/{name}"): Rule(_PUBLISH, Of.BODY),
-    ("POST", "/v1/schedules/{name}/pause"): Rule(_PUBLISH, Of.BODY),
-    ("POST", "/v1/schedules/{name}/resume"): Rule(_PUBLISH, Of.BODY),
-    ("POST", "/v1/schedules/{name}/trigger"): Rule(_PUBLISH, Of.BODY),
-    ("GET", "/v1/sources"): Rule(_EITHER, Of.BODY),
-    ("PUT", "/v1/sources/{name}"): Rule(_PUBLISH, Of.BODY),
-    ("GET", "/v1/sources/{name}"): Rule(_EITHER, Of.BODY),
-    ("DELETE", "/v1/sources/{name}"): Rule(_PUBLISH, Of.BODY),
-    ("POST", "/v1/sources/{name}/pause"): Rule(_PUBLISH, Of.BODY),
-    ("POST", "/v1/sources/{name}/resume"): Rule(_PUBLISH, Of.BODY),
+    ("POST", "/v1/messages"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("POST", "/v1/messages/batch"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("POST", "/v1/messages/cancel"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("GET", "/v1/messages/{message_id}"): Rule(_EITHER, CoveredSubject.MESSAGE),
+    ("GET", "/v1/messages/{message_id}/attempts"): Rule(_EITHER, CoveredSubject.MESSAGE),
+    ("POST", "/v1/messages/{message_id}/replay"): Rule(_PUBLISH, CoveredSubject.MESSAGE),
+    ("DELETE", "/v1/messages/{message_id}"): Rule(_PUBLISH, CoveredSubject.MESSAGE),
+    ("PATCH", "/v1/messages/{message_id}"): Rule(_PUBLISH, CoveredSubject.MESSAGE),
+    ("GET", "/v1/subjects"): Rule(_EITHER, CoveredSubject.BODY),
+    ("GET", "/v1/subjects/{subject}/messages"): Rule(_EITHER, CoveredSubject.SUBJECT),
+    ("GET", "/v1/subjects/{subject}/keys/{key}"): Rule(_EITHER, CoveredSubject.SUBJECT),
+    ("DELETE", "/v1/subjects/{subject}/keys/{key}"): Rule(_PUBLISH, CoveredSubject.SUBJECT),
+    ("PATCH", "/v1/subjects/{subject}/keys/{key}"): Rule(_PUBLISH, CoveredSubject.SUBJECT),
+    ("PUT", "/v1/subjects/{subject}/keys/{key}"): Rule(_PUBLISH, CoveredSubject.SUBJECT),
+    ("PUT", "/v1/subscriptions/{name}"): Rule(_CONSUME, CoveredSubject.BODY),
+    ("GET", "/v1/subscriptions"): Rule(_CONSUME, CoveredSubject.BODY),
+    ("GET", "/v1/subscriptions/{name}"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("DELETE", "/v1/subscriptions/{name}"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("POST", "/v1/subscriptions/{name}/pause"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("POST", "/v1/subscriptions/{name}/resume"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("POST", "/v1/subscriptions/{name}/pull"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("POST", "/v1/subscriptions/{name}/ack"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("POST", "/v1/subscriptions/{name}/nack"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("POST", "/v1/subscriptions/{name}/extend"): Rule(_CONSUME, CoveredSubject.SUBSCRIPTION),
+    ("GET", "/v1/dead-letters"): Rule(_CONSUME, CoveredSubject.BODY),
+    ("GET", "/v1/subscriptions/{name}/dead-letters"): Rule(_CONSUME, CoveredSubject.BODY),
+    ("POST", "/v1/subscriptions/{name}/dead-letters/redrive"): Rule(_CONSUME, CoveredSubject.BODY),
+    ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(
+        _CONSUME, CoveredSubject.BODY
+    ),
+    ("POST", "/v1/events/{key}"): Rule(_PUBLISH, CoveredSubject.EVERYTHING),
+    ("PUT", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("GET", "/v1/heartbeats/{key}"): Rule(_EITHER, CoveredSubject.BODY),
+    ("DELETE", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("GET", "/v1/schedules"): Rule(_EITHER, CoveredSubject.BODY),
+    ("POST", "/v1/schedules/preview"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("PUT", "/v1/schedules/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("GET", "/v1/schedules/{name}"): Rule(_EITHER, CoveredSubject.BODY),
+    ("DELETE", "/v1/schedules/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("POST", "/v1/schedules/{name}/pause"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("POST", "/v1/schedules/{name}/resume"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("POST", "/v1/schedules/{name}/trigger"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("GET", "/v1/sources"): Rule(_EITHER, CoveredSubject.BODY),
+    ("PUT", "/v1/sources/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("GET", "/v1/sources/{name}"): Rule(_EITHER, CoveredSubject.BODY),
+    ("DELETE", "/v1/sources/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("POST", "/v1/sources/{name}/pause"): Rule(_PUBLISH, CoveredSubject.BODY),
+    ("POST", "/v1/sources/{name}/resume"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("PUT", "/v1/imports/{import_id}"): ADMIN,
     ("POST", "/v1/imports"): ADMIN,
     ("GET", "/v1/imports/{import_id}"): ADMIN,

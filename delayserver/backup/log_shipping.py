@@ -55,7 +55,7 @@ NOT_BROKEN: Final = ""
 log = structlog.get_logger()
 
 
-class _Place(NamedTuple):
+class _CopyPosition(NamedTuple):
     """How far the copy is."""
 
     timeline: int
@@ -97,7 +97,7 @@ class LogShipper:
         self._next_seq = next_seq
         self._life = life
         self._is_marked = False
-        self._place: _Place | None = None
+        self._place: _CopyPosition | None = None
         self._newest = 0
         """The number of the newest timeline that there is, or ever was since the start."""
         self.broken = NOT_BROKEN
@@ -121,7 +121,7 @@ class LogShipper:
         if place is None:
             self._newest += 1
             self.broken = NOT_BROKEN
-            place = self._place = _Place(self._newest, None, 0, checkpoint_seq)
+            place = self._place = _CopyPosition(self._newest, None, 0, checkpoint_seq)
             self._log.hold_from(checkpoint_seq + 1)
         return place.timeline
 
@@ -177,7 +177,7 @@ class LogShipper:
             write_mark(self._files, DirectoryMark(Kind.LOG, self._life), place)
             self._is_marked = True
 
-    def _resumed(self, timeline: int, from_seq: int) -> _Place:
+    def _resumed(self, timeline: int, from_seq: int) -> _CopyPosition:
         stamp = self._identity.stamp
         place = timeline_place(stamp, self._identity.shard, timeline)
         copied = segments_in(self._files, place)
@@ -186,7 +186,7 @@ class LogShipper:
             first = seqs[0] if seqs else self._next_seq
             if first > from_seq + 1:
                 raise _BrokenError(f"records {from_seq + 1}–{first - 1} were never copied")
-            return _Place(timeline, None, 0, from_seq)
+            return _CopyPosition(timeline, None, 0, from_seq)
         first_seq = copied[-1]
         end, last_seq, size = 0, first_seq - 1, 0
         with contextlib.ExitStack() as stack:
@@ -221,7 +221,7 @@ class LogShipper:
                     f"the copy ends with record {last_seq}, and the message log goes on with "
                     f"{first}: this directory was restored, or its log was not copied meanwhile"
                 )
-        return _Place(timeline, first_seq, end, last_seq)
+        return _CopyPosition(timeline, first_seq, end, last_seq)
 
     def step(self, through_ms: int) -> None:
         """Copy the records that have come. All that was accepted by `through_ms` is durable.
@@ -244,7 +244,7 @@ class LogShipper:
         )
         self.reach_ms = through_ms
 
-    def _copied(self, place: _Place) -> Iterator[_Place]:
+    def _copied(self, place: _CopyPosition) -> Iterator[_CopyPosition]:
         """How far it is, whenever more is durable."""
         written = self._log.written()
         seqs = written.first_seqs
@@ -257,7 +257,7 @@ class LogShipper:
                 if not seqs:
                     return
                 first_seq = self._next(place, seqs)
-                place = _Place(place.timeline, first_seq, 0, first_seq - 1)
+                place = _CopyPosition(place.timeline, first_seq, 0, first_seq - 1)
             length = written.tail_length if first_seq == written.tail_seq else None
             place = self._copy(place, directory, length)
             yield place
@@ -268,9 +268,9 @@ class LogShipper:
                 raise _BrokenError(
                     f"the message log has no records {place.last_seq + 1}–{seqs[at] - 1}"
                 )
-            place = _Place(place.timeline, seqs[at], 0, place.last_seq)
+            place = _CopyPosition(place.timeline, seqs[at], 0, place.last_seq)
 
-    def _next(self, place: _Place, seqs: list[int]) -> int:
+    def _next(self, place: _CopyPosition, seqs: list[int]) -> int:
         """The segment to go on with, where there is none that was begun."""
         next_seq = place.last_seq + 1
         at = bisect_right(seqs, next_seq) - 1
@@ -282,7 +282,7 @@ class LogShipper:
             )
         return seqs[at]
 
-    def _copy(self, place: _Place, directory: str, length: int | None) -> _Place:
+    def _copy(self, place: _CopyPosition, directory: str, length: int | None) -> _CopyPosition:
         """Append the missing part to the copy of a segment. `length`: that of the segment."""
         assert place.first_seq is not None
         path = segment_path(directory, place.first_seq)
@@ -305,13 +305,15 @@ class LogShipper:
             stack.callback(copy.close)
             for start, end, last_seq in self._pieces(own, place, length):
                 copy.pwrite([own.pread(end - start, start)], start)
-                place = _Place(place.timeline, place.first_seq, end, last_seq)
+                place = _CopyPosition(place.timeline, place.first_seq, end, last_seq)
             copy.fdatasync()
             if is_new:
                 self._files.sync_directory(directory)
         return place
 
-    def _pieces(self, own: File, place: _Place, length: int) -> Iterator[tuple[int, int, int]]:
+    def _pieces(
+        self, own: File, place: _CopyPosition, length: int
+    ) -> Iterator[tuple[int, int, int]]:
         """Stretches of whole frames that verify, with the last seq of each. Raises DamageError."""
         start, end, last_seq = place.offset, place.offset, place.last_seq
         for found in scan(

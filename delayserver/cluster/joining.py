@@ -16,7 +16,7 @@ import structlog
 from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.cluster.membership import Membership
 from delayserver.cluster.placement import Placement
-from delayserver.cluster.watch import ClusterWatch
+from delayserver.cluster.watch import ClusterObserver
 from delayserver.config import Settings
 from delayserver.errors import LibraryError
 from storage.errors import EngineError
@@ -49,11 +49,11 @@ def open_engine(settings: Settings) -> "KafkaEngine":
     )
 
 
-def open_watch(settings: Settings, shards: int) -> ClusterWatch:
+def open_watch(settings: Settings, shards: int) -> ClusterObserver:
     """Watch the cluster from now on. Raises EngineSettingsError."""
     engine = open_engine(settings)
     meta = MetaLog(engine.meta())
-    return ClusterWatch(engine, meta, shards, clock=wall_clock_ms, stopwatch=stopwatch_ms)
+    return ClusterObserver(engine, meta, shards, clock=wall_clock_ms, stopwatch=stopwatch_ms)
 
 
 def join(settings: Settings, sleep: Callable[[float], None]) -> Membership:

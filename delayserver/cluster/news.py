@@ -12,12 +12,12 @@ import structlog
 
 from delayserver.cluster.membership import news_line
 from delayserver.cluster.sight import Sight, answering, connect
-from delayserver.cluster.watch import LOOK_S, ClusterWatch, seen_from, there
+from delayserver.cluster.watch import LOOK_S, ClusterObserver, seen_from, there
 
 log = structlog.get_logger()
 
 
-async def tell_news(tell: Callable[[bytes], None], watch: ClusterWatch, node: str) -> None:
+async def tell_news(tell: Callable[[bytes], None], watch: ClusterObserver, node: str) -> None:
     """Tell all processes of the node the state of the cluster, and the nodes that it can reach, for
     ever."""
     sight = Sight()

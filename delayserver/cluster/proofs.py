@@ -39,7 +39,7 @@ _WHAT: Final = b"delayserver-internal-1"
 _KEY_BYTES: Final = 32
 
 
-class Shown(NamedTuple):
+class ProofHeader(NamedTuple):
     """The header of a request, and the values that it was made with."""
 
     header: bytes
@@ -60,11 +60,11 @@ class Proofs:
         target: str,
         at_ms: int,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-    ) -> Shown:
+    ) -> ProofHeader:
         """The headers to send with a request."""
         nonce = random_bytes(NONCE_BYTES)
         proof = self.of(method.encode(), target.encode(), at_ms, nonce)
-        return Shown(b"%d %b %b" % (at_ms, nonce.hex().encode(), proof.hex().encode()), nonce)
+        return ProofHeader(b"%d %b %b" % (at_ms, nonce.hex().encode(), proof.hex().encode()), nonce)
 
     def of(self, method: bytes, target: bytes, at_ms: int, nonce: bytes) -> bytes:
         """The proof itself."""

@@ -46,8 +46,8 @@ COPIES_MAX: Final = 2
 """Files that are sent at one time."""
 
 log = structlog.get_logger()
-Take = Callable[[Store], object]
-Taken = Callable[[object, StorageError | None], None]
+TakeSnapshot = Callable[[Store], object]
+SnapshotCallback = Callable[[object, StorageError | None], None]
 
 
 class Sharing:
@@ -59,7 +59,7 @@ class Sharing:
         shard: int,
         proofs: Proofs,
         snapshots: Snapshots,
-        want: Callable[[Take, Taken], None],
+        want: Callable[[TakeSnapshot, SnapshotCallback], None],
         clock: Callable[[], int],
     ) -> None:
         """`want` has the thread that files take a snapshot; it calls back in any thread."""
@@ -101,7 +101,7 @@ class Sharing:
         """None: it was answered. Raises StorageError, OverloadedError."""
         method, path = scope["method"], scope["path"]
         if path == self._root and method == "GET":
-            await self._send(scope, send, nonce, 0, _Whole(await self._take()))
+            await self._send(scope, send, nonce, 0, _ShortAnswer(await self._take()))
             return None
         if not path.startswith(self._root + "/"):
             return problem_answer(NotFoundError("another shard is here"))
@@ -147,7 +147,7 @@ class Sharing:
         return manifest.encode()
 
     async def _send(
-        self, scope: Scope, send: Send, nonce: bytes, start: int, source: "_Whole | _Part"
+        self, scope: Scope, send: Send, nonce: bytes, start: int, source: "_ShortAnswer | _Part"
     ) -> None:
         own_nonce = secrets.token_bytes(NONCE_BYTES)
         sealer = self._proofs.sealer(nonce, own_nonce)
@@ -179,7 +179,7 @@ class Sharing:
             await asyncio.sleep(begin_s - now_s)
 
 
-class _Whole:
+class _ShortAnswer:
     """Something short."""
 
     def __init__(self, data: bytes) -> None:

@@ -15,7 +15,7 @@ a report is heard, or is too old to count, within LEAVE_MS: so two replicas neve
 each of them counts on the other.
 
 Cost: two questions to the brokers a second; every few seconds one for each node and each shard.
-Threads: `ClusterWatch` and `Parting` belong to the one who moves them, the rest are functions
+Threads: `ClusterObserver` and `Parting` belong to the one who moves them, the rest are functions
 without state.
 """
 
@@ -181,7 +181,7 @@ class Heard:
         return notes
 
 
-class ClusterWatch:
+class ClusterObserver:
     """Looks, again and again."""
 
     def __init__(

@@ -20,7 +20,7 @@ from delayserver.decisions.retries import Retries
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.delivery.leases import Leases, Some
+from delayserver.delivery.leases import DeliverySelection, Leases
 from delayserver.delivery.sink import (
     Tried,
 )
@@ -94,12 +94,12 @@ class Leasing:
         `done` gets the same once the settler has the others: before this returns, unless a message
         with the outcome has to be durable before; or the error that kept it from being so."""
         ended, over = self.leases.end(tokens, subscription_id)
-        telling: list[Some] = []
+        telling: list[DeliverySelection] = []
         began_ms: dict[int, int] = {}
         for deliveries, which in ended:
             told, others = deliveries.telling(which), which
             if len(told):
-                telling.append(Some(deliveries, told))
+                telling.append(DeliverySelection(deliveries, told))
                 seqs = deliveries.settled["seq"][told].tolist()
                 began_ms |= dict.fromkeys(seqs, deliveries.leased_ms)
                 others = np.setdiff1d(which, told, assume_unique=True)
@@ -153,7 +153,7 @@ class Leasing:
         """A consumer needs more time, counted from now; returns tokens as `ack`."""
         return self.leases.extend(tokens, lease_ms, subscription_id)
 
-    def _on_expired(self, some: Some) -> None:
+    def _on_expired(self, some: DeliverySelection) -> None:
         """Leases are over. A consumer that falls silent may have been ended by any message that it
         had, so an attempt counts against one only if it had no company."""
         now_ms = self._dispatcher.queues.now_ms
@@ -171,7 +171,7 @@ class Leasing:
             self._retries.retry(delivery, delay_ms, now_ms)
 
     def _return_leased(
-        self, some: Some, reason: str, now_ms: int, *, are_suspects: bool = False
+        self, some: DeliverySelection, reason: str, now_ms: int, *, are_suspects: bool = False
     ) -> None:
         """Leased deliveries were not taken: they are available again, or dead after their last
         attempt."""
@@ -180,7 +180,7 @@ class Leasing:
         if subscription is not None:
             is_last = deliveries.settled["attempt"][which] >= subscription.max_attempts
             if is_last.any():
-                last = Some(deliveries, which[is_last])
+                last = DeliverySelection(deliveries, which[is_last])
                 self._retries.each([last], self._return_one, reason, now_ms)
                 which = which[~is_last]
         if len(which):

@@ -37,7 +37,13 @@ from delayserver.records.message import (
     row_flags,
 )
 from delayserver.records.message_id import MessageId
-from delayserver.records.message_state import OPEN, ArrivedDelivery, MessageState, Place, state_of
+from delayserver.records.message_state import (
+    OPEN,
+    ArrivedDelivery,
+    MessageState,
+    RowStage,
+    state_of,
+)
 from delayserver.records.receivers import had
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import Change, ChangeState, KeyEntry
@@ -195,16 +201,16 @@ class Messages:
             ]
         return state_of(first, changes, place, had_by, settled)
 
-    def _place(self, held: Container[int] | None, entry: ScheduleEntry) -> Place:
+    def _place(self, held: Container[int] | None, entry: ScheduleEntry) -> RowStage:
         """Where a schedule row is that was not removed."""
         waits = self._whereabouts.has_not_fired(entry)
         if waits or self._dispatcher.parked.contains(entry):
             # A restart leaves rows for those that have not settled them.
             row = self._whereabouts.in_wheel(entry)
             is_one = is_for_one(self._dispatcher.parked.get(entry) if row is None else row)
-            return Place.WAITS_FOR_ONE if is_one else Place.WAITS
+            return RowStage.WAITS_FOR_ONE if is_one else RowStage.WAITS
         is_held = self._dispatcher.holds(entry) if held is None else entry.seq in held
-        return Place.UNDER_WAY if is_held else Place.GONE
+        return RowStage.UNDER_WAY if is_held else RowStage.GONE
 
     def version(self, seq: int) -> str:
         """Changes whenever the message is moved, cancelled, retried, dead or redriven.

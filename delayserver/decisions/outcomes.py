@@ -29,7 +29,7 @@ from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery.deadlines import EXPIRED
 from delayserver.delivery.deliveries import Deliveries
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.delivery.leases import Some
+from delayserver.delivery.leases import DeliverySelection
 from delayserver.delivery.sink import (
     Answer,
     Confirmed,
@@ -162,13 +162,13 @@ class Outcomes:
 
     def on_outdated(self, deliveries: Deliveries, reason: str, now_ms: int) -> None:
         """Deliveries are too old to be attempted: they are dead letters."""
-        some = Some(deliveries, np.arange(len(deliveries)))
+        some = DeliverySelection(deliveries, np.arange(len(deliveries)))
         self._retries.each([some], partial(self._bury_untried, reason), None, now_ms)
 
     def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Deliveries have outlived their messages' time to live: they are dead letters."""
         bury = partial(self._bury_untried, EXPIRED)
-        self._retries.each([Some(deliveries, which)], bury, None, now_ms)
+        self._retries.each([DeliverySelection(deliveries, which)], bury, None, now_ms)
 
     def _bury_untried(self, reason: str, delivery: DueDelivery, now_ms: int) -> None:
         self._retries.bury(delivery, reason, now_ms, delivery.attempt - 1)

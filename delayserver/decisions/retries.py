@@ -28,7 +28,7 @@ from delayserver.decisions.outcome_messages import OutcomeMessages
 from delayserver.decisions.packing import MESSAGE_ROW
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.dispatcher import Dispatcher
-from delayserver.delivery.leases import Some
+from delayserver.delivery.leases import DeliverySelection
 from delayserver.delivery.sink import (
     Failed,
     Recorded,
@@ -152,7 +152,7 @@ class Retries:
 
     def each(
         self,
-        some: Iterable[Some],
+        some: Iterable[DeliverySelection],
         record: Callable[[DueDelivery, int], None],
         reason: str | None,
         now_ms: int,
@@ -163,10 +163,12 @@ class Retries:
         recording = _Recording(record, reason, now_ms, done)
         self._slices.begin(self._recorded(list(some), recording, now_ms), told_nothing)
 
-    def _recorded(self, some: list[Some], recording: _Recording, now_ms: int) -> Work[None]:
+    def _recorded(
+        self, some: list[DeliverySelection], recording: _Recording, now_ms: int
+    ) -> Work[None]:
         for deliveries, which in some:
             failed = recording.failed(deliveries.leased_ms)
-            for delivery in Some(deliveries, which).each():
+            for delivery in DeliverySelection(deliveries, which).each():
                 recorded = delivery if failed is None else failed_attempt(delivery, failed, now_ms)
                 recording.record(recorded, now_ms)
                 recording.is_in(self._groups.not_durable())

@@ -258,7 +258,7 @@ class _Link:
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class _ChannelUse:
     """The channel of one subscription."""
 
     link: _Link
@@ -289,7 +289,7 @@ class _AmqpOutlet:
         self._timeout_s = timeout_ms / 1000
         self._links = [_Link(first)]
         self._linking = asyncio.Lock()
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _ChannelUse] = {}
         """By subscription id."""
         self._under_way: set[asyncio.Task[None]] = set()
         self._deadlines: set[asyncio.Timeout] = set()
@@ -327,7 +327,7 @@ class _AmqpOutlet:
         self, subscription: Subscription, delivery: DueDelivery, report: Report
     ) -> None:
         target, answer = target_of(subscription, AmqpTarget), STORED
-        place: _Place | None = None
+        place: _ChannelUse | None = None
         is_alone = False
         try:
             routing_key = filled(target.routing_key, delivery) or ""
@@ -369,7 +369,7 @@ class _AmqpOutlet:
             asyncio.get_running_loop().call_soon(self._free, subscription.id, place)
         report(delivery, answer.alone() if is_alone else answer)
 
-    def _free(self, subscription_id: int, place: _Place) -> None:
+    def _free(self, subscription_id: int, place: _ChannelUse) -> None:
         place.under_way -= 1
         place.idle_since_s = asyncio.get_running_loop().time()
         if place.is_leaving and not place.under_way and self._places.get(subscription_id) is place:
@@ -377,7 +377,7 @@ class _AmqpOutlet:
 
     # ---- channels ----------------------------------------------------------------------------
 
-    async def _place(self, subscription_id: int) -> _Place:
+    async def _place(self, subscription_id: int) -> _ChannelUse:
         """The channel of a subscription. Raises OutletError."""
         found = self._places.get(subscription_id)
         if found is not None and not found.is_gone and found.link.is_open:
@@ -395,7 +395,7 @@ class _AmqpOutlet:
             number = link.free_number() or 1
             link.used.add(number)
             opening = asyncio.get_running_loop().create_task(_open_channel(link, number))
-            found = self._places[subscription_id] = _Place(link, number, opening)
+            found = self._places[subscription_id] = _ChannelUse(link, number, opening)
         return found
 
     def _free_link(self) -> _Link | None:
@@ -478,7 +478,7 @@ async def _open_channel(link: _Link, number: int) -> Channel:
     return channel
 
 
-async def _close_place(place: _Place) -> None:
+async def _close_place(place: _ChannelUse) -> None:
     """A broker that hangs does not say goodbye. The number stays taken at the client until it
     has."""
     try:

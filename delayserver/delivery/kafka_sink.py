@@ -54,7 +54,7 @@ from delayserver.delivery.carried import filled, headers
 from delayserver.delivery.complaints import QuietLogger
 from delayserver.delivery.outlets import OutletError, OutletSink, Report, target_of
 from delayserver.delivery.own_threads import post, post_error, post_result
-from delayserver.delivery.sink import Failed, MayBegin, Sink, Told
+from delayserver.delivery.sink import Failed, MayBegin, ResultCallback, Sink
 from delayserver.delivery.transaction_sink import TransactionSink
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
@@ -458,7 +458,7 @@ class KafkaSink(OutletSink):
         subscription: Subscription,
         deliveries: list[DueDelivery],
         may_begin: MayBegin,
-        told: Told,
+        told: ResultCallback,
     ) -> None:
         """See `Sink`."""
         if not subscription.is_exactly_once:

@@ -83,7 +83,7 @@ class _Restored:
     """Where the leases of each begin, and where the last ones end (shape p + 1)."""
 
 
-class Some(NamedTuple):
+class DeliverySelection(NamedTuple):
     """Some deliveries of one pull, by index."""
 
     deliveries: Deliveries
@@ -94,7 +94,7 @@ class Some(NamedTuple):
         return map(self.deliveries.__getitem__, self.which.tolist())
 
 
-class _Found(NamedTuple):
+class _FoundLeases(NamedTuple):
     pull: _Pull
     which: NDArray[np.intp]
 
@@ -122,7 +122,9 @@ class _Span(NamedTuple):
 class Leases:
     """All leases of this process. `on_expired` gets the deliveries whose lease is over."""
 
-    def __init__(self, epoch: str, timeouts: Timeouts, on_expired: Callable[[Some], None]) -> None:
+    def __init__(
+        self, epoch: str, timeouts: Timeouts, on_expired: Callable[[DeliverySelection], None]
+    ) -> None:
         self._epoch = epoch
         self._timeouts = timeouts
         self.on_expired = on_expired
@@ -213,15 +215,15 @@ class Leases:
 
     def end(
         self, tokens: Sequence[str], subscription_id: int | None = None
-    ) -> tuple[list[Some], list[str]]:
+    ) -> tuple[list[DeliverySelection], list[str]]:
         """End leases: their deliveries, and the tokens of those that were over already, never
         were, or are not of that subscription (None: any)."""
         found, over = self._find(tokens, subscription_id)
         for pull, which in found:
             self._end(pull, which)
-        return [Some(pull.deliveries, which) for pull, which in found], over
+        return [DeliverySelection(pull.deliveries, which) for pull, which in found], over
 
-    def end_pull(self, prefix: str) -> Some | None:
+    def end_pull(self, prefix: str) -> DeliverySelection | None:
         """End the leases that are still held of the pull with this prefix; None: it is over."""
         known = self._span(prefix, None)
         if known is None:
@@ -229,7 +231,7 @@ class Leases:
         pull, start, end = known
         which = start + np.flatnonzero(pull.is_held[start:end])
         self._end(pull, which)
-        return Some(pull.deliveries, which)
+        return DeliverySelection(pull.deliveries, which)
 
     def _end(self, pull: _Pull, which: NDArray[np.intp]) -> None:
         pull.is_held[which] = False
@@ -258,9 +260,9 @@ class Leases:
 
     def _find(
         self, tokens: Sequence[str], subscription_id: int | None
-    ) -> tuple[list[_Found], list[str]]:
+    ) -> tuple[list[_FoundLeases], list[str]]:
         """The held leases, by pull, each once; and the tokens of leases that are over, in order."""
-        found: list[_Found] = []
+        found: list[_FoundLeases] = []
         over: list[int] = []
         for prefix, places in _by_prefix(tokens).items():
             span = self._span(prefix, subscription_id)
@@ -272,7 +274,7 @@ class Leases:
                 which, wrong = _sift(prefix, tokens, places, span)
                 over += wrong
             if len(which):
-                found.append(_Found(span.pull, which))
+                found.append(_FoundLeases(span.pull, which))
         return found, [tokens[place] for place in sorted(over)]
 
     def _span(self, prefix: str, subscription_id: int | None) -> _Span | None:
@@ -308,7 +310,7 @@ class Leases:
             self._wake_at(pull, int(left.min()))
         if len(expired):
             self._end(pull, expired)
-            self.on_expired(Some(pull.deliveries, expired))
+            self.on_expired(DeliverySelection(pull.deliveries, expired))
 
     def count(self) -> int:
         """Leases that are held."""

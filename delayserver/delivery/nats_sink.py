@@ -284,7 +284,7 @@ def answer_of(data: bytes, status: str | None) -> tuple[BrokerAnswer, _Reply | N
 
 
 @dataclass(slots=True)
-class _Sent:
+class _SentMessage:
     """A message that is not acknowledged."""
 
     delivery: DueDelivery
@@ -310,7 +310,7 @@ class _NatsOutlet:
         self._timeout_ms = timeout_ms
         self._inbox = ""
         self._tokens = itertools.count()
-        self._under_way: OrderedDict[str, _Sent] = OrderedDict()
+        self._under_way: OrderedDict[str, _SentMessage] = OrderedDict()
         """By the last word of the inbox; the oldest is first."""
         self._unpublished: deque[str] = deque()
         """Those that the client has yet to get; some may be given up already."""
@@ -345,7 +345,7 @@ class _NatsOutlet:
                 report(delivery, ANSWERS.of_error(error))
             else:
                 token = str(next(self._tokens))
-                self._under_way[token] = _Sent(delivery, report, subject, carried, give_up_s)
+                self._under_way[token] = _SentMessage(delivery, report, subject, carried, give_up_s)
                 self._publish_soon(token)
         if self._under_way and self._watching is None:
             self._watching = asyncio.get_running_loop().call_later(WATCH_S, self._watch)
@@ -396,7 +396,7 @@ class _NatsOutlet:
         else:
             self._start(self._look_at_duplicate(token, sent, duplicate))
 
-    async def _look_at_duplicate(self, token: str, sent: _Sent, reply: _Reply) -> None:
+    async def _look_at_duplicate(self, token: str, sent: _SentMessage, reply: _Reply) -> None:
         """The stream has a message with that id: is it this one?"""
         found = ""
         # Any error keeps it from telling: then it is unknown.

@@ -2,7 +2,7 @@
 
     deliver ──▶ shares of the outlet (a line for each subscription) ──▶ Outlet.send ──▶ broker
                  │ the outlet is opened at first use               │
-      told ◀─────┴───── Handed.report ◀───── stored, not stored, unknown
+      told ◀───── HandedDeliveries.report ◀─── stored, not stored, unknown
                               └─ failed with others: sent again, apart
 
 A kind of broker is a module with an `OutletOpener`: it checks the target against the allow list,
@@ -54,7 +54,7 @@ from delayserver.delivery.answers import (
 )
 from delayserver.delivery.complaints import Complaints
 from delayserver.delivery.shares import Shares
-from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Result, Told, Untried
+from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Result, ResultCallback, Untried
 from delayserver.delivery.turns import Turns
 from delayserver.errors import DelayServerError, InputError
 from delayserver.records.message import DueDelivery
@@ -172,10 +172,10 @@ def missing_client(kind: str) -> str:
     )
 
 
-class Handed:
+class HandedDeliveries:
     """Deliveries that a sink was given together, and the callback for their results."""
 
-    def __init__(self, count: int, told: Told) -> None:
+    def __init__(self, count: int, told: ResultCallback) -> None:
         self._left = count
         self._told = told
         self._waiting: list[tuple[DueDelivery, Confirmed | Failed]] = []
@@ -210,7 +210,9 @@ class Handed:
 class _Sending:
     """One call of `deliver`, as long as it goes on."""
 
-    def __init__(self, subscription: Subscription, handed: Handed, may_begin: MayBegin) -> None:
+    def __init__(
+        self, subscription: Subscription, handed: HandedDeliveries, may_begin: MayBegin
+    ) -> None:
         self.subscription = subscription
         self.handed = handed
         self.may_begin = may_begin
@@ -367,7 +369,7 @@ class OutletSink:
         subscription: Subscription,
         deliveries: list[DueDelivery],
         may_begin: MayBegin,
-        told: Told,
+        told: ResultCallback,
     ) -> None:
         """See `Sink`."""
         changed = self._changed.get(subscription.id)
@@ -375,7 +377,7 @@ class OutletSink:
             # They were handed over before that, and this task begins behind it.
             told(deliveries, Untried())
             return
-        handed = Handed(len(deliveries), told)
+        handed = HandedDeliveries(len(deliveries), told)
         sending = _Sending(subscription, handed, may_begin)
         sending.unsent = deliveries
         self._sending.setdefault(subscription.id, set()).add(sending)

@@ -32,7 +32,7 @@ class _Slice(NamedTuple):
     """The subject of each row: its route does not say it where it is for one subscription."""
 
 
-class _Place(NamedTuple):
+class _ParkedPosition(NamedTuple):
     slices: list[_Slice]
     at: int
     row: int
@@ -128,12 +128,12 @@ class Parked:
         slices, index, row = place
         return slices[index].fired.rows[row : row + 1]
 
-    def _find(self, entry: ScheduleEntry) -> _Place | None:
+    def _find(self, entry: ScheduleEntry) -> _ParkedPosition | None:
         slices = self._by_hour.get(entry.hour, [])
         for index, (fired, _) in enumerate(slices):
             found = fired.find(entry)
             if len(found):
-                return _Place(slices, index, int(found[0]))
+                return _ParkedPosition(slices, index, int(found[0]))
         return None
 
     def count(self) -> int:

@@ -48,7 +48,7 @@ _NOW_BYTES_MAX = 1 << 20
 """More than that is copied by the reader thread, so that the event loop is not held up."""
 
 
-class Found(NamedTuple):
+class FoundRow(NamedTuple):
     """A schedule row with its payload."""
 
     payload: Payload
@@ -63,7 +63,7 @@ class EndedRow(NamedTuple):
     note: Note | None
 
 
-class Fetched(NamedTuple):
+class FetchedBodies(NamedTuple):
     """The sealed payloads of a handout, in the order of its rows; None: it could not be read."""
 
     sealed: list[bytes | None]
@@ -100,7 +100,7 @@ class Reader:
         """The rows as deliveries, in order; waits for the disk. `unfiled` as for `fetch`."""
         return self.open(handout, self.fetch(handout, unfiled))
 
-    def fetch(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched:
+    def fetch(self, handout: Handout, unfiled: Mapping[int, bytes]) -> FetchedBodies:
         """Read the payloads of a handout; waits for the disk. Missing ones are named.
 
         `unfiled`: payloads that are in memory, by seq."""
@@ -124,9 +124,9 @@ class Reader:
                 except DamageError as error:
                     self._on_damage(error)
                     found[first + index] = None
-        return Fetched(found, subject_ids)
+        return FetchedBodies(found, subject_ids)
 
-    def fetch_now(self, handout: Handout, unfiled: Mapping[int, bytes]) -> Fetched | None:
+    def fetch_now(self, handout: Handout, unfiled: Mapping[int, bytes]) -> FetchedBodies | None:
         """Read the payloads of a handout from memory; None if that has not all of them, or if they
         are much. Never waits."""
         found: list[bytes | None] = []
@@ -144,9 +144,9 @@ class Reader:
             if None in payloads:
                 return None
             found += payloads
-        return Fetched(found, {})
+        return FetchedBodies(found, {})
 
-    def open(self, handout: Handout, fetched: Fetched) -> Deliveries:
+    def open(self, handout: Handout, fetched: FetchedBodies) -> Deliveries:
         """The rows as deliveries, in order; a payload that does not match its checksum is named
         and left out. Does not look at the disk."""
         rows, due_ms = _joined(handout.slices)
@@ -266,7 +266,7 @@ class Reader:
                 payloads[index] = span[offset : offset + (locator & PAYLOAD_MAX_BYTES)]
         return True
 
-    def find(self, entry: ScheduleEntry) -> Found | None:
+    def find(self, entry: ScheduleEntry) -> FoundRow | None:
         """A schedule row and its payload; None when its hour is not kept any more.
 
         Raises DamageError."""
@@ -279,7 +279,7 @@ class Reader:
             if not sealed and is_day(bucket):
                 continue  # It was split and deleted just now.
             payload = self.decode(entry, sealed, self._schedule.path(bucket), offset)
-            return Found(payload, int(row["subject_id"]), int(row["subscription_id"]))
+            return FoundRow(payload, int(row["subject_id"]), int(row["subscription_id"]))
         return None
 
     @staticmethod

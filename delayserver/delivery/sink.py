@@ -95,7 +95,7 @@ class Untried:
 Result = Confirmed | Failed | Later | Gone | Untried
 Answer = tuple[list[DueDelivery], Result]
 """The result of all that went together."""
-Told = Callable[[list[DueDelivery], Result], None]
+ResultCallback = Callable[[list[DueDelivery], Result], None]
 MayBegin = Callable[[Sequence[DueDelivery]], bool]
 """Asked when the first byte of deliveries may leave; False: they are `Untried`."""
 
@@ -108,7 +108,7 @@ class Sink(Protocol):
         subscription: Subscription,
         deliveries: list[DueDelivery],
         may_begin: MayBegin,
-        told: Told,
+        told: ResultCallback,
     ) -> None:
         """One attempt of each, if it `may_begin` when nothing is left to wait for. `told` is called
         on the event loop with their results, in any order and in any parts; all have been told of

@@ -28,10 +28,18 @@ from typing import Final
 import structlog
 
 from delayserver.delivery.complaints import Complaints
-from delayserver.delivery.outlets import Handed, halves
+from delayserver.delivery.outlets import HandedDeliveries, halves
 from delayserver.delivery.own_threads import in_own_thread
 from delayserver.delivery.settler import pack_settled
-from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Recorded, Result, Told, Untried
+from delayserver.delivery.sink import (
+    Confirmed,
+    Failed,
+    MayBegin,
+    Recorded,
+    Result,
+    ResultCallback,
+    Untried,
+)
 from delayserver.delivery.turns import Turns
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
@@ -60,7 +68,7 @@ class _Waiting:
     delivery: DueDelivery
     record: TopicRecord
     may_begin: MayBegin
-    handed: Handed
+    handed: HandedDeliveries
 
 
 class TransactionSink:
@@ -88,10 +96,10 @@ class TransactionSink:
         subscription: Subscription,
         deliveries: list[DueDelivery],
         may_begin: MayBegin,
-        told: Told,
+        told: ResultCallback,
     ) -> None:
         """See `Sink`. Raises FencedError: the process has to end."""
-        handed = Handed(len(deliveries), told)
+        handed = HandedDeliveries(len(deliveries), told)
         try:
             await self._open()
         except EngineError as error:
@@ -211,7 +219,7 @@ def _begun(batch: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
 
 def _tell(batch: list[_Waiting], result_of: Callable[[int], Result]) -> None:
     """In parts of equal results and of one `deliver`, in their order."""
-    parts: list[tuple[Handed, Result, list[DueDelivery]]] = []
+    parts: list[tuple[HandedDeliveries, Result, list[DueDelivery]]] = []
     for index, one in enumerate(batch):
         result = result_of(index)
         if not parts or parts[-1][0] is not one.handed or parts[-1][1] != result:

@@ -25,7 +25,7 @@ from delayserver.records.message import ScheduleEntry, State
 from delayserver.records.tables import Change, ChangeState
 
 
-class Place(Enum):
+class RowStage(Enum):
     """Where a schedule row is."""
 
     WAITS = auto()
@@ -102,7 +102,7 @@ def own_row(first: ScheduleEntry, changes: Mapping[int, Change]) -> ScheduleEntr
 def state_of(
     first: ScheduleEntry,
     changes: Mapping[int, Change],
-    place: Callable[[ScheduleEntry], Place],
+    place: Callable[[ScheduleEntry], RowStage],
     had_by: Collection[int] = (),
     settled: Mapping[int, ArrivedDelivery] | None = None,
 ) -> MessageState:
@@ -113,8 +113,8 @@ def state_of(
     as they were read."""
     if not changes and not had_by and not settled:
         at = place(first)  # As nearly always.
-        is_open = State.SCHEDULED if at is Place.WAITS else State.DELIVERING
-        return MessageState(State.DELIVERED if at is Place.GONE else is_open, first)
+        is_open = State.SCHEDULED if at is RowStage.WAITS else State.DELIVERING
+        return MessageState(State.DELIVERED if at is RowStage.GONE else is_open, first)
     whole = changes.get(0)
     entry = own_row(first, changes)
     is_cancelled = whole is not None and whole.state == ChangeState.CANCELLED
@@ -133,10 +133,10 @@ def state_of(
     if is_cancelled:
         return found
     at = place(entry)
-    if at is Place.WAITS:
+    if at is RowStage.WAITS:
         found.state = State.SCHEDULED
         return found
-    if at is Place.GONE:
+    if at is RowStage.GONE:
         for subscription_id in had_by:
             ended = DeliveryState(State.DELIVERED, 0, entry.due_ms, entry)
             deliveries.setdefault(subscription_id, ended)
@@ -145,7 +145,7 @@ def state_of(
     # A replay was delivered before: it cannot be cancelled.
     is_replayed = whole is not None and whole.state == ChangeState.REPLAYED
     is_shared = len(deliveries) > 1 or is_replayed
-    if at is not Place.GONE or State.DELIVERING in states or (retrying and is_shared):
+    if at is not RowStage.GONE or State.DELIVERING in states or (retrying and is_shared):
         found.state = State.DELIVERING
     elif retrying:
         [number] = retrying
@@ -159,7 +159,7 @@ def state_of(
 
 
 def _delivery(
-    change: Change, place: Callable[[ScheduleEntry], Place], is_cancelled: bool
+    change: Change, place: Callable[[ScheduleEntry], RowStage], is_cancelled: bool
 ) -> DeliveryState:
     row = ScheduleEntry(change.entry_seq, change.due_ms)
     state = State.DELIVERED
@@ -169,8 +169,8 @@ def _delivery(
         state = State.CANCELLED
     else:
         match place(row):
-            case Place.WAITS | Place.WAITS_FOR_ONE:
+            case RowStage.WAITS | RowStage.WAITS_FOR_ONE:
                 state = State.SCHEDULED
-            case Place.UNDER_WAY:
+            case RowStage.UNDER_WAY:
                 state = State.DELIVERING
     return DeliveryState(state, change.attempt, change.due_ms, row)

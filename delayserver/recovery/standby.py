@@ -54,8 +54,8 @@ from storage.replicated.lag import Lag
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
 from storage.replicated.meta import AdoptRecord
-from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read, RecordReader
+from storage.replicated.office import OfficeState, RecordDecision
+from storage.replicated.reader import RecordReader, RecordReading
 from storage.rows import DISPATCH_DTYPE, HOUR_MS, LogKind
 
 ASK_MS: Final = 200
@@ -74,8 +74,8 @@ SCRUB_MS: Final = 1_000
 LAG_MAX_MS: Final = 60_000
 """A replica that is further behind does not claim."""
 
-Take = Callable[[Store], object]
-Taken = Callable[[object, StorageError | None], None]
+TakeSnapshot = Callable[[Store], object]
+SnapshotCallback = Callable[[object, StorageError | None], None]
 
 
 class Standby:
@@ -138,7 +138,7 @@ class Standby:
         """Hours that were looked at and not done → the lengths of their files then."""
         self._scrub = Scrub(store.hour_log(LogKind.SCHEDULE), store.replay.hours)
         self._scrubbed_ms = now_ms
-        self._wanted: deque[tuple[Take, Taken]] = deque()
+        self._wanted: deque[tuple[TakeSnapshot, SnapshotCallback]] = deque()
         """Snapshots that somebody waits for."""
 
     # ── the state for other threads ────────────────────────────────────────────────────────────
@@ -234,7 +234,7 @@ class Standby:
             return self._followed.place.next_offset
         return self._reader.office.frame_place().next_offset
 
-    def want_snapshot(self, take: Take, told: Taken) -> None:
+    def want_snapshot(self, take: TakeSnapshot, told: SnapshotCallback) -> None:
         """Have the next step call `take` behind a checkpoint, and `told` with its result, or its
         error. Any thread may call this."""
         self._wanted.append((take, told))
@@ -246,7 +246,7 @@ class Standby:
                 assert found.frame.payload is not None
                 self._waiting.append(Records(found.frame.rows, found.frame.payload))
                 self._waiting_bytes += found.frame.header.frame_bytes
-            if found.verdict is RecordVerdict.VOID:
+            if found.verdict is RecordDecision.VOID:
                 continue
             if isinstance(found.record, Adopt):
                 self._pass(found.record, found)
@@ -262,7 +262,7 @@ class Standby:
                     self._replay.live_once_through_hour, found.record.live_through_hour
                 )
 
-    def _pass(self, record: Adopt, found: Read) -> None:
+    def _pass(self, record: Adopt, found: RecordReading) -> None:
         """The log has lost its end there, and goes on. Raises OtherHistoryError: not with this
         replica."""
         is_own = record.node == self._node

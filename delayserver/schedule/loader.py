@@ -28,7 +28,7 @@ from delayserver.records.receivers import shares
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.schedule.ended import Ended, is_among_sorted
 from delayserver.schedule.replay import Snapshot
-from delayserver.schedule.wheel import LOADED_RUN_ROWS, Places, Run, merge_runs
+from delayserver.schedule.wheel import LOADED_RUN_ROWS, RowIndexes, Stretch, merge_runs
 from delayserver.schedule.wheel_rows import (
     ROUTE_GROUP,
     ROUTE_NUMBER,
@@ -73,9 +73,9 @@ class LoadedHour:
     """An hour, ready for the wheel."""
 
     hour: int
-    runs: list[Run]
+    runs: list[Stretch]
     """Where a row is, its place, is its index in all of them, as if they were one."""
-    index: list[Places]
+    index: list[RowIndexes]
     damage: list[Damage] = field(default_factory=list)
     fired: list[Mark] = field(default_factory=list)
     """Rows that have fired though they are not due yet: the clock was set back."""
@@ -125,7 +125,7 @@ class LoadedHour:
 
     def _of_runs(
         self, places: NDArray[np.intp]
-    ) -> Iterator[tuple[NDArray[np.intp], Run, NDArray[np.intp]]]:
+    ) -> Iterator[tuple[NDArray[np.intp], Stretch, NDArray[np.intp]]]:
         """For each run that has any of the places: which of them, and where they are in it."""
         ends = np.cumsum([len(run.rows) for run in self.runs])
         numbers = np.searchsorted(ends, places, side="right")
@@ -188,7 +188,7 @@ class Loader:
         parts = self._read_schedule(snapshot, ended, ahead, damage, scratch)
         is_whole = not damage
         self._read_dispatch(snapshot.hour, ended, ahead, damage)
-        leased = _Held(parts, wanted, ended)
+        leased = _HeldRows(parts, wanted, ended)
         affected: list[Rows] = []
         for index, rows in enumerate(parts):
             removed = is_among_sorted(rows["seq"], ended.removed)
@@ -285,7 +285,7 @@ class Loader:
                 damage.append(found)
 
 
-class _Held:
+class _HeldRows:
     """The rows of an hour that consumers hold: they wait for other subscriptions alone."""
 
     def __init__(self, parts: list[Rows], wanted: Leased | None, ended: Ended) -> None:

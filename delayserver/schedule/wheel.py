@@ -64,7 +64,7 @@ class Empty(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Stretch:
     """Rows sorted by slot, and where each slot begins (shape: slots + 1)."""
 
     rows: Rows
@@ -75,12 +75,12 @@ class Run:
 
 @dataclass(slots=True)
 class _HourWheel:
-    runs: list[Run] = field(default_factory=list)
-    merged_runs: list[Run] = field(default_factory=list)
+    runs: list[Stretch] = field(default_factory=list)
+    merged_runs: list[Stretch] = field(default_factory=list)
     tail: Rows = field(default_factory=lambda: np.empty(64, WHEEL_DTYPE))
     tail_count: int = 0
 
-    def all_runs(self) -> list[Run]:
+    def all_runs(self) -> list[Stretch]:
         return self.merged_runs + self.runs
 
     def give_back(self, slot: int) -> None:
@@ -104,7 +104,7 @@ class _HourWheel:
         return first
 
 
-def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
+def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Stretch:
     """Sort rows of one hour by slot, keeping the order within a slot. Pure; O(n)."""
     count = HOUR_MS // slot_ms
     slots = _slots(rows, slot_ms)
@@ -113,10 +113,10 @@ def build_run(rows: Rows, slot_ms: int = SLOT_MS) -> Run:
     np.cumsum(_counts(slots, count), out=pointers[1:])
     seqs = rows["seq"]
     first, last = (int(seqs.min()), int(seqs.max())) if len(rows) else (0, 0)
-    return Run(select(rows, order), pointers, first, last)
+    return Stretch(select(rows, order), pointers, first, last)
 
 
-class Places(NamedTuple):
+class RowIndexes(NamedTuple):
     """Where rows went that came together, by their seqs."""
 
     seqs: NDArray[np.uint64]
@@ -131,7 +131,7 @@ def merge_runs(
     *,
     run_rows: int = LOADED_RUN_ROWS,
     empty: Empty = np.empty,
-) -> tuple[list[Run], list[Places]]:
+) -> tuple[list[Stretch], list[RowIndexes]]:
     """Sort rows of one hour that come in parts, keeping the order within a slot. Pure; O(n).
 
     The runs follow each other in time. A slot is in one of them, and the one that fills a run up to
@@ -155,7 +155,7 @@ def merge_runs(
     bounds = np.append(bounds, total)
     runs_rows = [empty(length, WHEEL_DTYPE) for length in np.diff(bounds).tolist()]
     first_seqs, last_seqs = [SEQ_MAX] * len(runs_rows), [0] * len(runs_rows)
-    index: list[Places] = []
+    index: list[RowIndexes] = []
     next_places = starts.copy()  # of the next row of each slot
     parts.reverse()
     while parts:
@@ -182,15 +182,15 @@ def merge_runs(
     for number, (first, last) in enumerate(pairwise(bounds.tolist())):
         pointers = np.zeros(count + 1, np.uint32)
         pointers[1:] = np.clip(ends, first, last) - first
-        runs.append(Run(runs_rows[number], pointers, first_seqs[number], last_seqs[number]))
+        runs.append(Stretch(runs_rows[number], pointers, first_seqs[number], last_seqs[number]))
     return runs, index
 
 
 def _places_of(
     seqs: NDArray[np.uint64], order: NDArray[np.intp], places: NDArray[np.intp], empty: Empty
-) -> Places:
+) -> RowIndexes:
     """`places`: of the rows in that order (all of shape n)."""
-    made = Places(empty(len(seqs), np.uint64), empty(len(seqs), np.uint32))
+    made = RowIndexes(empty(len(seqs), np.uint64), empty(len(seqs), np.uint32))
     made.seqs[:], made.places[order] = seqs, places
     if (made.seqs[1:] < made.seqs[:-1]).any():  # rows are filed in the order of their seqs, mostly
         by_seq = np.argsort(made.seqs)
@@ -220,7 +220,7 @@ def _match(
 
 
 def _find_in_slots(
-    run: Run, slots: NDArray[np.int64], seqs: NDArray[np.uint64]
+    run: Stretch, slots: NDArray[np.int64], seqs: NDArray[np.uint64]
 ) -> Iterator[tuple[Rows, NDArray[np.intp], NDArray[np.intp]]]:
     """Where rows are whose slots and seqs (ascending) are these, both of shape n: rows of the run,
     the indexes in them, and which of `seqs` each is."""
@@ -337,7 +337,7 @@ class Wheel:
         self._opened_until_ms = now_ms // slot_ms * slot_ms
         """Every slot that begins before this moment has been opened."""
 
-    def load(self, hour: int, runs: list[Run]) -> None:
+    def load(self, hour: int, runs: list[Stretch]) -> None:
         """Take over the runs of an hour, as `merge_runs` made them. No slot of it was opened."""
         assert hour * HOUR_MS >= self._opened_until_ms, (hour, self._opened_until_ms)
         if runs:

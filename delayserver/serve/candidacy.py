@@ -28,7 +28,7 @@ from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.cluster.follow import Follow
 from delayserver.cluster.forwarding import Tunnel
 from delayserver.cluster.membership import Address, entry_of
-from delayserver.cluster.sharing import Take, Taken
+from delayserver.cluster.sharing import SnapshotCallback, TakeSnapshot
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import LAG_MAX_MS, Standby
 from delayserver.recovery.store import Surroundings
@@ -237,7 +237,7 @@ class Candidacy:
             return False
         return (standby.lag_records or 0) <= CAUGHT_UP_RECORDS
 
-    def _want(self, take: Take, told: Taken) -> None:
+    def _want(self, take: TakeSnapshot, told: SnapshotCallback) -> None:
         standby = self._follow.standby
         if standby is None:
             told(None, NoPeerError(self._shard, []))

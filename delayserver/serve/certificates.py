@@ -30,7 +30,7 @@ from delayserver.times import format_time
 log = structlog.get_logger()
 
 
-class _Read(NamedTuple):
+class _LoadedFiles(NamedTuple):
     """The outcome of one reading of the files."""
 
     served: ssl.SSLContext | None
@@ -105,9 +105,9 @@ class Certificates:
             return []
         return list(map(_look_at, (settings.tls_cert, settings.tls_key, settings.tls_client_ca)))
 
-    def _read_files(self) -> _Read:
+    def _read_files(self) -> _LoadedFiles:
         settings = self._settings
-        return _Read(
+        return _LoadedFiles(
             _served(settings),
             make_owner_tls(settings) if self._is_node else None,
             0 if settings.tls_cert is None else _end_s(settings.tls_cert),

@@ -28,7 +28,7 @@ from delayserver.cluster.keeping import ReplicaKeeper
 from delayserver.cluster.membership import Lines, Membership
 from delayserver.cluster.proofs import Proofs
 from delayserver.cluster.reports import Reports
-from delayserver.cluster.sharing import Sharing, Take, Taken
+from delayserver.cluster.sharing import Sharing, SnapshotCallback, TakeSnapshot
 from delayserver.config import Settings
 from delayserver.serve.certificates import Certificates
 from delayserver.server.server import open_catalog_in
@@ -105,7 +105,9 @@ class NodeShard:
             url, self.place.shard, self._proofs, self.certificates.for_owners, wall_clock_ms
         )
 
-    def sharing(self, want: Callable[[Take, Taken], None]) -> Callable[[Asgi], Asgi]:
+    def sharing(
+        self, want: Callable[[TakeSnapshot, SnapshotCallback], None]
+    ) -> Callable[[Asgi], Asgi]:
         """Put the calls that copy the replica to other nodes in front of an application. `want` has
         the thread that files take a snapshot."""
         shard, proofs = self.place.shard, self._proofs

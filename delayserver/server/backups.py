@@ -67,7 +67,7 @@ _CLUSTER: Final = (
 log = structlog.get_logger()
 
 
-class _Taken(NamedTuple):
+class _BackupSource(NamedTuple):
     """The source of a backup."""
 
     held: HeldSnapshot
@@ -426,7 +426,7 @@ class BackupMaker:
         except Exception as error:
             self._shard.on_fatal(error)
 
-    async def _take(self) -> _Taken:
+    async def _take(self) -> _BackupSource:
         """Measure the settled rows before the checkpoint, so that it covers their messages."""
         snapshots = self._snapshots
         assert snapshots is not None
@@ -434,21 +434,21 @@ class BackupMaker:
         settled = await asyncio.to_thread(measure_settled, self._shard.files)
         await self._waits.all_durable()
         clock = self._clock
-        asked: asyncio.Future[_Taken]
+        asked: asyncio.Future[_BackupSource]
         asked = asyncio.get_running_loop().create_future()
 
         shipper = self.shipper
 
-        def take(store: Store) -> _Taken:
+        def take(store: Store) -> _BackupSource:
             held = snapshots.take(store, settled)
             checkpoint_seq = held.manifest.checkpoint_seq
             timeline = 0 if shipper is None else shipper.begin(checkpoint_seq)
-            return _Taken(held, clock(), timeline)
+            return _BackupSource(held, clock(), timeline)
 
         self._shard.want_snapshot(take, answering(asked))
         return await asked
 
-    def _copy(self, making: BackingUp, taken: _Taken) -> BackupManifest:
+    def _copy(self, making: BackingUp, taken: _BackupSource) -> BackupManifest:
         assert self._snapshots is not None
         snapshot = self._snapshots.complete(taken.held)
         return making.run(snapshot, taken.at_ms, timeline=taken.timeline)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from delayserver.delivery.broker_bodies import BrokerBodies
 from delayserver.delivery.handout import Handout
-from delayserver.delivery.reader import Fetched, Found, Reader
+from delayserver.delivery.reader import FetchedBodies, FoundRow, Reader
 from delayserver.records.message import ScheduleEntry
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from delayserver.server.engine import Engine
@@ -49,18 +49,18 @@ class BodyReader:
         else:
             self._put(HandoutRequest(handout, unfiled, self._on_fetched))
 
-    def _on_fetched(self, handout: Handout, fetched: Fetched) -> None:
+    def _on_fetched(self, handout: Handout, fetched: FetchedBodies) -> None:
         deliveries = self._reader.open(handout, fetched)
         self._broker_bodies.give_back(handout.subscription_id, handout.broker_bytes)
         handout.answer(deliveries, self._clock())
 
-    def unfiled(self, entry: ScheduleEntry) -> Found | None:
+    def unfiled(self, entry: ScheduleEntry) -> FoundRow | None:
         """Payload and subject of a schedule row that is not in its hour's file yet."""
         found = self._engine.groups.payload(entry.seq)
         if found is None:
             return None
         sealed, subject_id = found
-        return Found(self._reader.decode(entry, sealed, "messages"), subject_id, 0)
+        return FoundRow(self._reader.decode(entry, sealed, "messages"), subject_id, 0)
 
     def release(self, hours: list[int]) -> None:
         """The files of these hours are deleted: close them, here and in the reader thread."""

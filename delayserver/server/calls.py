@@ -23,7 +23,7 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Versions
 from delayserver.delivery.permits import Permits
-from delayserver.delivery.reader import Found
+from delayserver.delivery.reader import FoundRow
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.records.message import ScheduleEntry
 from delayserver.records.tables import (
@@ -217,14 +217,14 @@ class Calls:
         await durable(group)
         return version
 
-    async def find(self, entry: ScheduleEntry) -> Found:
+    async def find(self, entry: ScheduleEntry) -> FoundRow:
         """Payload and subject of a schedule row. Raises NotFoundError, DamageError."""
         found = self._shard.unfiled(entry) or await self.read(lambda reader: reader.find(entry))
         if found is None:
             raise NotFoundError("the message was settled, and its hour is past its retention")
         return found
 
-    async def find_any(self, rows: Sequence[ScheduleEntry]) -> Found:
+    async def find_any(self, rows: Sequence[ScheduleEntry]) -> FoundRow:
         """As `find`, of the first of the rows of a message that is still kept: a retry may wait for
         longer than the hour of the message's own row is kept. Raises NotFoundError, DamageError."""
         for entry in rows[:-1]:

@@ -40,13 +40,13 @@ from delayserver.server.engine import Engine
 from delayserver.server.settle_queue import SettleQueue
 from delayserver.server.threads import (
     CommitterThread,
+    FilerThread,
     ForgetRequest,
     HourRequest,
     ImporterThread,
     LoaderThread,
     LoadRequest,
     ReaderThread,
-    ReplayThread,
     RetireRequest,
     SettlerThread,
     SnapshotRequest,
@@ -205,7 +205,7 @@ class Shard(ShardMover):
             self.engine.on_commit_failed,
             fatal,
         )
-        self.replayer = ReplayThread(
+        self.replayer = FilerThread(
             self.replay,
             self.clock,
             self.stopwatch,

@@ -27,7 +27,7 @@ import structlog
 from delayserver.decisions.group import Group
 from delayserver.decisions.importer import Importer, Verified, VerifyRequest
 from delayserver.delivery.handout import Handout
-from delayserver.delivery.reader import Fetched, Reader
+from delayserver.delivery.reader import FetchedBodies, Reader
 from delayserver.delivery.settler import Settler
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError
 from delayserver.records.subscriptions import Registry
@@ -251,7 +251,7 @@ class ForgetRequest:
     watch_keys: list[bytes]
 
 
-ReplayItem = (
+FilerItem = (
     Group
     | LoadRequest
     | RetireRequest
@@ -262,7 +262,7 @@ ReplayItem = (
 )
 
 
-class ReplayThread(Worker[ReplayItem]):
+class FilerThread(Worker[FilerItem]):
     """Files groups lazily, in the order in which they and the requests came."""
 
     def __init__(
@@ -322,7 +322,7 @@ class ReplayThread(Worker[ReplayItem]):
     def backlog(self) -> int:
         return super().backlog + self._replay.is_importing
 
-    def handle(self, items: list[ReplayItem]) -> None:
+    def handle(self, items: list[FilerItem]) -> None:
         if self._replay.is_importing:
             # A slice at a time: messages that it makes due meanwhile go to the wheel at once.
             self._file_import()
@@ -367,7 +367,7 @@ class ReplayThread(Worker[ReplayItem]):
         if filed.damage:
             self._post(self._on_filed, filed)
 
-    def _take(self, items: list[ReplayItem]) -> None:
+    def _take(self, items: list[FilerItem]) -> None:
         if self._waiting and self._waiting[-1].import_count:
             self._file()  # The disk was full before; the import has to be the last in its batch.
             return
@@ -513,7 +513,7 @@ class HandoutRequest:
 
     handout: Handout
     unfiled: dict[int, bytes]
-    done: Callable[[Handout, Fetched], None]
+    done: Callable[[Handout, FetchedBodies], None]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from delayserver.delivery.sink import MayBegin, Told
+from delayserver.delivery.sink import MayBegin, ResultCallback
 from delayserver.delivery.webhook import WebhookSender, webhook_request
 from delayserver.records.message import HEADERS_BYTES_MAX, DueDelivery
 from delayserver.records.subscriptions import Subscription
@@ -45,7 +45,7 @@ class WebhookSink:
         subscription: Subscription,
         deliveries: list[DueDelivery],
         may_begin: MayBegin,
-        told: Told,
+        told: ResultCallback,
     ) -> None:
         """See `Sink`."""
         began_ms = self._clock()

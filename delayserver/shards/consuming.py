@@ -11,7 +11,14 @@ ask, and gives out its own. Cost: see these. Threads: belongs to the event loop.
 
 from collections.abc import Sequence
 
-from delayserver.api.hot.consume import Asked, Cancel, Ending, LeaseEnd, OwnGrants, Told
+from delayserver.api.hot.consume import (
+    AnswerCallback,
+    Cancel,
+    Ending,
+    LeaseEnd,
+    OwnGrants,
+    PullCall,
+)
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.calls import Calls
 from delayserver.shards.demand import Demand
@@ -59,7 +66,11 @@ class SharedGrants:
             fetch.force_complete()
 
     def _wait(
-        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+        self,
+        subscription: Subscription,
+        asked: PullCall,
+        leases: list[str] | None,
+        tell: AnswerCallback,
     ) -> Cancel:
         calls = self._calls
         calls.consumers.check_handing_out()

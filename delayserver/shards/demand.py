@@ -19,7 +19,7 @@ import msgspec
 
 from delayserver.server.calls import Calls
 from delayserver.shards.peers import Asks, PeerAnswer, PeerCall, Peers
-from delayserver.shards.supply import FETCH_PATH, READY, WANTS, Fetch, Lent, Want, encode
+from delayserver.shards.supply import FETCH_PATH, READY, WANTS, Fetch, LentPart, NoticeKind, encode
 
 KEPT_MS: Final = 10_000
 """A subscription that nobody pulls from is wanted for so long, or twice that."""
@@ -29,15 +29,15 @@ REFUSED_MS: Final = 50
 """A shard that has refused to give anything is asked after this how much it has."""
 
 _decode_ready = msgspec.msgpack.Decoder(tuple[int, int]).decode
-_decode_part = msgspec.msgpack.Decoder(Lent).decode
+_decode_part = msgspec.msgpack.Decoder(LentPart).decode
 
 
-class Taken(NamedTuple):
+class ArrivedPart(NamedTuple):
     """A part that has come, and which link it came over."""
 
     shard: int
     link: int
-    part: Lent
+    part: LentPart
 
 
 class _Wanted:
@@ -81,7 +81,7 @@ class Demand:
         if wanted is None:
             wanted = self._wanted[subscription_id] = _Wanted()
             for shard in self._links:
-                self._tell(shard, Want.BEGIN, subscription_id)
+                self._tell(shard, NoticeKind.BEGIN, subscription_id)
             if not self._is_sweeping:
                 self._is_sweeping = True
                 self._calls.after(KEPT_MS, self._sweep)
@@ -100,7 +100,7 @@ class Demand:
                 continue
             del self._wanted[subscription_id]
             for shard in self._links:
-                self._tell(shard, Want.END, subscription_id)
+                self._tell(shard, NoticeKind.END, subscription_id)
         self._is_sweeping = bool(self._wanted)
         if self._is_sweeping:
             self._calls.after(KEPT_MS, self._sweep)
@@ -151,9 +151,9 @@ class Demand:
         if is_there:
             self._last_link += 1
             self._links[shard] = self._last_link
-            self._tell(shard, Want.LINK, self._last_link)
+            self._tell(shard, NoticeKind.LINK, self._last_link)
             for subscription_id in self._wanted:
-                self._tell(shard, Want.BEGIN, subscription_id)
+                self._tell(shard, NoticeKind.BEGIN, subscription_id)
             return
         del self._links[shard]
         for wanted in list(self._wanted.values()):
@@ -168,7 +168,7 @@ class Demand:
             self._tell_asking(wanted)
             self._on_more(subscription_id)
 
-    def _tell(self, shard: int, what: Want, about: int | str) -> None:
+    def _tell(self, shard: int, what: NoticeKind, about: int | str) -> None:
         self._peers.tell(shard, WANTS, encode((what.value, about)))
 
     # ── parts ──────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +181,7 @@ class Demand:
         max_bytes: int,
         lease_ms: int,
         subjects: tuple[str, ...],
-        told: Callable[[Taken | None], None],
+        told: Callable[[ArrivedPart | None], None],
     ) -> None:
         """Fetch up to so many messages from a shard that has some. `told` gets the part later, or
         None. The caller then reports the part as `handed`, or gives it `back`."""
@@ -197,12 +197,12 @@ class Demand:
         shard: int,
         link: int,
         subscription_id: int,
-        told: Callable[[Taken | None], None],
+        told: Callable[[ArrivedPart | None], None],
         answer: PeerAnswer,
     ) -> None:
         if answer.status == 200:
             part = _decode_part(answer.body)
-            told(Taken(shard, link, part) if part.count else None)
+            told(ArrivedPart(shard, link, part) if part.count else None)
             return
         # It was not asked, or refused: how much it has is not known any more.
         self._calls.after(REFUSED_MS, partial(self._begin_again, shard, subscription_id))
@@ -210,18 +210,18 @@ class Demand:
 
     def _begin_again(self, shard: int, subscription_id: int) -> None:
         if shard in self._links and subscription_id in self._wanted:
-            self._tell(shard, Want.BEGIN, subscription_id)
+            self._tell(shard, NoticeKind.BEGIN, subscription_id)
 
-    def is_held(self, taken: Taken) -> bool:
+    def is_held(self, taken: ArrivedPart) -> bool:
         """Whether its leases may be held still: with a link that has ended, they are over."""
         return self._links.get(taken.shard) == taken.link
 
-    def handed(self, taken: Taken) -> None:
+    def handed(self, taken: ArrivedPart) -> None:
         """The consumer was answered."""
         if self.is_held(taken):
-            self._tell(taken.shard, Want.HANDED, taken.part.prefix)
+            self._tell(taken.shard, NoticeKind.HANDED, taken.part.prefix)
 
-    def back(self, taken: Taken) -> None:
+    def back(self, taken: ArrivedPart) -> None:
         """The consumer is gone, or wants more at once than there is."""
         if self.is_held(taken):
-            self._tell(taken.shard, Want.BACK, taken.part.prefix)
+            self._tell(taken.shard, NoticeKind.BACK, taken.part.prefix)

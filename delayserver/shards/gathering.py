@@ -23,12 +23,12 @@ from functools import partial
 from typing import Final
 
 from delayserver.api.documents import encode_messages, encode_pulled, join_messages
-from delayserver.api.hot.consume import Asked, Cancel, Told
+from delayserver.api.hot.consume import AnswerCallback, Cancel, PullCall
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.errors import StoppingError
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.calls import Calls
-from delayserver.shards.demand import Demand, Taken
+from delayserver.shards.demand import ArrivedPart, Demand
 from delayserver.wire.pulls import AckedDocument
 
 LATE_MS: Final = 100
@@ -84,7 +84,7 @@ class _Round:
         self.own: Pulled | None = None
         self.own_fetch: DelayedFetch | None = None
         """The read of the own part, while it lasts."""
-        self.taken: list[Taken] = []
+        self.taken: list[ArrivedPart] = []
         self.is_cut = False
         """Some shard had more than the bytes that it may give."""
         self.waits_ms = 0
@@ -115,13 +115,17 @@ class Gathering:
     """One pull."""
 
     def __init__(
-        self, sources: PullSources, subscription: Subscription, asked: Asked, tell: Told
+        self,
+        sources: PullSources,
+        subscription: Subscription,
+        asked: PullCall,
+        tell: AnswerCallback,
     ) -> None:
         self._sources = sources
         self._calls = sources.calls
         self._subscription = subscription
         self._asked = asked
-        self._tell: Told | None = tell
+        self._tell: AnswerCallback | None = tell
         self._deadline_ms = self._calls.stopwatch() + asked.wait_ms
         self._tries = 0
         self._has_begun = False
@@ -246,7 +250,7 @@ class Gathering:
         if round_.own is None:
             round_.own_fetch = fetch
 
-    def _on_taken(self, round_: _Round, taken: Taken | None) -> None:
+    def _on_taken(self, round_: _Round, taken: ArrivedPart | None) -> None:
         """A part of another shard has come; None: it had nothing left."""
         if round_.is_closed:
             if taken is not None:

@@ -106,7 +106,7 @@ _REFUSED: Final = b"HTTP/1.1 503 "
 _LEAVES: Final = b'"shard %d starts, or is away'
 """Part of the answer of a shard that is asked while it leaves (ShardAwayError)."""
 _UNKNOWN: Final = b'"outcome":"unknown"'
-Told = Callable[[bytes], None]
+WireCallback = Callable[[bytes], None]
 """Gets an answer as it goes over the wire."""
 Heard = Callable[[int, bytes], None]
 Changed = Callable[[int, bool], None]
@@ -337,11 +337,13 @@ class Links:
             self.left(link, shard)
         link.retire()
 
-    def publish(self, shard: int, data: bytes, caller: Caller | None, told: Told) -> None:
+    def publish(self, shard: int, data: bytes, caller: Caller | None, told: WireCallback) -> None:
         """Have another shard publish one message; `told` gets the answer, head and all."""
         self._send_one(shard, lambda link, heard: link.publish(data, caller, heard), told)
 
-    def _send_one(self, shard: int, send: Callable[["_Link", Told], None], told: Told) -> None:
+    def _send_one(
+        self, shard: int, send: Callable[["_Link", WireCallback], None], told: WireCallback
+    ) -> None:
         def refuse(error: Exception) -> None:
             told(wire_of(problem_answer(error)))
 
@@ -359,7 +361,7 @@ class Links:
         self._when_linked(shard, begin, refuse)
 
     def cancel(
-        self, shard: int, subject: str | None, text: str, caller: Caller | None, told: Told
+        self, shard: int, subject: str | None, text: str, caller: Caller | None, told: WireCallback
     ) -> None:
         """Have another shard cancel one message; likewise."""
         self._send_one(shard, lambda link, heard: link.cancel(subject, text, caller, heard), told)
@@ -481,7 +483,7 @@ class _Link(asyncio.Protocol):
         """How much of it has to be there before it is looked at again."""
         self._next_number = 0
         self._calls: dict[int, Callable[[PeerAnswer], None]] = {}
-        self._ones: dict[int, Told] = {}
+        self._ones: dict[int, WireCallback] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._heard_s = self._looked_s = 0.0
         """When something came last, and when it was last looked whether it did."""
@@ -530,14 +532,16 @@ class _Link(asyncio.Protocol):
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────
 
-    def publish(self, data: bytes, caller: Caller | None, told: Told) -> None:
+    def publish(self, data: bytes, caller: Caller | None, told: WireCallback) -> None:
         number = self._next_number = self._next_number + 1
         self._ones[number] = told
         self._listen()
         self._unsent_bytes += len(data)
         self.put([LinkItem.ONE.value, number, data, _shown(caller)])
 
-    def cancel(self, subject: str | None, text: str, caller: Caller | None, told: Told) -> None:
+    def cancel(
+        self, subject: str | None, text: str, caller: Caller | None, told: WireCallback
+    ) -> None:
         number = self._next_number = self._next_number + 1
         self._ones[number] = told
         self._listen()

@@ -29,12 +29,12 @@ from delayserver.shards.peers import PeerAnswer, PeerCall, Peers
 
 FETCH_PATH: Final = "/internal/pull"
 WANTS: Final = "wants"
-"""The topic of a shard that waits: a `Want` and its argument, in MessagePack."""
+"""The topic of a shard that waits: a `NoticeKind` and its argument, in MessagePack."""
 READY: Final = "ready"
 """The topic of a count: the id of a subscription and the number that is ready, in MessagePack."""
 
 
-class Want(IntEnum):
+class NoticeKind(IntEnum):
     """The first element of a notice."""
 
     LINK = 0
@@ -62,7 +62,7 @@ class Fetch(msgspec.Struct, array_like=True):
     """As `PullRequest.subjects`."""
 
 
-class Lent(msgspec.Struct, array_like=True):
+class LentPart(msgspec.Struct, array_like=True):
     """Some messages of one shard, leased."""
 
     count: int = 0
@@ -142,16 +142,16 @@ class Supply:
         asker = self._askers[shard]
         what, about = _decode_notice(notice)
         match what, about:
-            case Want.LINK, int(link):
+            case NoticeKind.LINK, int(link):
                 asker.link = link
-            case Want.BEGIN, int(subscription_id):
+            case NoticeKind.BEGIN, int(subscription_id):
                 asker.told[subscription_id] = None
                 self.on_ready(subscription_id)
-            case Want.END, int(subscription_id):
+            case NoticeKind.END, int(subscription_id):
                 asker.told.pop(subscription_id, None)
-            case Want.HANDED, str(prefix):
+            case NoticeKind.HANDED, str(prefix):
                 asker.lent.pop(prefix, None)
-            case Want.BACK, str(prefix):
+            case NoticeKind.BACK, str(prefix):
                 asker.lent.pop(prefix, None)
                 self._calls.consumers.give_back(prefix)
             case _:
@@ -165,13 +165,15 @@ class Supply:
             return None
         return PeerAnswer(200, (), encode(await self._lend(_decode_fetch(call.body))))
 
-    async def _lend(self, wanted: Fetch) -> Lent:
+    async def _lend(self, wanted: Fetch) -> LentPart:
         asker = self._askers.get(wanted.asker)
         if asker is None or asker.link != wanted.link:
-            return Lent()  # The other shard has ended, or has begun anew and forgotten its fetch.
+            return (
+                LentPart()
+            )  # The other shard has ended, or has begun anew and forgotten its fetch.
         subscription = self._calls.registry.by_id(wanted.subscription_id)
         if subscription is None:
-            return Lent()
+            return LentPart()
         there = min(self._calls.consumers.ready(subscription.id) or 0, wanted.max_messages)
         lending = _Lending(asker)
         request = PullRequest(
@@ -187,14 +189,14 @@ class Supply:
         pulled = await lending.lent
         deliveries = pulled.deliveries
         if deliveries is None or not deliveries:
-            return Lent()
+            return LentPart()
         try:
             messages = encode_messages(pulled)
         except BaseException:
             asker.lent.pop(pulled.lease_prefix, None)  # as by a server alone: until they are over
             raise
         count = len(deliveries)
-        return Lent(count, pulled.lease_prefix, count < there, messages)
+        return LentPart(count, pulled.lease_prefix, count < there, messages)
 
 
 class _Lending:

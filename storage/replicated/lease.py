@@ -36,7 +36,7 @@ from collections import deque
 from typing import Final, Self
 
 from storage.replicated.envelope import NOBODY, Adopt, LogRecord
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 
 LEASE_MS: Final = 3000
 """How long nothing may be read that counts before others claim."""
@@ -105,7 +105,7 @@ class Tenure:
         if self.is_over or offset != self._office.state.next_offset:
             self._has_ended = True
             return False
-        if self._office.apply(offset, record) is RecordVerdict.VOID:
+        if self._office.apply(offset, record) is RecordDecision.VOID:
             # A record that was read in between has cut its frame in two, or was the same record,
             # sent twice.
             self._has_ended = True
@@ -138,9 +138,9 @@ class Follower:
         self._compared_ms = now_ms - BEAT_MS
         self._aheads_ms: deque[int] = deque(maxlen=_COMPARISONS_MAX)
 
-    def read(self, record: LogRecord, verdict: RecordVerdict, now_ms: int, wall_ms: int) -> None:
+    def read(self, record: LogRecord, verdict: RecordDecision, now_ms: int, wall_ms: int) -> None:
         """A record was read from the log, and the office has judged it."""
-        if verdict is not RecordVerdict.VOID:
+        if verdict is not RecordDecision.VOID:
             self._heard_ms = now_ms
             is_fresh = now_ms - self._all_read_ms <= BEAT_MS
             self._waits_for_owner &= not is_fresh

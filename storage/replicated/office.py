@@ -72,7 +72,7 @@ from storage.replicated.envelope import (
 from storage.rows import LogKind
 
 
-class RecordVerdict(IntEnum):
+class RecordDecision(IntEnum):
     """The verdict on a record of the log."""
 
     VOID = 0
@@ -167,7 +167,7 @@ class Office:
         """
         return self.state if self._unfinished is None else self._unfinished.before
 
-    def apply(self, offset: int, record: LogRecord) -> RecordVerdict:
+    def apply(self, offset: int, record: LogRecord) -> RecordDecision:
         """Take in the next record of the log.
 
         Raises OffsetGapError where it is not the next one, RecordDamageError where it counts and
@@ -176,7 +176,7 @@ class Office:
         if offset != self.state.next_offset:
             raise OffsetGapError(self._log, offset, self.state.next_offset)
         verdict, unfinished, changed = self._judge(offset, record)
-        if verdict is not RecordVerdict.VOID:
+        if verdict is not RecordDecision.VOID:
             changed |= {"last_offset": offset, "clock_ms": record.clock_ms}
             if isinstance(record, LeasesPart) and record.part == 0:
                 self._before_leases = self.state
@@ -188,13 +188,13 @@ class Office:
 
     def _judge(
         self, offset: int, record: LogRecord
-    ) -> tuple[RecordVerdict, _Unfinished | None, dict[str, Any]]:
+    ) -> tuple[RecordDecision, _Unfinished | None, dict[str, Any]]:
         """The verdict, the frame that goes on behind the record, and what it changes."""
         state = self.state
         changed: dict[str, Any] = {}
         if isinstance(record, Claim):
             if record.epoch != state.epoch + 1 or record.after != state.last_offset:
-                return RecordVerdict.VOID, None, changed
+                return RecordDecision.VOID, None, changed
             changed = {
                 "epoch": record.epoch,
                 "owner": record.node,
@@ -203,7 +203,7 @@ class Office:
             }
         elif isinstance(record, Adopt):
             if record.end != offset:
-                return RecordVerdict.VOID, None, changed
+                return RecordDecision.VOID, None, changed
             changed = {
                 "epoch": record.epoch,
                 "owner": record.node,
@@ -214,13 +214,13 @@ class Office:
                 "chain": record.chain,
             }
         elif record.epoch != state.epoch or record.node != state.owner:
-            return RecordVerdict.VOID, None, changed
+            return RecordDecision.VOID, None, changed
         elif isinstance(record, FramePart):
             frame = self._with_part(offset, record)
             if frame is None:
-                return RecordVerdict.VOID, None, changed
+                return RecordDecision.VOID, None, changed
             if not record.is_last:
-                return RecordVerdict.COUNTS, frame, changed
+                return RecordDecision.COUNTS, frame, changed
             if frame.length_bytes != frame.header.frame_bytes:
                 reason = f"its frame has {frame.length_bytes} bytes, and its header says otherwise"
                 raise RecordDamageError(self._log, offset, reason)
@@ -230,12 +230,12 @@ class Office:
                 "frame_epoch": state.epoch,
                 "chain": google_crc32c.extend(state.chain, checksum),
             }
-            return RecordVerdict.COMPLETES, None, changed
+            return RecordDecision.COMPLETES, None, changed
         elif isinstance(record, Release):
             changed = {"owner": NOBODY, "successor": record.successor}
         else:
             assert isinstance(record, Beat | LeasesPart), record
-        return RecordVerdict.COUNTS, None, changed
+        return RecordDecision.COUNTS, None, changed
 
     def _with_part(self, offset: int, part: FramePart) -> _Unfinished | None:
         """The frame as far as it goes with this part; None where the part belongs to none."""

@@ -35,15 +35,15 @@ from storage.replicated.envelope import (
     Release,
 )
 from storage.replicated.lease import LEASE_MS
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 from storage.rows import LogKind
 
 
-class Read(NamedTuple):
+class RecordReading(NamedTuple):
     """A record that was read."""
 
     record: LogRecord
-    verdict: RecordVerdict
+    verdict: RecordDecision
     frame: Frame | None
     """The frame that it completes. Its `offset` is that of the record."""
     place: OfficeState
@@ -86,7 +86,7 @@ class RecordReader:
         """Whether it is sure that the log goes on behind the checkpoint."""
         return self._is_known and not self._has_gone_back
 
-    def read(self, wait_s: float) -> list[Read]:
+    def read(self, wait_s: float) -> list[RecordReading]:
         """The records that are at hand; if there are none, waits for the first, at most `wait_s`.
 
         Raises ReplicatedLogError, FormatVersionError: no reader can go on from here; EngineError
@@ -160,40 +160,40 @@ class RecordReader:
         elif not isinstance(record, Release):
             self._leases = []
 
-    def _take(self, offset: int, record: LogRecord) -> Read:
+    def _take(self, offset: int, record: LogRecord) -> RecordReading:
         before, leases = self.office.state, self._leases
         self._has_gone_back = False
         verdict = self.office.apply(offset, record)
-        if verdict is not RecordVerdict.VOID:
+        if verdict is not RecordDecision.VOID:
             self._take_leases(record)
-        if isinstance(record, Adopt) and verdict is not RecordVerdict.VOID:
+        if isinstance(record, Adopt) and verdict is not RecordDecision.VOID:
             self._parts.clear()
             is_other = not adoption.continues(record, before)
             epochs = [one.epoch for one in self._adoptions()]
             has_missed_one = any(before.epoch < epoch < record.epoch for epoch in epochs)
             place = self.office.checkpoint()
-            return Read(record, verdict, None, place, is_other, has_missed_one)
-        if not isinstance(record, FramePart) or verdict is RecordVerdict.VOID:
+            return RecordReading(record, verdict, None, place, is_other, has_missed_one)
+        if not isinstance(record, FramePart) or verdict is RecordDecision.VOID:
             self._parts.clear()
             seized_ms = None
-            if isinstance(record, Claim) and verdict is not RecordVerdict.VOID:
+            if isinstance(record, Claim) and verdict is not RecordDecision.VOID:
                 seized_ms = _seized_ms(record, before, leases)
             place = self.office.checkpoint()
-            return Read(record, verdict, None, place, seized_ms=seized_ms)
+            return RecordReading(record, verdict, None, place, seized_ms=seized_ms)
         if record.part == 0:
             self._parts.clear()
         self._parts.append(record)
-        if verdict is not RecordVerdict.COMPLETES:
-            return Read(record, verdict, None, self.office.checkpoint())
+        if verdict is not RecordDecision.COMPLETES:
+            return RecordReading(record, verdict, None, self.office.checkpoint())
         frame = frame_of(
             envelope.join(self._parts), LogKind.MESSAGE, self._stamp, self._log.name, offset
         )
         self._parts.clear()
-        return Read(record, verdict, frame, self.office.checkpoint())
+        return RecordReading(record, verdict, frame, self.office.checkpoint())
 
 
 def _seized_ms(claim: Claim, before: OfficeState, leases: list[LeasesPart]) -> int | None:
-    """See `Read`. The owner before has delivered nothing later than its lease, by its own clock."""
+    """See `RecordReading`. By its clock, the owner before has delivered nothing after its lease."""
     has_left = before.owner == NOBODY and (bool(leases) and leases[-1].is_last)
     if before.epoch == 0 or has_left:
         return None

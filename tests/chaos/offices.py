@@ -16,8 +16,8 @@ from typing import Final
 from storage.errors import StorageError
 from storage.replicated.engine import EngineLog
 from storage.replicated.envelope import Claim, Release
-from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read, RecordReader
+from storage.replicated.office import OfficeState, RecordDecision
+from storage.replicated.reader import RecordReader, RecordReading
 from tests.harness.ledger import Tenure
 from tests.waiting import Looks
 
@@ -63,9 +63,9 @@ class OfficeWatch(threading.Thread):
         except (StorageError, AssertionError) as error:
             self.failure = f"the log of shard {self.shard} cannot be read: {error!r}"
 
-    def _see(self, read: Read) -> None:
+    def _see(self, read: RecordReading) -> None:
         record = read.record
-        if read.verdict is RecordVerdict.VOID:
+        if read.verdict is RecordDecision.VOID:
             self.void += 1
             return
         node, offset_ms = self._node_of(record.node)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from delayserver.api.scopes import PUBLIC, RULES, Of
+from delayserver.api.scopes import PUBLIC, RULES, CoveredSubject
 from delayserver.config import Settings
 from delayserver.errors import AccessError
 from delayserver.security.tokens import Action, TokenFile
@@ -119,9 +119,9 @@ def holders(call):
         Action.OBSERVE: "observer",
     }
     allowed = {by_action[action] for action in actions if action in by_action}
-    if RULES[call].of is Of.EVERYTHING:
+    if RULES[call].of is CoveredSubject.EVERYTHING:
         allowed = {"everything"}
-    if RULES[call].of is Of.ANYONE:
+    if RULES[call].of is CoveredSubject.ANYONE:
         allowed = everybody
     return allowed | {"admin"}, everybody - allowed
 

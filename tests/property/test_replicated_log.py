@@ -8,7 +8,7 @@ from storage.errors import RecordDamageError
 from storage.frame import HEADER_BYTES, encode
 from storage.replicated import envelope
 from storage.replicated.envelope import Beat, Claim, FramePart, LeasesPart, LogRecord, Release
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 from storage.rows import DTYPES, LogKind
 from tests.world.storage.replicated import LOG, STAMP, verdicts
 
@@ -127,9 +127,9 @@ def test_any_reader_comes_to_the_same_verdict(
 def test_complete_frames_take_each_seq_once(records: list[LogRecord]) -> None:
     next_seq, parts = 1, list[FramePart]()
     for record, verdict in zip(records, verdicts(records), strict=True):
-        if isinstance(record, FramePart) and verdict is not RecordVerdict.VOID:
+        if isinstance(record, FramePart) and verdict is not RecordDecision.VOID:
             parts = [record] if record.part == 0 else [*parts, record]
-            if verdict is RecordVerdict.COMPLETES:
+            if verdict is RecordDecision.COMPLETES:
                 assert envelope.join(parts) == envelope.join(parts_of(1, 1, next_seq, 400))
                 next_seq += 2
 
@@ -143,6 +143,6 @@ def test_a_claim_counts_only_behind_what_it_has_read(
         office.apply(offset, record)
     state = office.state
     stale = Claim(node, state.epoch + 1, 0, state.last_offset - behind, "")
-    assert office.apply(state.next_offset, stale) is RecordVerdict.VOID
+    assert office.apply(state.next_offset, stale) is RecordDecision.VOID
     fresh = Claim(node, state.epoch + 1, 0, state.last_offset, "")
-    assert office.apply(state.next_offset + 1, fresh) is RecordVerdict.COUNTS
+    assert office.apply(state.next_offset + 1, fresh) is RecordDecision.COUNTS

@@ -21,7 +21,7 @@ from storage.replicated.envelope import Adopt, FramePart, LeasesPart, join
 from storage.replicated.holder import Holder
 from storage.replicated.lease import Follower, Tenure
 from storage.replicated.log import FollowedLog
-from storage.replicated.office import Office, RecordVerdict
+from storage.replicated.office import Office, RecordDecision
 from storage.replicated.own import OwnLog
 from storage.replicated.reader import RecordReader, frame_of
 from storage.rows import LogKind
@@ -179,7 +179,7 @@ def a_standby_files_what_does_not_count(patch: Patch) -> None:
 
     def take(self: Any, offset: int, record: Any) -> Any:
         found = original(self, offset, record)
-        if isinstance(record, FramePart) and found.verdict is RecordVerdict.VOID:
+        if isinstance(record, FramePart) and found.verdict is RecordDecision.VOID:
             frame = frame_of(record.data, LogKind.MESSAGE, self._stamp, self._log.name, offset)
             return found._replace(frame=frame)
         return found

@@ -12,7 +12,7 @@ import pytest
 from storage.replicated import lease
 from storage.replicated.envelope import Claim, FramePart
 from storage.replicated.lease import Follower, Tenure
-from storage.replicated.office import Office, RecordVerdict
+from storage.replicated.office import Office, RecordDecision
 from tests.depth import every, missing_max
 from tests.simulation.catching import first_catch
 from tests.world.storage.replicated import ProtocolViolation, ReplicatedWorld
@@ -135,9 +135,9 @@ def records_of_old_epochs_count(patch: Patch) -> None:
     """As if whoever was in office once were so for ever."""
     apply = Office.apply
 
-    def lenient(self: Any, offset: int, record: Any) -> RecordVerdict:
+    def lenient(self: Any, offset: int, record: Any) -> RecordDecision:
         verdict = apply(self, offset, record)
-        return max(verdict, RecordVerdict(not isinstance(record, Claim)))
+        return max(verdict, RecordDecision(not isinstance(record, Claim)))
 
     patch.setattr(Office, "apply", lenient)
 

@@ -19,7 +19,7 @@ from delayserver.decisions.group import Group
 from delayserver.decisions.imports import Import
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
-from delayserver.delivery.reader import Found
+from delayserver.delivery.reader import FoundRow
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
 from delayserver.records.direct import Destination
 from delayserver.records.message import (
@@ -308,7 +308,7 @@ class Clients(Actor):
         seq, due_ms = chosen
         server, new_due_ms = self._server, self._due_ms()
 
-        def found(value: Found | None, error: Exception | None) -> None:
+        def found(value: FoundRow | None, error: Exception | None) -> None:
             if isinstance(error, ShortageError):
                 return  # told to whoever asked
             if isinstance(error, DamageError):

@@ -20,10 +20,10 @@ from delayserver.delivery.backlog import Instant
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.handout import Handout
-from delayserver.delivery.leases import Some
+from delayserver.delivery.leases import DeliverySelection
 from delayserver.delivery.pump import HELD_LOOK_MS
 from delayserver.delivery.queue import Queue
-from delayserver.delivery.reader import Found
+from delayserver.delivery.reader import FoundRow
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.sink import Answer, Untried
 from delayserver.delivery.webhook import WebhookResponse
@@ -344,7 +344,7 @@ class SimulatedServer(Shard):
             assert not left, "no subject here has so many subscriptions"
             return left
 
-        def expired(some: Some) -> None:
+        def expired(some: DeliverySelection) -> None:
             observer.expired(list(some.each()))
             give_back(some)
 
@@ -613,7 +613,7 @@ class SimulatedServer(Shard):
         self.engine.leasing.ack(tokens, self.clock(), None, settled)
 
     def find(
-        self, located: MessageState, done: Callable[[Found | None, Exception | None], None]
+        self, located: MessageState, done: Callable[[FoundRow | None, Exception | None], None]
     ) -> None:
         """Payload and subject of a message, as `Server.move` needs them."""
         entry = located.entry

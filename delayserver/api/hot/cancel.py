@@ -26,7 +26,7 @@ from delayserver.api.conditions import expected_versions
 from delayserver.api.documents import encode
 from delayserver.api.hot.answers import (
     Answer,
-    Client,
+    ForwardedClient,
     Headers,
     Responder,
     problem_answer,
@@ -151,7 +151,7 @@ class HotCancel:
         if shard == self._shards.own:
             self.gather_own(responder, subject, text, caller)
             return
-        client = cast(Client, responder)
+        client = cast(ForwardedClient, responder)
         client.go_elsewhere()
         self._shards.cancel(shard, subject, text, caller, client.come_back)
 

@@ -39,7 +39,7 @@ from delayserver.wire.reading import read
 
 _CONSUME = (Action.CONSUME,)
 
-Told = Callable[[bytes | Exception], None]
+AnswerCallback = Callable[[bytes | Exception], None]
 """Gets the answer (status 200, JSON), or why there is none."""
 Cancel = Callable[[], None]
 WHEN_GONE = "when_gone"
@@ -55,7 +55,7 @@ class ToldExpired(Protocol):
     def __call__(self, expired: list[str], error: Exception | None = None) -> None: ...
 
 
-class Asked(NamedTuple):
+class PullCall(NamedTuple):
     """The call of a consumer, checked."""
 
     max_messages: int
@@ -90,7 +90,11 @@ class Grants(Protocol):
     """Gives consumers messages, and ends their leases."""
 
     def wait(
-        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+        self,
+        subscription: Subscription,
+        asked: PullCall,
+        leases: list[str] | None,
+        tell: AnswerCallback,
     ) -> Cancel:
         """Acknowledge leases, and then have `tell` called once with messages, at once or later.
 
@@ -109,7 +113,11 @@ class OwnGrants:
         self._consumers = calls.consumers
 
     def wait(
-        self, subscription: Subscription, asked: Asked, leases: list[str] | None, tell: Told
+        self,
+        subscription: Subscription,
+        asked: PullCall,
+        leases: list[str] | None,
+        tell: AnswerCallback,
     ) -> Cancel:
         """See Grants."""
         self._consumers.check_handing_out()
@@ -152,7 +160,9 @@ class Consuming:
         self._grants = grants
         self._intake = intake
 
-    def serve(self, call: ConsumerCall, data: bytes, caller: Caller | None, told: Told) -> Cancel:
+    def serve(
+        self, call: ConsumerCall, data: bytes, caller: Caller | None, told: AnswerCallback
+    ) -> Cancel:
         """Serve a call; `told` is called once, before this returns or later.
 
         Returns the function to call if the client is gone before that."""
@@ -179,7 +189,7 @@ class Consuming:
         return subscription
 
     def _pull(
-        self, subscription: Subscription, data: bytes, caller: Caller | None, told: Told
+        self, subscription: Subscription, data: bytes, caller: Caller | None, told: AnswerCallback
     ) -> Cancel:
         wanted = read(data or b"{}", PullBody)
         lease_ms = int(wanted.lease or subscription.lease_ms)
@@ -189,7 +199,7 @@ class Consuming:
             raise ConflictError(f"the subscription {subscription.name!r} is a webhook")
 
         subjects = () if caller is None else caller.patterns(_CONSUME[0])
-        asked = Asked(wanted.max, wanted.min_messages, int(wanted.wait), lease_ms, subjects)
+        asked = PullCall(wanted.max, wanted.min_messages, int(wanted.wait), lease_ms, subjects)
         tokens, is_told = self._calls.tokens, False
 
         def tell(answer: bytes | Exception) -> None:
@@ -211,12 +221,12 @@ class Consuming:
             tokens.add_wait(caller, refuse)
         return leave
 
-    def _ack(self, subscription: Subscription, data: bytes, told: Told) -> None:
+    def _ack(self, subscription: Subscription, data: bytes, told: AnswerCallback) -> None:
         leases = read(data, LeasesBody).leases
         done = partial(_tell, told, AckedDocument, len(leases))
         self._grants.end(LeaseEnd(Ending.ACK, subscription.id, leases), done)
 
-    def _nack(self, subscription: Subscription, data: bytes, told: Told) -> None:
+    def _nack(self, subscription: Subscription, data: bytes, told: AnswerCallback) -> None:
         wanted = read(data, NackBody)
         delay_ms = int(wanted.delay)
         self._intake.check_wait(delay_ms, "/delay")
@@ -224,7 +234,7 @@ class Consuming:
         done = partial(_tell, told, NackedDocument, len(leases))
         self._grants.end(LeaseEnd(Ending.NACK, subscription.id, leases, delay_ms), done)
 
-    def _extend(self, subscription: Subscription, data: bytes, told: Told) -> None:
+    def _extend(self, subscription: Subscription, data: bytes, told: AnswerCallback) -> None:
         wanted = read(data, ExtendBody)
         leases = wanted.leases
         done = partial(_tell, told, ExtendedDocument, len(leases))
@@ -237,6 +247,10 @@ def _nothing() -> None:
 
 
 def _tell(
-    told: Told, document: _Done, count: int, expired: list[str], error: Exception | None = None
+    told: AnswerCallback,
+    document: _Done,
+    count: int,
+    expired: list[str],
+    error: Exception | None = None,
 ) -> None:
     told(encode(document(count - len(expired), expired)) if error is None else error)

@@ -138,7 +138,7 @@ _NO_EVENT = _NoEvent()
 _AnyCycle: TypeAlias = _Unanswered | RequestResponseCycle
 
 
-class TurnWatch(Protocol):
+class TurnListener(Protocol):
     """Told of the turns of the event loop in which something comes in."""
 
     is_begun: bool
@@ -150,7 +150,7 @@ class TurnWatch(Protocol):
 
 class _HotProtocol(Connection):
     hot: Hot
-    turns: TurnWatch
+    turns: TurnListener
     answers: Counter[bytes]
     tokens: TokenTable
     common: dict[bytes, int]

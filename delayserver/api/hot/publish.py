@@ -29,7 +29,7 @@ from delayserver.api.hot.answers import (
     JSON,
     Always,
     Answer,
-    Client,
+    ForwardedClient,
     Responder,
     problem_answer,
     wire_of,
@@ -220,7 +220,7 @@ class Hot:
         if shard == self._shards.own:
             self.gather_own(responder, data, caller)
             return
-        client = cast(Client, responder)
+        client = cast(ForwardedClient, responder)
         client.go_elsewhere()
         self._shards.publish(shard, data, caller, client.come_back)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from delayserver.api.rest.common import PartsOf
-from delayserver.api.scopes import ADMIN, PUBLIC, RULES, Of
+from delayserver.api.scopes import ADMIN, PUBLIC, RULES, CoveredSubject
 from delayserver.security.tokens import Action, Caller
 
 
@@ -36,16 +36,16 @@ async def authorize(request: Request, caller: CallerOf, parts: PartsOf) -> None:
     rule = RULES.get((request.method, request.scope["route"].path_format), ADMIN)
     subject = ""
     match rule.of:
-        case Of.BODY | Of.ANYONE:
+        case CoveredSubject.BODY | CoveredSubject.ANYONE:
             return
-        case Of.EVERYTHING:
+        case CoveredSubject.EVERYTHING:
             subject = "*"
-        case Of.SUBJECT:
+        case CoveredSubject.SUBJECT:
             subject = request.path_params["subject"]
-        case Of.MESSAGE:
+        case CoveredSubject.MESSAGE:
             found = calls.message_id(request.path_params["message_id"])
             subject = await calls.subject_of(found.seq, found.due_ms)
-        case Of.SUBSCRIPTION:
+        case CoveredSubject.SUBSCRIPTION:
             subject = calls.subscription(request.path_params["name"]).subject
     if rule is not PUBLIC:
         caller.require(rule.actions, subject)

@@ -74,7 +74,7 @@ KNOWN_BYTES: Final = 64 * 1024
 """A file is recognised by so many of its first and its last bytes."""
 ATTEMPTS: Final = 5
 
-Told = Callable[[str, int, int], None]
+CopyProgress = Callable[[str, int, int], None]
 """Called with the current file, the bytes that are copied, and the bytes of all."""
 
 
@@ -112,7 +112,7 @@ class Exported:
 
 
 def export(
-    data_dir: str, to: str, *, now_ms: int, progress: Told = lambda what, done, total: None
+    data_dir: str, to: str, *, now_ms: int, progress: CopyProgress = lambda what, done, total: None
 ) -> Exported:
     """Export a data directory, or all shards of one that has several.
 
@@ -150,7 +150,7 @@ class _ShardExporter:
     """One shard, from its files to a manifest."""
 
     def __init__(
-        self, directory: Directory, place: ObjectPlace, now_ms: int, progress: Told
+        self, directory: Directory, place: ObjectPlace, now_ms: int, progress: CopyProgress
     ) -> None:
         self._directory = directory
         self._files: Files = directory.files

@@ -43,7 +43,7 @@ class ImportedParts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PartPosition:
     """The place of a part in its import."""
 
     start: int
@@ -74,11 +74,11 @@ def write_ids(
 ) -> None:
     """Write the file; a whole file takes the place of an old one. `results`: the report of the
     executors; `passed`: columns of the table that stand there, too, by their names in `results`."""
-    places: dict[str, _Place] = {}
+    places: dict[str, _PartPosition] = {}
     for one in imported:
         start = 0
         for file, count in one.parts:
-            places[file] = _Place(start, one)
+            places[file] = _PartPosition(start, one)
             start += count
     schema = pa.schema([*_COLUMNS, *passed.values()])
     batches = results.to_batches(filter=pc.field("kind") == staging.ROW)
@@ -93,7 +93,7 @@ def write_ids(
 def _ids(
     batch: pa.RecordBatch,
     schema: pa.Schema,
-    places: Mapping[str, _Place],
+    places: Mapping[str, _PartPosition],
     passed: Mapping[str, pa.Field],
 ) -> pa.RecordBatch:
     parts = batch.column("part").dictionary_encode()

@@ -175,7 +175,7 @@ def run(job: Job, table: LoadTable | DataFrame, load: LoadJob) -> Loaded:
         targets = _open_targets(load, cleanup)
         OsFiles(str(load.data_dir)).make_directory(DIRECTORY)
         note = cleanup.enter_context(NoteFile(load.data_dir / DIRECTORY, load.id))
-        return _Run(job, table, load, targets, note).run()
+        return _Load(job, table, load, targets, note).run()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,7 +235,7 @@ def _open_target(load: LoadJob, shard: int | None, cleanup: contextlib.ExitStack
     return _Target(shard, data_dir, files, identity, adoption, adoption.begin([]))
 
 
-class _Run:
+class _Load:
     """One load."""
 
     def __init__(

@@ -82,7 +82,7 @@ class SendingPlan:
     timeout_s: float
 
 
-class _Taken(msgspec.Struct):
+class _AcceptedBatch(msgspec.Struct):
     """The answer to a batch that was taken."""
 
     count: int
@@ -222,7 +222,7 @@ class Sender:
         if answer.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
             self._takes_arrow = False
         if answer.is_success:
-            taken = decoded(answer.body, _Taken)
+            taken = decoded(answer.body, _AcceptedBatch)
             if taken.count != part.num_rows:
                 raise NotADelayServerError(f"{part.num_rows} were sent, {taken.count} answered")
             self._sent.published += taken.count - taken.duplicates

@@ -25,7 +25,7 @@ from delayserver.errors import PipelineError
 from storage.frame import Frame, decode_header
 from storage.replicated import adoption, envelope
 from storage.replicated.envelope import Adopt, Claim, FramePart
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 from storage.replicated.reader import frame_of
 from storage.rows import LogKind
 
@@ -102,7 +102,7 @@ class LogFold:
         record = envelope.decode(data, self._log, offset)
         before = office.state
         verdict = office.apply(offset, record)
-        counts = verdict is not RecordVerdict.VOID
+        counts = verdict is not RecordDecision.VOID
         if counts and isinstance(record, Adopt) and not adoption.continues(record, before):
             raise HistoryLeftError(self._log, offset)
         if not counts or not isinstance(record, FramePart) or record.part == 0:
@@ -112,7 +112,7 @@ class LogFold:
             return
         self._parts.append(record)
         self._unfinished.append((offset, data))
-        if verdict is RecordVerdict.COMPLETES:
+        if verdict is RecordDecision.COMPLETES:
             whole = envelope.join(self._parts)
             self._parts.clear()
             self._unfinished.clear()

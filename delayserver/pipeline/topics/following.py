@@ -29,7 +29,7 @@ from delayserver.pipeline.topics.names import KnownNames
 from delayserver.pipeline.topics.pieces import DamagedRecord, pieces_of
 from delayserver.pipeline.topics.source import ClusterTopics
 from delayserver.pipeline.topics.verdicts import HourVerdict
-from delayserver.pipeline.topics.watch import PATIENCE_MS, HourWatch
+from delayserver.pipeline.topics.watch import PATIENCE_MS, HourAuditStream
 
 TRIGGER: Final = "5 seconds"
 RECORDS_PER_TRIGGER: Final = 10_000
@@ -55,7 +55,7 @@ class _LogDamagedError(Exception):
 class FollowedTopics:
     """A stream that gives verdicts."""
 
-    watch: HourWatch
+    watch: HourAuditStream
     _news: "queue.SimpleQueue[HourVerdict | DamagedRecord]"
     _query: StreamingQuery
 
@@ -108,7 +108,7 @@ def follow(
             "the hours are judged in this process, so this does not run over Spark Connect; take "
             "another --master"
         )
-    watch = HourWatch(directory / "hours", topics.identity, known, patience_ms=patience_ms)
+    watch = HourAuditStream(directory / "hours", topics.identity, known, patience_ms=patience_ms)
     found: queue.SimpleQueue[HourVerdict | DamagedRecord] = queue.SimpleQueue()
 
     def take(batch: DataFrame, number: int) -> None:

@@ -62,7 +62,7 @@ class LogBeginningError(PipelineError):
         )
 
 
-class HourWatch:
+class HourAuditStream:
     """Takes pieces, and gives verdicts."""
 
     def __init__(

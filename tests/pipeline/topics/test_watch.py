@@ -27,7 +27,7 @@ from delayserver.pipeline.topics.pieces import (
     pack_place,
 )
 from delayserver.pipeline.topics.verdicts import HourVerdict
-from delayserver.pipeline.topics.watch import GRACE_MS, HourWatch, LogBeginningError, Piece
+from delayserver.pipeline.topics.watch import GRACE_MS, HourAuditStream, LogBeginningError, Piece
 from delayserver.schedule.filing import schedule_rows
 from storage.files import OsFiles
 from storage.frame import Frame
@@ -94,11 +94,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def open_watch(tmp_path: Path) -> Callable[..., HourWatch]:
+def open_watch(tmp_path: Path) -> Callable[..., HourAuditStream]:
     """The watch, as it was left."""
 
-    def opened(**options: Any) -> HourWatch:
-        return HourWatch(tmp_path / "watch", IDENTITY, **options)
+    def opened(**options: Any) -> HourAuditStream:
+        return HourAuditStream(tmp_path / "watch", IDENTITY, **options)
 
     return opened
 
@@ -110,7 +110,7 @@ def numbers(verdict: HourVerdict) -> dict[str, int]:
 
 
 def test_an_hour_is_told_once_when_it_is_over_and_nothing_of_it_waits(
-    store: Store, open_watch: Callable[..., HourWatch]
+    store: Store, open_watch: Callable[..., HourAuditStream]
 ) -> None:
     watch, topics = open_watch(), Topics(store)
     store.subscribe("all", "*")
@@ -138,7 +138,7 @@ def test_an_hour_is_judged_when_the_clocks_of_all_shards_say_that_it_is_over(
     store: Store, tmp_path: Path
 ) -> None:
     identity = make_identity("c", 2, "os", random.Random(1).randbytes)
-    watch, topics = HourWatch(tmp_path / "watch", identity), Topics(store)
+    watch, topics = HourAuditStream(tmp_path / "watch", identity), Topics(store)
     store.subscribe("all", "*")
     store.publish("order.unpaid", [MINUTE_MS])
     store.run(2 * MINUTE_MS)
@@ -155,7 +155,7 @@ def test_an_hour_is_judged_when_the_clocks_of_all_shards_say_that_it_is_over(
 
 
 def test_what_failed_and_was_tried_again_is_one_story(
-    store: Store, open_watch: Callable[..., HourWatch]
+    store: Store, open_watch: Callable[..., HourAuditStream]
 ) -> None:
     watch, topics = open_watch(), Topics(store)
     store.subscribe("all", "*")
@@ -168,7 +168,7 @@ def test_what_failed_and_was_tried_again_is_one_story(
 
 
 def test_an_hour_that_waits_is_told_when_patience_is_over_and_again_when_it_is_closed(
-    store: Store, open_watch: Callable[..., HourWatch]
+    store: Store, open_watch: Callable[..., HourAuditStream]
 ) -> None:
     watch, topics = open_watch(patience_ms=10 * MINUTE_MS), Topics(store)
     store.subscribe("all", "*")
@@ -210,7 +210,7 @@ def settled_of(pieces: list[Piece]) -> np.ndarray:
     ],
 )
 def test_a_row_that_is_not_true_is_named(
-    store: Store, open_watch: Callable[..., HourWatch], problem: str, changes: dict[str, int]
+    store: Store, open_watch: Callable[..., HourAuditStream], problem: str, changes: dict[str, int]
 ) -> None:
     """With a correct checksum, as somebody would write it who may write to the topic."""
     watch, topics = open_watch(), Topics(store)
@@ -230,7 +230,9 @@ def test_a_row_that_is_not_true_is_named(
     assert verdict.document()["violations"][problem] == 1
 
 
-def test_the_same_row_twice_is_one(store: Store, open_watch: Callable[..., HourWatch]) -> None:
+def test_the_same_row_twice_is_one(
+    store: Store, open_watch: Callable[..., HourAuditStream]
+) -> None:
     watch, topics = open_watch(), Topics(store)
     store.subscribe("all", "*")
     store.publish("a", [MINUTE_MS])
@@ -247,7 +249,7 @@ def test_the_same_row_twice_is_one(store: Store, open_watch: Callable[..., HourW
 
 
 def test_a_micro_batch_counts_once_wherever_it_was_killed(
-    store: Store, open_watch: Callable[..., HourWatch], tmp_path: Path
+    store: Store, open_watch: Callable[..., HourAuditStream], tmp_path: Path
 ) -> None:
     """Behind the index: the batch is there. Before it: nothing of the batch is."""
     topics = Topics(store)
@@ -268,7 +270,7 @@ def test_a_micro_batch_counts_once_wherever_it_was_killed(
 
 
 def test_rows_that_are_not_what_was_written_end_it(
-    store: Store, open_watch: Callable[..., HourWatch], tmp_path: Path
+    store: Store, open_watch: Callable[..., HourAuditStream], tmp_path: Path
 ) -> None:
     topics = Topics(store)
     store.publish("a", [MINUTE_MS])
@@ -280,14 +282,14 @@ def test_rows_that_are_not_what_was_written_end_it(
         open_watch().take(1, topics.batch(HOUR_MS + GRACE_MS))
     other = make_identity("d", 1, "os", lambda length: bytes(range(2, length + 2)))
     with pytest.raises(WatchStateError, match="it is of another cluster"):
-        HourWatch(tmp_path / "watch", other)
+        HourAuditStream(tmp_path / "watch", other)
     (tmp_path / "watch" / "index").write_bytes(b"x")
     with pytest.raises(WatchStateError, match="it cannot be read"):
         open_watch()
 
 
 def test_a_log_that_does_not_reach_back_needs_somebody_who_knows_the_names(
-    store: Store, open_watch: Callable[..., HourWatch], tmp_path: Path
+    store: Store, open_watch: Callable[..., HourAuditStream], tmp_path: Path
 ) -> None:
     """Messages from before are not judged, and what is published from then on is, by everybody who
     subscribed."""
@@ -305,7 +307,7 @@ def test_a_log_that_does_not_reach_back_needs_somebody_who_knows_the_names(
 
 
 def test_damage_of_the_log_takes_nothing_in(
-    store: Store, open_watch: Callable[..., HourWatch]
+    store: Store, open_watch: Callable[..., HourAuditStream]
 ) -> None:
     watch, topics = open_watch(), Topics(store)
     broken = DamagedRecord("c.log/0", 7, "it does not match its checksum", ends_log=True)

@@ -10,7 +10,7 @@ import pytest
 
 from delayserver.cluster import news as telling
 from delayserver.cluster.sight import LOST_ROUNDS
-from delayserver.cluster.watch import ClusterWatch, News
+from delayserver.cluster.watch import ClusterObserver, News
 from delayserver.shards.map import Machines
 from delayserver.wire.operations import NodeDocument
 
@@ -48,7 +48,7 @@ def test_all_is_told_that_is_known_and_who_cannot_be_reached() -> None:
             if told[-1].unseen["n1"]:
                 enough.set()
 
-        watch = cast(ClusterWatch, Watch())
+        watch = cast(ClusterObserver, Watch())
         task = asyncio.create_task(telling.tell_news(tell, watch, "n1"))
         async with asyncio.timeout(30):
             await enough.wait()

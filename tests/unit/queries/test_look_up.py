@@ -9,7 +9,7 @@ import numpy as np
 
 from delayserver.queries.look_up import Queries
 from delayserver.records.message import Payload, ScheduleEntry, State
-from delayserver.records.message_state import ArrivedDelivery, MessageState, Place, state_of
+from delayserver.records.message_state import ArrivedDelivery, MessageState, RowStage, state_of
 from delayserver.records.tables import Change, ChangeState
 from delayserver.server.calls import Calls
 from storage.rows import DISPATCH_DTYPE, Outcome
@@ -34,8 +34,8 @@ class RetryIsFiled:
     def message_state(
         self, seq: int, due_ms: int, subject: str, settled: Mapping[int, ArrivedDelivery]
     ) -> MessageState:
-        def place(entry: ScheduleEntry) -> Place:
-            return Place.WAITS if entry.seq == RETRY_SEQ and self.pending else Place.GONE
+        def place(entry: ScheduleEntry) -> RowStage:
+            return RowStage.WAITS if entry.seq == RETRY_SEQ and self.pending else RowStage.GONE
 
         first = ScheduleEntry(seq, due_ms)
         return state_of(first, self.pending, place, [HOOK] if subject else [], settled)

@@ -12,7 +12,7 @@ from delayserver.records.message_state import (
     OPEN,
     ArrivedDelivery,
     MessageState,
-    Place,
+    RowStage,
     own_row,
     state_of,
 )
@@ -32,12 +32,12 @@ REPLAYED = Change(ChangeState.REPLAYED, FIRST.seq, FIRST.due_ms, 0, 0)
 def state(
     changes: Mapping[int, Change],
     *,
-    first: Place = Place.GONE,
-    again: Place = Place.GONE,
+    first: RowStage = RowStage.GONE,
+    again: RowStage = RowStage.GONE,
     had_by: Collection[int] = (),
     settled: Mapping[int, ArrivedDelivery] | None = None,
 ) -> MessageState:
-    def place(entry: ScheduleEntry) -> Place:
+    def place(entry: ScheduleEntry) -> RowStage:
         return {FIRST: first, AGAIN: again}[entry]
 
     return state_of(FIRST, changes, place, had_by, settled)
@@ -50,37 +50,37 @@ def told(found: MessageState) -> dict[int, tuple[str, int]]:
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (Place.WAITS, State.SCHEDULED),
-        (Place.WAITS_FOR_ONE, State.DELIVERING),
-        (Place.UNDER_WAY, State.DELIVERING),
-        (Place.GONE, State.DELIVERED),
+        (RowStage.WAITS, State.SCHEDULED),
+        (RowStage.WAITS_FOR_ONE, State.DELIVERING),
+        (RowStage.UNDER_WAY, State.DELIVERING),
+        (RowStage.GONE, State.DELIVERED),
     ],
 )
-def test_a_message_that_never_changed_goes_by_its_row(place: Place, expected: State) -> None:
+def test_a_message_that_never_changed_goes_by_its_row(place: RowStage, expected: State) -> None:
     found = state({}, first=place)
     assert (found.state, found.entry, found.deliveries) == (expected, FIRST, {})
 
 
 def test_one_that_was_moved_goes_by_the_row_that_it_was_moved_to() -> None:
-    found = state({0: MOVED}, again=Place.WAITS)
+    found = state({0: MOVED}, again=RowStage.WAITS)
     assert (found.state, found.entry) == (State.SCHEDULED, AGAIN)
 
 
 def test_a_retry_for_the_only_receiver_is_scheduled() -> None:
-    found = state({A: RETRY}, again=Place.WAITS, had_by=[A])
+    found = state({A: RETRY}, again=RowStage.WAITS, had_by=[A])
     assert (found.state, found.entry, found.attempts) == (State.SCHEDULED, AGAIN, 1)
     assert found.subscription_id == A and found.rows == [AGAIN]
     assert told(found) == {A: (State.SCHEDULED, 2)}
 
 
 def test_a_retry_beside_a_delivery_is_on_its_way_and_both_are_told() -> None:
-    found = state({B: RETRY}, again=Place.WAITS, had_by=[A, B])
+    found = state({B: RETRY}, again=RowStage.WAITS, had_by=[A, B])
     assert (found.state, found.entry, found.subscription_id) == (State.DELIVERING, FIRST, 0)
     assert told(found) == {A: (State.DELIVERED, 0), B: (State.SCHEDULED, 2)}
     # The row that waits has the body when the hour of the first one is gone.
     assert found.rows == [AGAIN, FIRST]
     settled = {A: ArrivedDelivery(3, 1500)}
-    again = state({B: RETRY}, again=Place.WAITS, had_by=[A, B], settled=settled)
+    again = state({B: RETRY}, again=RowStage.WAITS, had_by=[A, B], settled=settled)
     assert (again.deliveries[A].attempt, again.deliveries[A].at_ms) == (3, 1500)
 
 
@@ -91,7 +91,7 @@ def test_each_subscription_is_told_once() -> None:
 
 
 def test_nothing_of_a_cancelled_message_is_scheduled() -> None:
-    found = state({0: CANCELLED, A: RETRY}, again=Place.GONE, had_by=[A])
+    found = state({0: CANCELLED, A: RETRY}, again=RowStage.GONE, had_by=[A])
     assert found.state is State.CANCELLED and told(found) == {A: (State.CANCELLED, 2)}
     found = state({0: CANCELLED, A: RETRY, B: DEAD}, settled={A: ArrivedDelivery(2, 2001)})
     assert told(found) == {A: (State.DELIVERED, 2), B: (State.DEAD, 1)}
@@ -112,7 +112,7 @@ def test_one_whose_retry_was_cancelled_is_due_by_the_later_row(
 def test_a_retry_that_has_ended_has_arrived() -> None:
     found = state({A: RETRY}, had_by=[A], settled={A: ArrivedDelivery(2, 2001)})
     assert found.state is State.DELIVERED and told(found) == {A: (State.DELIVERED, 2)}
-    found = state({A: RETRY}, again=Place.UNDER_WAY, had_by=[A])
+    found = state({A: RETRY}, again=RowStage.UNDER_WAY, had_by=[A])
     assert found.state is State.DELIVERING and told(found) == {A: (State.DELIVERING, 2)}
 
 
@@ -123,7 +123,7 @@ def test_what_everybody_gave_up_is_cancelled_and_what_others_had_is_delivered() 
 
 def test_what_is_replayed_is_on_its_way_until_it_arrives_once_more() -> None:
     settled = {A: ArrivedDelivery(1, 1500)}
-    found = state({0: REPLAYED, A: RETRY}, again=Place.WAITS, had_by=[A], settled=settled)
+    found = state({0: REPLAYED, A: RETRY}, again=RowStage.WAITS, had_by=[A], settled=settled)
     assert found.state is State.DELIVERING and told(found) == {A: (State.SCHEDULED, 2)}
     assert found.deliveries[A].state in OPEN
     found = state({0: REPLAYED, A: RETRY}, had_by=[A], settled=settled)

@@ -21,8 +21,8 @@ from storage.errors import OtherHistoryError, ShortageError, StagingError, Stora
 from storage.frame import Frame
 from storage.replicated.envelope import Adopt
 from storage.replicated.holder import Holder
-from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read
+from storage.replicated.office import OfficeState, RecordDecision
+from storage.replicated.reader import RecordReading
 from storage.rows import HOUR_MS, LogKind
 from storage.staging import DIRECTORY as IMPORTS
 from storage.staging import manifest_path
@@ -430,7 +430,7 @@ def test_behind_which_adopt_it_goes_on(
     node: int, is_other: bool, has_missed: bool, offset: int, goes_on: bool
 ) -> None:
     record = Adopt(node, 5, 1, 3, 4, 1, 7, settled_place=9, settled_end=2)
-    found = Read(record, RecordVerdict.COUNTS, None, OfficeState(), is_other, has_missed)
+    found = RecordReading(record, RecordDecision.COUNTS, None, OfficeState(), is_other, has_missed)
     went_back: list[int] = []
     standby = SimpleNamespace(
         _node=2,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from delayserver.delivery.sink import Confirmed, Failed, MayBegin, Told
+from delayserver.delivery.sink import Confirmed, Failed, MayBegin, ResultCallback
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.server import Server
@@ -28,7 +28,7 @@ class BrokenSink:
         subscription: Subscription,
         deliveries: list[DueDelivery],
         may_begin: MayBegin,
-        told: Told,
+        told: ResultCallback,
     ) -> None:
         if self.does == "tells of one":
             told(deliveries[:1], Confirmed())

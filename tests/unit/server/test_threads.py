@@ -29,14 +29,14 @@ from delayserver.server.threads import (
     CheckpointRequest,
     CommitterThread,
     ConfirmRequest,
+    FilerItem,
+    FilerThread,
     ForgetRequest,
     HandoutRequest,
     HourRequest,
     LoaderThread,
     LoadRequest,
     ReaderThread,
-    ReplayItem,
-    ReplayThread,
     RetireRequest,
     SettleRequest,
     SettlerThread,
@@ -355,7 +355,7 @@ class Replaying:
         self.log = Log()
         values = {"checkpoint_ms": 1000, "checkpoint_bytes": 1 << 20, "retention_ms": 0}
         values["file_ms"] = 5000  # no later than a checkpoint
-        self.thread = ReplayThread(
+        self.thread = FilerThread(
             self.disk.replay,
             self.clock,
             self.clock.stopwatch,
@@ -381,7 +381,7 @@ class Replaying:
         self.log.publish(due_ms, **more)
         return self.log.close()
 
-    def handle(self, *items: ReplayItem) -> list[str]:
+    def handle(self, *items: FilerItem) -> list[str]:
         """Handle the items; returns the names of what was posted."""
         waiting = list(items)
         self.thread.handle(waiting)
@@ -578,7 +578,7 @@ def test_what_came_before_a_confirmation_is_filed_before_it_is_looked_at() -> No
 
 def test_a_full_disk_loses_and_doubles_nothing() -> None:
     parts = Replaying(Fault(at=2, kind=FaultKind.NO_SPACE))
-    items: list[ReplayItem] = [
+    items: list[FilerItem] = [
         parts.group(),
         parts.group(NEXT_MS),
         LoadRequest(HOUR),

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from storage.kept import ENTRY_BYTES, Kept
+from storage.kept import ENTRY_BYTES, BoundedCache
 
 
 @pytest.mark.parametrize("max_count", [None, 1, 4])
 def test_what_was_used_last_is_kept(max_count: int | None) -> None:
     rng = random.Random(0)
     max_bytes = 6 * ENTRY_BYTES
-    kept: Kept[int, str] = Kept(max_bytes, max_count)
+    kept: BoundedCache[int, str] = BoundedCache(max_bytes, max_count)
     model: list[tuple[int, str, int]] = []
     sizes = set()
     for step in range(3000):

@@ -35,8 +35,8 @@ from storage.replicated.envelope import Adopt, LogRecord
 from storage.replicated.holder import Holder
 from storage.replicated.log import OFFICE_KEY, office_of
 from storage.replicated.meta import AdoptRecord
-from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read
+from storage.replicated.office import OfficeState, RecordDecision
+from storage.replicated.reader import RecordReading
 from storage.staging import DIRECTORY as IMPORTS
 from tests.world.replicas.engine import Chance, ChancyLog
 from tests.world.replicas.ledger import (
@@ -110,7 +110,7 @@ class Cluster:
     chance: Chance
     log: ChancyLog
     settled: ChancyLog
-    verdicts: dict[int, RecordVerdict] = field(default_factory=dict)
+    verdicts: dict[int, RecordDecision] = field(default_factory=dict)
     """What was made of each record by whoever read it first."""
     records: dict[int, LogRecord] = field(default_factory=dict)
     """The record at each offset, as it was read last."""
@@ -227,7 +227,7 @@ class Node:
     def _watch(self, standby: Standby) -> None:
         read, verdicts = standby._reader.read, self.cluster.verdicts
 
-        def noted(wait_s: float) -> list[Read]:
+        def noted(wait_s: float) -> list[RecordReading]:
             first = standby.state.next_offset
             found = read(wait_s)
             for offset, one in enumerate(found, first):

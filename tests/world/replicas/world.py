@@ -30,7 +30,7 @@ from storage.errors import (
 from storage.replicated.envelope import Release
 from storage.replicated.holder import Holder
 from storage.replicated.meta import AdoptRecord
-from storage.replicated.office import RecordVerdict
+from storage.replicated.office import RecordDecision
 from storage.replicated.settled import SettledLog
 from storage.staging import DIRECTORY as IMPORTS
 from tests.world.replicas.engine import Chance, ChancyLog
@@ -315,7 +315,7 @@ class ReplicaWorld(World):
         """Whether the last record that counts before the claim is the release of the owner that was
         told to leave. An owner that fails while it leaves has not left."""
         cluster, claim = self.cluster, holder.claimed.claim_offset
-        counting = [at for at in range(claim) if cluster.verdicts.get(at, RecordVerdict.VOID)]
+        counting = [at for at in range(claim) if cluster.verdicts.get(at, RecordDecision.VOID)]
         last = cluster.records[counting[-1]] if counting else None
         return isinstance(last, Release) and last.epoch == self._left_epoch
 

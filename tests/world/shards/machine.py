@@ -23,7 +23,7 @@ from delayserver.api.hot.publish import Hot
 from delayserver.api.intake import Intake
 from delayserver.config import Settings
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.leases import Some
+from delayserver.delivery.leases import DeliverySelection
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription
 from delayserver.server.threads import Worker
@@ -109,7 +109,7 @@ class ShardServer(SimulatedServer):
         end, grant, give_back = leases._end, leases.grant, leasing.give_back
 
         def ended(pull: Any, which: NDArray[np.intp]) -> None:
-            for delivery in Some(pull.deliveries, which).each():
+            for delivery in DeliverySelection(pull.deliveries, which).each():
                 ledger.returned(delivery, seen=False)
             end(pull, which)
 

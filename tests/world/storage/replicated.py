@@ -45,7 +45,7 @@ from storage.frame import HEADER, Header, encode
 from storage.replicated import envelope
 from storage.replicated.envelope import Beat, Claim, FramePart, LeasesPart, LogRecord, Release
 from storage.replicated.lease import Follower, Tenure
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 from storage.rows import DTYPES, LogKind
 
 LOG: Final = "ds.log/0"
@@ -338,7 +338,9 @@ class SimulatedNode:
     def _appended(self, offset: int, record: LogRecord) -> None:
         """R1 says that it counts."""
         completes = isinstance(record, FramePart) and record.is_last
-        self._judged(offset, record, RecordVerdict.COMPLETES if completes else RecordVerdict.COUNTS)
+        self._judged(
+            offset, record, RecordDecision.COMPLETES if completes else RecordDecision.COUNTS
+        )
         if completes:
             self._world.answered(offset)
 
@@ -379,13 +381,13 @@ class SimulatedNode:
             self._follower.read(record, verdict, self.now_ms, self.wall_ms)
             self._judged(offset, record, verdict)
 
-    def _judged(self, offset: int, record: LogRecord, verdict: RecordVerdict) -> None:
+    def _judged(self, offset: int, record: LogRecord, verdict: RecordDecision) -> None:
         """File what was completed, and tell the world."""
         self._world.judged(self.number, offset, verdict)
-        if isinstance(record, FramePart) and verdict is not RecordVerdict.VOID:
+        if isinstance(record, FramePart) and verdict is not RecordDecision.VOID:
             self._parts = [] if record.part == 0 else self._parts
             self._parts.append(record)
-            if verdict is RecordVerdict.COMPLETES:
+            if verdict is RecordDecision.COMPLETES:
                 self._world.filed(self.number, offset, envelope.join(self._parts))
 
     def _send(self, record: LogRecord) -> Sent:
@@ -403,7 +405,7 @@ class ReplicatedWorld:
         self.log = SimulatedLog(self.rng, self.agenda, is_idempotent=self.rng.random() < 0.5)
         self.counts: Counter[str] = Counter()
         self.checkpoints: list[bytes] = []
-        self._verdicts: dict[int, RecordVerdict] = {}
+        self._verdicts: dict[int, RecordDecision] = {}
         self._frames: dict[int, bytes] = {}
         self._answered: dict[int, float] = {}
         self.nodes = [SimulatedNode(self, number) for number in range(1, NODES + 1)]
@@ -424,7 +426,7 @@ class ReplicatedWorld:
 
     # ── what nodes tell ────────────────────────────────────────────────────────────────────────
 
-    def judged(self, node: int, offset: int, verdict: RecordVerdict) -> None:
+    def judged(self, node: int, offset: int, verdict: RecordDecision) -> None:
         """A node has come to a verdict."""
         known = self._verdicts.setdefault(offset, verdict)
         if verdict is not known:
@@ -515,41 +517,41 @@ class ReplicatedWorld:
                 if office.apply(offset, records[offset]) is not right[offset]:
                     raise ProtocolViolation(f"I15: from {state} on {offset} is another")
         for offset in self._answered:
-            if right[offset] is not RecordVerdict.COMPLETES:
+            if right[offset] is not RecordDecision.COMPLETES:
                 raise ProtocolViolation(f"I17: {offset} was answered, and is {right[offset].name}")
 
-    def _count(self, records: list[LogRecord], right: list[RecordVerdict]) -> None:
+    def _count(self, records: list[LogRecord], right: list[RecordDecision]) -> None:
         for record, verdict in zip(records, right, strict=True):
             self.counts[f"{type(record).__name__} {verdict.name}"] += 1
 
 
-def verdicts(records: Sequence[LogRecord]) -> list[RecordVerdict]:
+def verdicts(records: Sequence[LogRecord]) -> list[RecordDecision]:
     """The verdict on every record of a log from its beginning, by looking back.
 
     What `Office` says, in other words: it has no memory of a frame whose parts are under way, and
     looks for them among the records."""
-    found: list[RecordVerdict] = []
+    found: list[RecordDecision] = []
     epoch, owner, next_seq = 0, 0, 1
     for offset, record in enumerate(records):
         last = max((at for at, one in enumerate(found) if one), default=-1)
         is_owner = record.epoch == epoch and record.node == owner
-        verdict = RecordVerdict.VOID
+        verdict = RecordDecision.VOID
         match record:
             case Claim():
                 if record.epoch == epoch + 1 and record.after == last:
-                    verdict, epoch, owner = RecordVerdict.COUNTS, record.epoch, record.node
+                    verdict, epoch, owner = RecordDecision.COUNTS, record.epoch, record.node
             case FramePart():
                 parts = records[max(0, offset - record.part) : offset + 1]
                 if is_owner and _stand_together(parts, record):
                     header = Header(*HEADER.unpack_from(parts[0].data))  # type: ignore[union-attr]
                     if header.first_seq == next_seq:
-                        verdict = RecordVerdict.COUNTS
+                        verdict = RecordDecision.COUNTS
                         if record.is_last:
-                            verdict, next_seq = RecordVerdict.COMPLETES, header.last_seq + 1
+                            verdict, next_seq = RecordDecision.COMPLETES, header.last_seq + 1
             case Beat() | LeasesPart():
-                verdict = RecordVerdict(is_owner)
+                verdict = RecordDecision(is_owner)
             case Release():
-                verdict = RecordVerdict(is_owner)
+                verdict = RecordDecision(is_owner)
                 owner = 0 if is_owner else owner
         found.append(verdict)
     return found

@@ -14,8 +14,8 @@ from storage.replicated.adoption import (
 )
 from storage.replicated.envelope import Adopt, Beat, Claim, encode
 from storage.replicated.meta import AdoptRecord
-from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read, RecordReader
+from storage.replicated.office import OfficeState, RecordDecision
+from storage.replicated.reader import RecordReader, RecordReading
 from tests.unit.storage.replicated.test_holder import STAMP
 from tests.unit.storage.replicated.test_reader import BEAT, CLAIM, log_of, parts, seqs
 from tests.world.storage.engine import MemoryLog
@@ -40,7 +40,7 @@ def reader_of(
     return RecordReader(log.another(), STAMP, place, lambda: decisions)
 
 
-def read_all(reader: RecordReader) -> list[Read]:
+def read_all(reader: RecordReader) -> list[RecordReading]:
     return [*reader.read(0), *reader.read(0)]
 
 
@@ -61,7 +61,7 @@ def test_the_replica_that_people_have_named_goes_on() -> None:
     assert isinstance(adopt.record, Adopt)
     assert adopt.record.clock_ms == place.clock_ms, "no clock goes back"
     assert not adopt.is_other_history
-    assert claim.verdict is RecordVerdict.COUNTS
+    assert claim.verdict is RecordDecision.COUNTS
     assert seqs([frame]) == [4]
     assert reader.is_known
     # From its place behind that on nobody needs the decision.

@@ -12,7 +12,7 @@ from storage.replicated import envelope
 from storage.replicated.envelope import PART_MAX_BYTES, Beat, Claim, FramePart, LeasesPart, Release
 from storage.replicated.holder import LEASES_PARTS, Holder
 from storage.replicated.lease import BEAT_MS, LEASE_MS, Tenure
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 from storage.rows import DTYPES, LogKind
 from tests.unit.fakes import Stopwatch
 from tests.world.storage.engine import AppendOutcome, MemoryLog
@@ -50,7 +50,7 @@ class InOffice:
     def records(self) -> list[envelope.LogRecord]:
         return [envelope.decode(data, "", at) for at, data in self.origin.read(0, 0)]
 
-    def fold(self) -> list[RecordVerdict]:
+    def fold(self) -> list[RecordDecision]:
         office = Office("", STAMP)
         return [office.apply(at, one) for at, one in enumerate(self.records())]
 
@@ -61,7 +61,7 @@ def test_frames_of_any_length_count() -> None:
     one.holder.append_frame(frame_of(2, b"x" * (2 * PART_MAX_BYTES)))
     numbers = [record.part for record in one.records() if isinstance(record, FramePart)]
     assert numbers == [0, 0, 1, 2]
-    assert one.fold().count(RecordVerdict.COMPLETES) == 2
+    assert one.fold().count(RecordDecision.COMPLETES) == 2
     assert one.holder.state.next_seq == 3
     assert one.holder.claimed.next_seq == 1
 
@@ -147,7 +147,7 @@ def test_a_record_of_another_in_the_middle_of_a_frame_ends_it() -> None:
     one.log.append = interrupted  # type: ignore[method-assign]
     with pytest.raises(FencedError, match="expected at offset 2, and it is at 3"):
         one.holder.append_frame(frame_of(1, b"x" * PART_MAX_BYTES))
-    assert RecordVerdict.COMPLETES not in one.fold()
+    assert RecordDecision.COMPLETES not in one.fold()
 
 
 def test_who_leaves_has_left() -> None:
@@ -167,7 +167,7 @@ def test_leases_of_any_length_are_left() -> None:
     *parts, release = one.records()[1:]
     assert envelope.join(parts) == leases  # type: ignore[arg-type]
     assert release == Release(1, 1, 5, 0)
-    assert RecordVerdict.VOID not in one.fold()
+    assert RecordDecision.VOID not in one.fold()
 
 
 def test_an_owner_that_knows_no_leases_leaves_none() -> None:

@@ -13,9 +13,9 @@ from storage.replicated.lease import (
     Follower,
     Tenure,
 )
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 
-VOID, COUNTS, _ = RecordVerdict
+VOID, COUNTS, _ = RecordDecision
 WALL_MS = 1_800_000_000_000
 OCCUPIED = OfficeState(next_offset=5, epoch=1, owner=1)
 BEAT = Beat(1, 1, 0, 0, 0, 0)

@@ -15,11 +15,11 @@ from storage.replicated.envelope import (
     Release,
     split,
 )
-from storage.replicated.office import Office, OfficeState, RecordVerdict
+from storage.replicated.office import Office, OfficeState, RecordDecision
 from storage.rows import DTYPES, LogKind
 
 LOG, STAMP = "ds.log/3", 7
-VOID, COUNTS, COMPLETES = RecordVerdict
+VOID, COUNTS, COMPLETES = RecordDecision
 
 
 def claim(node: int, epoch: int, after: int) -> Claim:
@@ -63,7 +63,7 @@ def whole(node: int, epoch: int, first_seq: int, last_seq: int = 0) -> FramePart
     return part
 
 
-def judged(*records: LogRecord) -> tuple[Office, list[RecordVerdict]]:
+def judged(*records: LogRecord) -> tuple[Office, list[RecordDecision]]:
     office = Office(LOG, STAMP)
     return office, [office.apply(offset, record) for offset, record in enumerate(records)]
 

@@ -8,8 +8,8 @@ from storage.errors import LogReplacedError, OffsetRangeError, RecordDamageError
 from storage.replicated import envelope
 from storage.replicated.envelope import Beat, Claim, LeasesPart, LogRecord, Release, split
 from storage.replicated.lease import LEASE_MS
-from storage.replicated.office import OfficeState, RecordVerdict
-from storage.replicated.reader import Read, RecordReader, frame_of
+from storage.replicated.office import OfficeState, RecordDecision
+from storage.replicated.reader import RecordReader, RecordReading, frame_of
 from storage.rows import LogKind
 from tests.unit.storage.replicated.test_holder import STAMP
 from tests.unit.storage.replicated.test_holder import frame_of as a_frame
@@ -33,11 +33,11 @@ def log_of(*records: LogRecord) -> MemoryLog:
     return log
 
 
-def read_all(log: MemoryLog, state: OfficeState = OfficeState()) -> list[Read]:  # noqa: B008
+def read_all(log: MemoryLog, state: OfficeState = OfficeState()) -> list[RecordReading]:  # noqa: B008
     return RecordReader(log.another(), STAMP, state).read(0)
 
 
-def seqs(found: list[Read]) -> list[int]:
+def seqs(found: list[RecordReading]) -> list[int]:
     return [one.frame.first_seq for one in found if one.frame is not None]
 
 
@@ -51,7 +51,7 @@ def test_parts_that_do_not_stand_together_make_no_frame(between: LogRecord) -> N
     first, second = parts(1, 2)
     log = log_of(CLAIM, first, between, second, *parts(1, 2))
     found = read_all(log)
-    assert [one.verdict for one in found][3] is RecordVerdict.VOID
+    assert [one.verdict for one in found][3] is RecordDecision.VOID
     assert [one.record for one in found if one.frame is not None] == [parts(1, 2)[1]]
 
 
@@ -183,7 +183,7 @@ def test_an_office_is_seized_from_an_owner_that_has_not_left_with_its_leases() -
         after = len(records)
         claim = Claim(2, 2, 10, after, "")
         *_, last = read_all(log_of(CLAIM, *records, claim))
-        assert last.verdict is RecordVerdict.COUNTS
+        assert last.verdict is RecordDecision.COUNTS
         return last.seized_ms
 
     assert read_all(log_of(CLAIM))[0].seized_ms is None
