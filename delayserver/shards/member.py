@@ -47,7 +47,7 @@ class Member:
         calls.share_limits(Limits(links, calls, loop))
         self._token_rates = TokenRates(links, calls.tokens, loop)
         batches = Batches(calls, hot, links)
-        router = Router(links, calls.settings)
+        router = Router(links, calls.settings, calls.parts)
         self.definitions = definitions = Definitions(calls, links, 0.0 if book is None else WAIT_S)
         hot.check_whole = definitions.check_whole
         internal: list[Handler] = [

@@ -7,9 +7,8 @@ messages      publish, look up, move, cancel; the list of what waits
 subscriptions who gets the messages; pull; dead letters
 targets       … where a subscription sends them
 timers        heartbeats and events
-named         what schedules and sources have in common: conditions, pages, who may change them
+named         definitions under names: conditions, pages, who may change them
 schedules     what is published again and again
-sources       topics that messages are taken from
 bulk          imports and archives
 backups       consistent copies of what the server has
 tokens        what the own token allows, and which there are
