@@ -9,6 +9,7 @@ decisions     everything that appends a record
 recovery      from whatever a crash left to a sound start; check and repair
 backup        copies of a server's data, and back again
 server        the wiring: threads, clock, metrics, and the calls that the API awaits
+parts         features that register with the core
 queries       answers that change nothing
 api           the meaning of each call
 shards        whose it is: several shards behind one address

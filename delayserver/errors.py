@@ -24,7 +24,7 @@ DelayServerError
 ├── LinkError               bytes over a link are not from another shard (shards.sealed)
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
 ├── OutletError             a client of a broker cannot be opened (delivery.outlets)
-├── FeedError               a topic cannot be read (delivery.feeds)
+├── FeedError               a topic cannot be read (parts.sources.feeds)
 ├── LibraryError            an installed library is not one that the server can run on
 ├── PipelineError           a job of the data pipeline cannot run (delayserver.pipeline)
 └── AccessError             no token, a wrong one, or one without the scope

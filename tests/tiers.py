@@ -226,6 +226,8 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "delayserver/pipeline/reports": ("reading", "audits", "spark"),
     "delayserver/pipeline/states": ("audits", "reading"),
     "delayserver/pipeline/topics": ("topics",),
+    "delayserver/parts": ("simulation", "shards"),
+    "delayserver/parts/sources": ("simulation", "brokers"),
     "delayserver/queries": ("shards",),
     "delayserver/wire": ("shards", "celery"),
     "delayserver/records": ("simulation", "audits"),

@@ -50,7 +50,7 @@ MODULES = (
     "delayserver.serve.candidacy",
     "delayserver.delivery.amqp_sink",
     "delayserver.delivery.kafka_sink",
-    "delayserver.delivery.kafka_source",
+    "delayserver.parts.sources.kafka_source",
     "delayserver.delivery.nats_sink",
     "delayserver.delivery.redis_sink",
     "starlette.middleware.cors",

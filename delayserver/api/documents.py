@@ -7,10 +7,10 @@ Cost: 1 µs per message. Threads: values.
 """
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -23,7 +23,6 @@ from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload, shown_headers
 from delayserver.records.schedules import CatchUp, KnownSchedule, Overlap
-from delayserver.records.sources import KnownSource, OnError
 from delayserver.records.subscriptions import RetrySchedule
 from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.times import format_duration, format_time
@@ -43,7 +42,6 @@ from delayserver.wire.messages import (
 )
 from delayserver.wire.pulls import AckedDocument
 from delayserver.wire.schedules import ScheduleDocument
-from delayserver.wire.sources import SkippedRecordDocument, SourceDocument
 from delayserver.wire.subscriptions import DeadLetterDocument
 from storage.errors import DamageError
 
@@ -54,7 +52,7 @@ encode = msgspec.json.Encoder().encode
 PLACES_HEADER: Final = "delay-places"
 """The header of a call that asks for a page of a list as ShardPageDocument."""
 NAMED_PAGE_MAX: Final = 100
-"""Schedules or sources in a page of their list: of schedules the next times are reckoned."""
+"""Definitions under names in a page of their list: the next times of schedules are reckoned."""
 
 
 def backup_document(view: BackupView) -> BackupDocument:
@@ -178,37 +176,6 @@ def schedule_document(
         state.is_paused,
         *body_fields(payload),
         known.problem or _UNSET,
-    )
-
-
-def source_document(
-    known: KnownSource, subject: str, error: str | None, topic: Mapping[str, Any]
-) -> SourceDocument:
-    """The answer to a look-up of a source. `topic`: where it is, without secrets."""
-    source, state = known.definition, known.state
-    last = state.last_skipped
-    reason: Literal["asked", "error"] = "error" if state.is_stopped else "asked"
-    return SourceDocument(
-        name=source.name,
-        subject=subject,
-        type="kafka",
-        due_header=source.due_header,
-        group=source.group,
-        on_error="stop" if source.on_error == OnError.STOP else "skip",
-        paused=state.is_paused,
-        pause_reason=reason if state.is_paused else None,
-        error=None if state.is_paused else error,
-        positions={str(one): offset for one, offset in sorted(state.positions.items())},
-        published=state.taken,
-        skipped=state.skipped,
-        last_skipped=None
-        if last is None
-        else SkippedRecordDocument(
-            last.partition, last.offset, last.reason, format_time(last.time_ms)
-        ),
-        changed_at=format_time(state.changed_ms),
-        not_understood=known.problem or _UNSET,
-        **topic,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from delayserver.parts.part import Parts
 from delayserver.security.tokens import Action
 
 
@@ -94,12 +95,6 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/schedules/{name}/pause"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("POST", "/v1/schedules/{name}/resume"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("POST", "/v1/schedules/{name}/trigger"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("GET", "/v1/sources"): Rule(_EITHER, CoveredSubject.BODY),
-    ("PUT", "/v1/sources/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("GET", "/v1/sources/{name}"): Rule(_EITHER, CoveredSubject.BODY),
-    ("DELETE", "/v1/sources/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("POST", "/v1/sources/{name}/pause"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("POST", "/v1/sources/{name}/resume"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("PUT", "/v1/imports/{import_id}"): ADMIN,
     ("POST", "/v1/imports"): ADMIN,
     ("GET", "/v1/imports/{import_id}"): ADMIN,
@@ -132,6 +127,14 @@ _UNGUARDED_PATHS = PUBLIC_PATHS | {
     f"{DOCS_PATH}/swagger-ui.css",
     f"{DOCS_PATH}/swagger-ui-bundle.js",
 }
+
+
+def rule_of(parts: Parts, method: str, path: str) -> Rule:
+    """The rule of a call, by the pattern of its path."""
+    for rules in (RULES, *(part.rules for part in parts)):
+        if (rule := rules.get((method, path))) is not None:
+            return rule
+    return ADMIN
 
 
 def is_unguarded(path: str) -> bool:

@@ -40,6 +40,7 @@ from delayserver.backup.shelf import (
 )
 from delayserver.backup.shipped_log import LogCut, find_cut
 from delayserver.config import Settings
+from delayserver.parts.installed import PARTS
 from delayserver.recovery.check import check_path
 from delayserver.recovery.recover import file_message_log
 from delayserver.recovery.store import Store, Surroundings
@@ -405,6 +406,7 @@ def go_ahead(
         random_bytes=chance,
         random=lambda: 0.0,
         monotonic=lambda: 0.0,
+        parts=PARTS,
         shard=manifest.shard,
         of=frozenset({Kind.UNFINISHED}),
     )

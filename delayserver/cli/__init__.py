@@ -61,7 +61,7 @@ COMMANDS: Final = {
     "dead_letters": ("dead-letters",),
     "timers": ("heartbeat", "event"),
     "schedules": ("schedules",),
-    "sources": ("sources",),
+    "parts.sources.commands": ("sources",),
     "operations": (
         *("stats", "subjects", "forecast", "shards", "whoami"),
         *("ready", "check", "repair"),
@@ -100,7 +100,8 @@ def make_app(modules: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     )
     app.callback()(_root)
     for name in modules:
-        import_module(f"delayserver.cli.{name}").register(app)
+        package = "delayserver" if name.startswith("parts.") else "delayserver.cli"
+        import_module(f"{package}.{name}").register(app)
     return app
 
 

@@ -46,6 +46,4 @@ transaction_sink    records, and that they are settled, in one transaction
 redis_sink          an entry of a stream for each message
 nats_sink           a message of JetStream for each message
 amqp_sink           a message of RabbitMQ for each message
-feeds               records of a topic on their way to the event loop
-kafka_source        topics that are read for sources
 """

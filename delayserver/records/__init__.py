@@ -17,7 +17,6 @@ named          definitions under names, each with a state
 schedules      publishes again and again
 recurrence     a cron expression on the clock of a time zone, or every so often
 zones          time zones as this machine has them
-sources        topics that messages are taken from
 definitions    the ten tables that no hour file tells of, and their log
 understanding  a definition is understood, or not understood and why
 nesting        how deep a document may be

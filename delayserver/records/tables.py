@@ -30,7 +30,7 @@ Cost: less than a microsecond per entry. Threads: functions without state.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -44,7 +44,6 @@ from numpy.typing import NDArray
 from delayserver.records.direct import DIRECT_FIRST_ID, is_direct
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.schedules import SCHEDULES, read_state
-from delayserver.records.sources import SOURCES, read_source_state
 from delayserver.records.subscriptions import DIRECT, StandIn, Subscription, decode_subscription
 from delayserver.records.understanding import Understanding, parts_of
 from storage.buckets import DAY_HOURS, is_day, places_of, start_ms
@@ -70,7 +69,8 @@ from storage.rows import HOUR_MS, NO_KEY
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def _must(condition: bool, otherwise: str) -> None:
+def must(condition: bool, otherwise: str) -> None:
+    """Raises ValueError(otherwise) unless `condition` holds."""
     if not condition:
         raise ValueError(otherwise)
 
@@ -79,21 +79,22 @@ class NotUnderstoodError(ValueError):
     """An entry is whole, and stands still on this server; see `records.understanding`."""
 
 
-def _whole(kind: Understanding[T], value: bytes) -> tuple[T, str]:
+def whole(kind: Understanding[T], value: bytes) -> tuple[T, str]:
     """A definition or its stand-in, and why it is not understood. Raises ValueError if it is
     damaged."""
     definition, problem = kind.read(value)
-    _must(not problem or kind.is_whole(value), problem)
+    must(not problem or kind.is_whole(value), problem)
     return definition, problem
 
 
-def _must_be_understood(problem: str) -> None:
+def must_be_understood(problem: str) -> None:
+    """Raises NotUnderstoodError(problem) unless that is empty."""
     if problem:
         raise NotUnderstoodError(problem)
 
 
 def _must_be_long(key: bytes, length: int) -> None:
-    _must(len(key) == length, "a key of another length")
+    must(len(key) == length, "a key of another length")
 
 
 _NUMBER = struct.Struct(">I")
@@ -200,7 +201,7 @@ def _check_meta(key: bytes, value: bytes) -> None:
         SEIZED_KEY: seized_of,
         SETTLED_KEY: settled_place_of,
     }.get(key)
-    _must(parse is not None, "a name that is not known")
+    must(parse is not None, "a name that is not known")
     assert parse is not None
     parse(value)
 
@@ -297,7 +298,7 @@ def read_hour(catalog: Catalog, hour: int) -> HourState | None:
 
 def _check_hour(key: bytes, value: bytes) -> None:
     is_of_day = bool(HourState.unpack(value).by_hour)
-    _must(is_of_day == is_day(parse_hour_key(key)), "counts by hour are of days, and of each")
+    must(is_of_day == is_day(parse_hour_key(key)), "counts by hour are of days, and of each")
 
 
 # ── KEYS ─────────────────────────────────────────────────────────────────────────────────────────
@@ -478,10 +479,10 @@ def read_subscriptions(catalog: Catalog) -> Iterator[Subscription]:
 
 
 def _check_subscription(key: bytes, value: bytes) -> None:
-    _must(bool(parts_of(value)), "no fields of a subscription")
+    must(bool(parts_of(value)), "no fields of a subscription")
     subscription = decode_subscription(value)
-    _must(parse_number_key(key) == subscription.id, "a key of another number")
-    _must_be_understood(subscription.problem if isinstance(subscription, StandIn) else "")
+    must(parse_number_key(key) == subscription.id, "a key of another number")
+    must_be_understood(subscription.problem if isinstance(subscription, StandIn) else "")
 
 
 # ── DEAD_LETTERS ─────────────────────────────────────────────────────────────────────────────────
@@ -663,11 +664,11 @@ def unpack_heartbeat(value: bytes) -> Heartbeat:
 
 
 def _check_heartbeat(key: bytes, value: bytes) -> None:
-    heartbeat, problem = _whole(HEARTBEATS, value)
-    _must(heartbeat_key(heartbeat.key) == key, "a heartbeat of another key")
-    _must(heartbeat.timeout_ms > 0 and heartbeat.subject_id > 0, "a heartbeat that has ended")
+    heartbeat, problem = whole(HEARTBEATS, value)
+    must(heartbeat_key(heartbeat.key) == key, "a heartbeat of another key")
+    must(heartbeat.timeout_ms > 0 and heartbeat.subject_id > 0, "a heartbeat that has ended")
     decode_payload(heartbeat.payload, CATALOG_DIRECTORY, 0, 0)
-    _must_be_understood(problem)
+    must_be_understood(problem)
 
 
 # ── IMPORTS ──────────────────────────────────────────────────────────────────────────────────────
@@ -729,8 +730,8 @@ def unpack_import(value: bytes) -> ImportState:
 
 def _check_import(key: bytes, value: bytes) -> None:
     record = unpack_import(value).record
-    _must(import_key(record.id) == key, "a key of another import")
-    _must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
+    must(import_key(record.id) == key, "a key of another import")
+    must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
 
 
 # ── ARCHIVES (a key: that of HOURS) ──────────────────────────────────────────────────────────────
@@ -789,7 +790,7 @@ def _check_archived(key: bytes, value: bytes) -> None:
     unpack_archived(value)
 
 
-# ── SCHEDULES, SCHEDULE_STATES, SOURCES, SOURCE_STATES (values: `records.schedules`, `.sources`) ──
+# ── SCHEDULES, SCHEDULE_STATES (values: `records.schedules`), and those of parts ────────────────
 
 
 def named_key(name: str) -> bytes:
@@ -797,33 +798,31 @@ def named_key(name: str) -> bytes:
     return name.encode()
 
 
+def named_writes(
+    tables: tuple[Table, Table], name: str, definition: bytes | None, state: bytes | None
+) -> Iterator[tuple[Table, bytes, bytes | None]]:
+    """The writes (table, key, value or None to delete) by which a record changes a definition and
+    its state. `tables`: of definitions, of states."""
+    definitions, states = tables
+    if not name:
+        return  # The record of a newer server says in another way whose it is.
+    yield states, named_key(name), state
+    if definition is not None or state is None:  # without a state it is over
+        yield definitions, named_key(name), definition
+
+
 def _check_schedule(key: bytes, value: bytes) -> None:
-    schedule, problem = _whole(SCHEDULES, value)
-    _must(named_key(schedule.name) == key, "a schedule of another name")
+    schedule, problem = whole(SCHEDULES, value)
+    must(named_key(schedule.name) == key, "a schedule of another name")
     decode_payload(schedule.payload, CATALOG_DIRECTORY, 0, 0)
-    _must_be_understood(problem)
+    must_be_understood(problem)
 
 
 def _check_schedule_state(key: bytes, value: bytes) -> None:
     key.decode()
     _, tail, problem = read_state(value)
-    _must(tail is not None, problem)
-    _must_be_understood(problem)
-
-
-def _check_source(key: bytes, value: bytes) -> None:
-    source, problem = _whole(SOURCES, value)
-    _must(named_key(source.name) == key, "a source of another name")
-    _must_be_understood(problem)
-
-
-def _check_source_state(key: bytes, value: bytes) -> None:
-    key.decode()
-    state, tail, problem = read_source_state(value)
-    _must(tail is not None, problem)
-    positions = state.positions.items()
-    _must(all(one >= 0 for pair in positions for one in pair), "a place before the first")
-    _must_be_understood(problem)
+    must(tail is not None, problem)
+    must_be_understood(problem)
 
 
 # ── DAMAGE ───────────────────────────────────────────────────────────────────────────────────────
@@ -874,7 +873,7 @@ def unpack_damage(value: bytes) -> KnownDamage:
 
 def _check_damage(key: bytes, value: bytes) -> None:
     found = unpack_damage(value)
-    _must(damage_key(found.path, found.offset) == key, "a key of another place")
+    must(damage_key(found.path, found.offset) == key, "a key of another place")
 
 
 # ── all of them ──────────────────────────────────────────────────────────────────────────────────
@@ -882,7 +881,9 @@ def _check_damage(key: bytes, value: bytes) -> None:
 UNREADABLE = (struct.error, ValueError, msgspec.DecodeError, DamageError)
 """The errors that `check_entry`, and any function that parses an entry, raises."""
 
-CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
+Checks = Mapping[Table, Callable[[bytes, bytes], None]]
+
+CHECKS: Checks = {
     Table.META: _check_meta,
     Table.HOURS: _check_hour,
     Table.KEYS: _check_key,
@@ -896,22 +897,22 @@ CHECKS: dict[Table, Callable[[bytes, bytes], None]] = {
     Table.ARCHIVES: _check_archived,
     Table.SCHEDULES: _check_schedule,
     Table.SCHEDULE_STATES: _check_schedule_state,
-    Table.SOURCES: _check_source,
-    Table.SOURCE_STATES: _check_source_state,
     Table.DAMAGE: _check_damage,
 }
 
 
-def check_entry(table: Table, key: bytes, value: bytes) -> None:
-    """Check an entry of the catalog by the rules of its table. Raises one of UNREADABLE;
-    NotUnderstoodError where it is intact as far as can be told."""
-    CHECKS[table](key, value)
+def check_entry(table: Table, key: bytes, value: bytes, more: Checks) -> None:
+    """Check an entry of the catalog by the rules of its table. `more`: the checks of the tables of
+    parts. Raises one of UNREADABLE; NotUnderstoodError where it is intact as far as can be
+    told."""
+    (CHECKS.get(table) or more[table])(key, value)
 
 
-def can_be_read(table: Table, key: bytes, value: bytes) -> bool:
-    """Whether an entry of the catalog is one of its table, of this version or a newer one."""
+def can_be_read(table: Table, key: bytes, value: bytes, more: Checks) -> bool:
+    """Whether an entry of the catalog is one of its table, of this version or a newer one. `more`:
+    as `check_entry`."""
     try:
-        check_entry(table, key, value)
+        check_entry(table, key, value, more)
     except NotUnderstoodError:
         return True
     except UNREADABLE:

@@ -27,8 +27,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.parts.installed import PARTS
+from delayserver.parts.part import Halves, Parts, checks_of
 from delayserver.records.schedules import unpack_schedule
-from delayserver.records.sources import unpack_source
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     UNREADABLE,
@@ -77,6 +78,12 @@ from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
 from storage.staging import Manifest, Part, import_of, verify
 from storage.tiered_catalog import TieredCatalog
 
+_SCHEDULES = Halves(
+    Table.SCHEDULES,
+    Table.SCHEDULE_STATES,
+    lambda value: unpack_schedule(value).subject_id,
+    "when it runs",
+)
 _ATTEMPTS = 5
 _DIFFERENCES_MAX = 20
 
@@ -87,6 +94,7 @@ def check_path(
     catalog_max_bytes: int,
     progress: Progress = lambda what, done, total: None,
     of: Collection[kinds.Kind] = kinds.READABLE,
+    parts: Parts = PARTS,
 ) -> Report:
     """Check the directory `data_dir` and its catalog; nothing is written.
 
@@ -96,20 +104,26 @@ def check_path(
     kinds.require(files, of)
     if not files.exists(FORMAT_FILE):
         raise NotADataDirectoryError(str(data_dir))
-    return check_files(files, path, catalog_max_bytes=catalog_max_bytes, progress=progress)
+    return check_files(
+        files, path, catalog_max_bytes=catalog_max_bytes, progress=progress, parts=parts
+    )
 
 
-def check_files(files: Files, path: str, *, catalog_max_bytes: int, progress: Progress) -> Report:
+def check_files(
+    files: Files, path: str, *, catalog_max_bytes: int, progress: Progress, parts: Parts = PARTS
+) -> Report:
     """Check the data directory behind `files`, and its catalog, LMDB's directory `path`.
 
     A test hands in files that it damaged. Nothing is written."""
-    report = _check_all(files, path, catalog_max_bytes, progress)
+    report = _check_all(files, path, catalog_max_bytes, progress, parts)
     if files.exists(REPAIR_FILE):
         report.add(REPAIR_FILE, "a repair was interrupted: run it again")
     return report
 
 
-def _check_all(files: Files, path: str, catalog_max_bytes: int, progress: Progress) -> Report:
+def _check_all(
+    files: Files, path: str, catalog_max_bytes: int, progress: Progress, parts: Parts
+) -> Report:
     try:
         catalog = LmdbCatalog(path, max_bytes=catalog_max_bytes, readonly=True)
     except CatalogError as error:
@@ -124,7 +138,7 @@ def _check_all(files: Files, path: str, catalog_max_bytes: int, progress: Progre
         if damage:
             # LMDB must not be let near it.
             return _without_catalog(files, damage, progress)
-        return check(files, catalog, progress=progress)
+        return check(files, catalog, progress=progress, parts=parts)
     finally:
         catalog.close()
 
@@ -141,6 +155,7 @@ def check(
     catalog: Catalog,
     *,
     progress: Progress = lambda what, done, total: None,
+    parts: Parts = PARTS,
 ) -> Report:
     """Check the logs, the catalog with its key runs, and the one against the other.
 
@@ -154,12 +169,12 @@ def check(
     try:
         if damage := tiered.verify_runs():
             return _without_catalog(files, damage, progress)
-        return _check_with_keys(files, tiered, progress)
+        return _check_with_keys(files, tiered, progress, parts)
     finally:
         tiered.close_runs()
 
 
-def _check_with_keys(files: Files, catalog: Catalog, progress: Progress) -> Report:
+def _check_with_keys(files: Files, catalog: Catalog, progress: Progress, parts: Parts) -> Report:
     try:
         promised = _Promised(files, catalog)
     except (struct.error, CatalogError) as error:
@@ -176,7 +191,7 @@ def _check_with_keys(files: Files, catalog: Catalog, progress: Progress) -> Repo
     )
     promised.compare(report)
     _check_definitions(files, catalog, report)
-    _check_entries(catalog, report)
+    _check_entries(catalog, report, parts)
     return report
 
 
@@ -393,12 +408,13 @@ def _compare_definitions(files: Files, catalog: Catalog, stamp: int) -> Iterator
 # ── the catalog by itself ──────────────────────────────────────────────────────────────────────
 
 
-def _check_entries(catalog: Catalog, report: Report) -> None:
+def _check_entries(catalog: Catalog, report: Report, parts: Parts) -> None:
+    more = checks_of(parts)
     for table in Table:
         try:
             for key, value in catalog.scan(table):
                 try:
-                    check_entry(table, key, value)
+                    check_entry(table, key, value, more)
                 except NotUnderstoodError as error:
                     reason = f"{table}: {key.decode()!r} is not understood here ({error})"
                     report.add(CATALOG_DIRECTORY, reason, severity=Severity.NOTE)
@@ -411,7 +427,10 @@ def _check_entries(catalog: Catalog, report: Report) -> None:
     _check_subjects(catalog, report)
     _check_watches(catalog, report)
     _check_heartbeats(catalog, report)
-    _check_named(catalog, report)
+    _check_halves(catalog, "schedule", _SCHEDULES, report)
+    for part in parts:
+        if part.halves is not None:
+            _check_halves(catalog, part.name, part.halves, report)
     _add_known_damage(catalog, report)
 
 
@@ -446,20 +465,16 @@ def _check_heartbeats(catalog: Catalog, report: Report) -> None:
                 _check_subject(catalog, subject_id, f"heartbeat {key.decode()!r}", report)
 
 
-def _check_named(catalog: Catalog, report: Report) -> None:
-    """Schedules and sources: each has a subject and a state."""
-    for definitions, states, unpack, word, lack in (
-        (Table.SCHEDULES, Table.SCHEDULE_STATES, unpack_schedule, "schedule", "when it runs"),
-        (Table.SOURCES, Table.SOURCE_STATES, unpack_source, "source", "how far it is"),
-    ):
-        for key, value in catalog.scan(definitions):
-            with contextlib.suppress(*UNREADABLE):  # reported above
-                whose = f"{word} {key.decode()!r}"
-                _check_subject(catalog, unpack(value).subject_id, whose, report)
-                # A server that runs removes both in one commit.
-                is_half = catalog.get(states, key) is None
-                if is_half and catalog.get(definitions, key) is not None:
-                    report.add(CATALOG_DIRECTORY, f"{whose} does not say {lack}")
+def _check_halves(catalog: Catalog, word: str, halves: Halves, report: Report) -> None:
+    """Each definition has a subject and a state."""
+    for key, value in catalog.scan(halves.definitions):
+        with contextlib.suppress(*UNREADABLE):  # reported above
+            whose = f"{word} {key.decode()!r}"
+            _check_subject(catalog, halves.subject_id(value), whose, report)
+            # A server that runs removes both in one commit.
+            is_half = catalog.get(halves.states, key) is None
+            if is_half and catalog.get(halves.definitions, key) is not None:
+                report.add(CATALOG_DIRECTORY, f"{whose} does not say {halves.lack}")
 
 
 def _check_subject(catalog: Catalog, subject_id: int, whose: str, report: Report) -> None:

@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from delayserver.config import Settings
+from delayserver.parts.installed import PARTS
+from delayserver.parts.part import Parts, checks_of
 from delayserver.records.definitions import TABLE_NUMBERS, by_table
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -49,7 +51,7 @@ from delayserver.recovery.recover import file_message_log
 from delayserver.recovery.repair_catalog import (
     Rebuilt,
     Tables,
-    mend_sources,
+    mend_parts,
     name_what_is_lost,
     rebuild,
 )
@@ -138,6 +140,7 @@ def repair_path(
     dry_run: bool = False,
     catalog_max_bytes: int = MAX_BYTES,
     progress: Progress = lambda what, done, total: None,
+    parts: Parts = PARTS,
 ) -> RepairReport:
     """Repair the directory `data_dir`. May be interrupted at any point and called again.
 
@@ -155,6 +158,7 @@ def repair_path(
         dry_run=dry_run,
         catalog_max_bytes=catalog_max_bytes,
         progress=progress,
+        parts=parts,
     )
 
 
@@ -166,6 +170,7 @@ def repair(
     dry_run: bool,
     catalog_max_bytes: int,
     progress: Progress,
+    parts: Parts,
 ) -> RepairReport:
     """Repair the directory that `files` shows; its catalog is LMDB's, below `data_dir`.
 
@@ -175,7 +180,9 @@ def repair(
         identity = open_identity(files, random_bytes=None, of=OWNED)
         if not identity.has_definitions:
             raise FormatOutdatedError(files.root, identity.version)
-        run = _Repair(files, data_dir, identity.stamp, now_ms, dry_run, catalog_max_bytes, progress)
+        run = _Repair(
+            files, data_dir, identity.stamp, now_ms, dry_run, catalog_max_bytes, progress, parts
+        )
         return run.run()
 
 
@@ -191,8 +198,10 @@ class _Repair:
         dry_run: bool,
         catalog_max_bytes: int,
         progress: Progress,
+        parts: Parts,
     ) -> None:
         self._files = files
+        self._parts = parts
         self._data_dir = data_dir
         self._stamp = stamp
         self._now_ms = now_ms
@@ -249,6 +258,7 @@ class _Repair:
             self._catalog_path,
             catalog_max_bytes=self._catalog_max_bytes,
             progress=self._progress,
+            parts=self._parts,
         )
 
     @property
@@ -289,7 +299,7 @@ class _Repair:
         is_damaged = not is_current and bool(self._lost_definitions)
         names, losses = name_what_is_lost(defined, rebuilt, is_damaged=is_damaged)
         if not is_current:
-            losses += rebuilt.mend_schedules(defined) + mend_sources(defined)
+            losses += rebuilt.mend_schedules(defined) + mend_parts(defined, self._parts)
         for table, pairs in names.items():
             defined[table].update(pairs)
         self.report.losses += losses
@@ -510,9 +520,11 @@ class _Repair:
             f"what was defined in {found.path} at {found.offset}–{found.end}"
             for found in defined.damage
         ]
-        tables = by_table(defined.state)
+        tables, more = by_table(defined.state), checks_of(self._parts)
         return {
-            table: {key: value for key, value in pairs.items() if can_be_read(table, key, value)}
+            table: {
+                key: value for key, value in pairs.items() if can_be_read(table, key, value, more)
+            }
             for table, pairs in tables.items()
         }
 
@@ -558,7 +570,7 @@ class _Repair:
                 contextlib.closing(DefinitionsLog(files, stamp=self._stamp)) as definitions,
             ):
                 staging = Staging(files, self._stamp)
-                replay = Replay(catalog, schedule, dispatch, log, staging, definitions)
+                replay = Replay(catalog, schedule, dispatch, log, staging, definitions, self._parts)
                 damage: list[Damage] = []
                 next_seq, _ = file_message_log(
                     log, replay, damage, now_ms=self._now_ms, progress=self._progress

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from delayserver.parts.part import Parts
 from delayserver.records.content import content_digest
 from delayserver.records.direct import is_direct
 from delayserver.records.message import decode_payload, encode_payload
@@ -183,9 +184,15 @@ class Rebuilt:
         return _without_halves("schedule", schedules, states)
 
 
-def mend_sources(defined: Tables) -> list[str]:
-    """Take out the sources in `defined` of which a half is lost. Returns the losses in words."""
-    return _without_halves("source", defined[Table.SOURCES], defined[Table.SOURCE_STATES])
+def mend_parts(defined: Tables, parts: Parts) -> list[str]:
+    """Take out the definitions of parts in `defined` of which a half is lost. Returns the losses in
+    words."""
+    return [
+        loss
+        for part in parts
+        if (halves := part.halves) is not None
+        for loss in _without_halves(part.name, defined[halves.definitions], defined[halves.states])
+    ]
 
 
 def _without_halves(word: str, definitions: Values, states: Values) -> list[str]:

@@ -16,6 +16,7 @@ import structlog
 
 from delayserver.config import Settings
 from delayserver.delivery.settler import Settler
+from delayserver.parts.part import Parts
 from delayserver.records.kept_leases import NONE_KEPT
 from delayserver.recovery.leases_file import LeasesFile, LeasesPlace
 from delayserver.recovery.recover import Progress, Recovered, recover
@@ -75,6 +76,8 @@ class Surroundings:
     """From 0 to 1."""
     monotonic: Callable[[], float]
     """Seconds; never set, and stands still while the machine sleeps: how long work takes."""
+    parts: Parts
+    """The features of the server."""
     progress: Progress = lambda what, done, total: None
     shard: int = 0
     """Its number among those of a server."""
@@ -156,6 +159,7 @@ class Store:
             self.message_log,
             surroundings.staging(files, identity.stamp),
             definitions,
+            surroundings.parts,
         )
         self.leases = surroundings.leases(files, identity)
         self.kept = NONE_KEPT

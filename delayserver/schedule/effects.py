@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.parts.part import Parts, effects_of
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.schedules import SCHEDULE_CHANGES
-from delayserver.records.sources import SOURCE_CHANGES
 from delayserver.records.tables import (
     HEARTBEATS,
     KEYS_AHEAD_KEY,
@@ -37,6 +37,7 @@ from delayserver.records.tables import (
     import_key,
     lost_subject,
     named_key,
+    named_writes,
     number_key,
     pack_cancels,
     pack_change,
@@ -98,8 +99,9 @@ class Effects:
 
     keys_slice = _KEYS_SLICE
 
-    def __init__(self, catalog: Catalog, checkpoint_seq: int) -> None:
+    def __init__(self, catalog: Catalog, checkpoint_seq: int, parts: Parts) -> None:
         self._catalog = catalog
+        self._of_parts = effects_of(parts)
         self.writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
         """Pairs of key and value, or None to delete the key, in the order of their records."""
         self.keys: list[Columns] = []
@@ -181,22 +183,11 @@ class Effects:
     def _note_schedule(self, payload: bytes) -> None:
         change, _ = SCHEDULE_CHANGES.read(payload)
         tables = Table.SCHEDULES, Table.SCHEDULE_STATES
-        self._note_named(tables, change.name, change.schedule, change.state)
+        for write in named_writes(tables, change.name, change.schedule, change.state):
+            self._write(*write)
 
-    def _note_source(self, payload: bytes) -> None:
-        change, _ = SOURCE_CHANGES.read(payload)
-        tables = Table.SOURCES, Table.SOURCE_STATES
-        self._note_named(tables, change.name, change.source, change.state)
-
-    def _note_named(
-        self, tables: tuple[Table, Table], name: str, definition: bytes | None, state: bytes | None
-    ) -> None:
-        definitions, states = tables
-        if not name:
-            return  # The record of a newer server says in another way whose it is.
-        self.writes[states].append((named_key(name), state))
-        if definition is not None or state is None:  # without a state it is over
-            self.writes[definitions].append((named_key(name), definition))
+    def _write(self, table: Table, key: bytes, value: bytes | None) -> None:
+        self.writes[table].append((key, value))
 
     def _note_effect(self, row: MessageRow, blob: bytes) -> None:
         subscription_id, target_seq = row.subscription_id, row.target_seq
@@ -267,8 +258,8 @@ class Effects:
             case RecordKind.SCHEDULE:
                 self._note_schedule(payload)
             case _:
-                assert row.kind == RecordKind.SOURCE, row.kind
-                self._note_source(payload)
+                for write in self._of_parts[RecordKind(row.kind)](payload):
+                    self._write(*write)
 
     # ── of damage ──────────────────────────────────────────────────────────────────────────────
 

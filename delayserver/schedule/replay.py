@@ -29,6 +29,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from delayserver.parts.part import Parts
 from delayserver.records.definitions import definitions_among, read_definitions
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -95,6 +96,7 @@ class Replay:
         message_log: CheckpointedLog,
         staging: Staging,
         definitions: DefinitionsLog,
+        parts: Parts,
         *,
         purge: Callable[..., Purge] = Purge,
         day_slice_bytes: int = SLICE_BYTES,
@@ -114,7 +116,7 @@ class Replay:
         self.live_through_hour = -1
         self.live_once_through_hour = read_live_through_hour(catalog)
         """The newest hour that was ever live, also in an earlier process: it may have fired."""
-        self.effects = Effects(catalog, self.checkpoint_seq)
+        self.effects = Effects(catalog, self.checkpoint_seq, parts)
         self.archives = Archives(catalog, self.hours, dispatch, self.effects, self.checkpoint)
         self.purging = purge(
             catalog, schedule, dispatch, self.hours, self.effects, self.archives, self.checkpoint

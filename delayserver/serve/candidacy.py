@@ -29,6 +29,7 @@ from delayserver.cluster.follow import Follow
 from delayserver.cluster.forwarding import Tunnel
 from delayserver.cluster.membership import Address, entry_of
 from delayserver.cluster.sharing import SnapshotCallback, TakeSnapshot
+from delayserver.parts.installed import PARTS
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import LAG_MAX_MS, Standby
 from delayserver.recovery.store import Surroundings
@@ -130,6 +131,7 @@ def _prepare(node: NodeShard) -> Stand:
         monotonic=time.monotonic,
         random_bytes=os.urandom,
         random=random.random,
+        parts=PARTS,
         shard=shard,
     )
     replica = Replica(place, surroundings, settings)

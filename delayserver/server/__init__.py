@@ -20,7 +20,6 @@ loop_turns      how long each turn of the event loop takes
 sink_runner     deliveries that leave, and their results
 webhook_sink    each webhook is traced, sent and counted
 dead_letter_log  a line for each dead letter, or for many
-source_runner   publishes the records that a feed reads
 backups         backups are begun, watched, listed, deleted
 carried_leases  leases over a planned restart
 descriptors     the budget of open files and sockets

@@ -13,7 +13,7 @@ Cost: nothing for a bound method; a future for a wait. Threads: belongs to the e
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,10 +60,8 @@ class Calls:
         *,
         turns: LoopTurns | None = None,
         backups: "BackupMaker | None" = None,
-        source_errors: Mapping[str, str] | None = None,
     ) -> None:
-        """`backups`: who makes them; None: nobody asks. `source_errors`: by name, why a source
-        cannot be read now."""
+        """`backups`: the maker of them; None: no call asks for any."""
         self._shard = shard
         engine = self._engine = shard.engine
         self.settings = shard.settings
@@ -88,7 +86,9 @@ class Calls:
         self.catalog = shard.catalog
         """Its contents are as old as the last checkpoint; `checkpoint` makes one."""
         self._backups = backups
-        self.source_errors = {} if source_errors is None else source_errors
+        self.parts = engine.parts
+        self.part = engine.part
+        """The decisions of a part, by their class."""
         self._bind_decisions(engine)
 
         waits = Waits(shard)
@@ -141,7 +141,7 @@ class Calls:
         self.find_by_keys = cancels.by_keys
         self.cancel_many = cancels.cancelling
 
-        # Subscriptions, heartbeats, schedules, sources, imports: decided at once, too.
+        # Subscriptions, heartbeats, schedules, imports: decided at once, too.
         self.registry = engine.registry
         self.definition = engine.registry.by_id
         self.subscription = engine.subscribing.subscription
@@ -149,7 +149,6 @@ class Calls:
         self.heartbeat = engine.heartbeats.get
         self.delete_heartbeat = engine.heartbeats.delete
         self.schedules = engine.schedules
-        self.sources = engine.sources
         self.begin_import = engine.imports.begin
         self.find_import = engine.imports.find
         self.import_state = engine.imports.state

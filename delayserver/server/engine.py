@@ -21,7 +21,7 @@ Cost: see the parts. Threads: belongs to the event loop; no locks.
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -42,12 +42,12 @@ from delayserver.decisions.redriving import Redriving
 from delayserver.decisions.retries import Retries
 from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.decisions.sourcing import Sourcing
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.dispatcher import ROUTE_ITEMS, Dispatcher
 from delayserver.delivery.ports import DispatcherPorts
+from delayserver.parts.part import Parts
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery
@@ -69,6 +69,9 @@ STAND_STILL_MS: Final = 20
 """After the event loop has stood still for so long, it first reads the bytes that have come."""
 LOOK_TURNS: Final = 6
 """Turns of the event loop in which that is done: for a new connection it takes three."""
+
+
+D = TypeVar("D")
 
 
 class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
@@ -125,11 +128,14 @@ class Engine:
         stopwatch: Callable[[], int],
         epoch: str,
         random: Callable[[], float],
+        parts: Parts,
         may_deliver: Callable[[], bool] = lambda: True,
         broker_room: Callable[[int], int] | None = None,
     ) -> None:
         """`may_deliver` and `broker_room`: as `Dispatcher` needs them."""
-        self._settings = settings
+        self.settings = self._settings = settings
+        self.catalog = catalog
+        self.not_understood: Callable[[str, str, str], None] = ports.not_understood
         self._ports = ports
         self._prune_seq = 0
         self.clock_watch = ClockWatch(now_ms, stopwatch())
@@ -200,9 +206,6 @@ class Engine:
             random=random,
             on_not_understood=ports.not_understood,
         )
-        self.sources = Sourcing(
-            settings, catalog, sequencer, groups, self.publishing, ports.not_understood
-        )
         self.subscribing = Subscribing(
             registry,
             sequencer,
@@ -231,6 +234,13 @@ class Engine:
         self.imports = Imports(
             settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune
         )
+        self.parts = parts
+        self.deciders = [part.decide(self) for part in parts]
+        """Those of `parts`, in the same order."""
+
+    def part(self, kind: type[D]) -> D:
+        """The decisions of a part, by their class."""
+        return next(one for one in self.deciders if isinstance(one, kind))
 
     def start(
         self,
@@ -435,4 +445,5 @@ class Engine:
             self.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)
             self.schedules.prune(self._prune_seq)
-            self.sources.prune(self._prune_seq)
+            for decider in self.deciders:
+                decider.prune(self._prune_seq)

@@ -62,6 +62,8 @@ class Gauges:
         self._add_subscriptions()
         self._add_deliveries()
         self._add_backlogs(settings)
+        for decider in engine.deciders:
+            decider.add_metrics(self.metrics)
 
     def _add_counters(self) -> None:
         engine = self._engine
@@ -83,13 +85,6 @@ class Gauges:
         schedules = engine.schedules
         counter("schedule_runs", "Runs of schedules", lambda: schedules.runs_total)
         counter("schedule_runs_skipped", "Runs that were left out", lambda: schedules.skipped_total)
-        sources = engine.sources
-        counter("source_records", "Records of sources published", lambda: sources.taken_total)
-        counter(
-            "source_records_skipped",
-            "Records of sources that could not be published",
-            lambda: sources.skipped_total,
-        )
         watch = engine.clock_watch
         counter("clock_set_ahead", "Times that the clock was set ahead", lambda: watch.ahead_total)
         counter("clock_set_back", "Times that the clock was set back", lambda: watch.back_total)
@@ -102,7 +97,10 @@ class Gauges:
         return {
             "subscription": sum(isinstance(one, StandIn) for one in engine.registry),
             "schedule": len(engine.schedules.not_understood),
-            "source": len(engine.sources.not_understood),
+            **{
+                part.name: len(decider.not_understood)
+                for part, decider in zip(engine.parts, engine.deciders, strict=True)
+            },
             "heartbeat": len(engine.heartbeats.not_understood),
             "token": self._not_understood_tokens(),
         }
@@ -192,7 +190,6 @@ class Gauges:
         gauge("waiting_slices", "Long works that go on in turns to come", engine.slices.__len__)
         gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
         gauge("schedules", "Schedules", engine.schedules.__len__)
-        gauge("sources", "Sources", engine.sources.__len__)
 
     def _oldest_open_hour(self) -> tuple[float, int]:
         """How long it is over, and the number of rows that keep it open."""

@@ -28,6 +28,8 @@ from delayserver.decisions.group import Group
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.webhook import WebhookSender
+from delayserver.parts.installed import PARTS
+from delayserver.parts.part import Parts
 from delayserver.records import zones
 from delayserver.records.message import DueDelivery
 from delayserver.records.schedules import forget_zones
@@ -43,7 +45,6 @@ from delayserver.server.loop_turns import LoopTurns
 from delayserver.server.metrics import TimedFiles
 from delayserver.server.shard import Shard
 from delayserver.server.sink_runner import SinkRunner
-from delayserver.server.source_runner import SourceRunner
 from delayserver.server.token_keeper import TokenKeeper, open_tokens
 from delayserver.server.waits import Waits
 from storage.catalog import Catalog, LmdbCatalog
@@ -95,6 +96,7 @@ class Server(Shard):
         shards: int = 1,
         tokens_directory: Path | None = None,
         around: Callable[[Surroundings], Surroundings] = lambda surroundings: surroundings,
+        parts: Parts = PARTS,
     ) -> None:
         """Lock the directory and recover its state. Nothing runs before `start`.
 
@@ -121,6 +123,7 @@ class Server(Shard):
             monotonic=time.monotonic,
             random_bytes=os.urandom,
             random=random.random,
+            parts=parts,
             progress=progress,
             schedule_hours_max=schedule_hours_max,
             shard=shard,
@@ -145,6 +148,7 @@ class Server(Shard):
             self.tokens, self.engine.slices, self.clock, self.not_understood
         )
         self.sinks = SinkRunner(self, self.metrics, sender, self.telemetry)
+        self.targets = self.sinks.targets
         self._dead_letter_log = DeadLetterLog(self.engine.registry, self.engine.timeouts)
         self.turns = LoopTurns(
             self._call_in_loop, self.metrics.loop_turn_seconds.observe, time.perf_counter
@@ -159,9 +163,6 @@ class Server(Shard):
         )
         self.gauges.add_backups(self.backups)
         self.gauges.add_brokers(self.broker_bodies, self.sinks.of_brokers)
-        self._sources = SourceRunner(
-            self.engine.sources, self.sinks.make_feed_opener, self.clock, self.on_fatal
-        )
         self.calls = Calls(
             self,
             self.gauges,
@@ -169,9 +170,12 @@ class Server(Shard):
             self.telemetry,
             turns=self.turns,
             backups=self.backups,
-            source_errors=self._sources.errors,
         )
-        self.metrics.gauge("sources_failing", "Sources that cannot go on", self._sources.failing)
+        self._runners = [
+            part.run(decider, self)
+            for part, decider in zip(self.engine.parts, self.engine.deciders, strict=True)
+            if part.run is not None
+        ]
         self.metrics.counter(
             "attempts_broken",
             "Attempts that ended by an error that nobody had foreseen",
@@ -214,7 +218,8 @@ class Server(Shard):
             thread.start()
         self._check_disk()
         self._tick()
-        self._sources.start()
+        for runner in self._runners:
+            runner.start()
         self._looking = self._loop.create_task(self.backups.look())
 
     def begin_stop(self) -> None:
@@ -247,7 +252,8 @@ class Server(Shard):
         `drain_ms`: how long these may take, if not as the settings say."""
         engine = self.engine
         self.begin_stop()
-        await self._sources.stop()
+        for runner in self._runners:
+            await runner.stop()
         await self._looking
         await self.backups.stop()
         drain_ms = self.settings.drain_ms if drain_ms is None else drain_ms

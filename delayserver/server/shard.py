@@ -350,6 +350,7 @@ def _make_engine(
         stopwatch=shard.stopwatch,
         epoch=epoch_of(surroundings.random_bytes(EPOCH_BYTES), identity.shard),
         random=surroundings.random,
+        parts=surroundings.parts,
         may_deliver=surroundings.may_deliver,
         broker_room=shard.broker_bodies.room,
     )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from delayserver.delivery.feeds import FeedOpener
 from delayserver.delivery.outlets import NoClient, OutletSink, body_bytes
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Later, Result, Sink
@@ -59,7 +58,7 @@ class SinkRunner:
         self._metrics = metrics
         self._sender = sender
         self._telemetry = telemetry
-        self._targets = TargetPolicy(shard.settings.webhook_targets)
+        self.targets = TargetPolicy(shard.settings.webhook_targets)
         self._sinks: dict[str, Sink] = {}
         """By type of subscription; made at first use."""
         self._sending: set[asyncio.Task[None]] = set()
@@ -159,7 +158,7 @@ class SinkRunner:
     def _make_sink(self, kind: str) -> Sink:
         if kind == "webhook":
             sender = self._sender or HttpWebhookSender(
-                self._targets,
+                self.targets,
                 connections_max=self._shard.settings.webhook_connections_max,
                 answer_kept_max_bytes=self._shard.settings.answer_kept_max_bytes,
             )
@@ -178,26 +177,20 @@ class SinkRunner:
             case "kafka":
                 from delayserver.delivery.kafka_sink import make_kafka_sink
 
-                return make_kafka_sink(self._targets, self._shard.transactions, self._shard.clock)
+                return make_kafka_sink(self.targets, self._shard.transactions, self._shard.clock)
             case "redis":
                 from delayserver.delivery.redis_sink import RedisOpener
 
-                return OutletSink(RedisOpener(self._targets))
+                return OutletSink(RedisOpener(self.targets))
             case "nats":
                 from delayserver.delivery.nats_sink import NatsOpener
 
-                return OutletSink(NatsOpener(self._targets))
+                return OutletSink(NatsOpener(self.targets))
             case _:
                 assert kind == "amqp", kind
                 from delayserver.delivery.amqp_sink import AmqpOpener
 
-                return OutletSink(AmqpOpener(self._targets))
-
-    def make_feed_opener(self) -> FeedOpener:
-        """As `_make_broker_sink`, once there is a source. Raises ModuleNotFoundError."""
-        from delayserver.delivery.kafka_source import KafkaFeedOpener
-
-        return KafkaFeedOpener(self._targets)
+                return OutletSink(AmqpOpener(self.targets))
 
     def _on_result(
         self,

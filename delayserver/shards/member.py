@@ -55,7 +55,7 @@ class Member:
         self.path = path = HotPath(calls, hot, rest)
         """Serves calls that belong to this shard."""
         batches = Batches(calls, hot, links)
-        router = Router(links, calls.settings)
+        router = Router(links, calls.settings, calls.parts)
         internal: list[Handler] = [batches.answer_part, definitions.answer, *grants.handlers]
         self._local = Local(hot, path, internal)
         self.front: Asgi = path

@@ -4,8 +4,8 @@
     /v1/subjects/{subject}/keys/{key}                the shard of the key
     /v1/heartbeats/{key}                             the shard of the heartbeat
     /v1/schedules/{name}…                            the shard of the schedule
-    /v1/sources/{name}…                              the shard of the source
-    GET  /v1/schedules, /v1/sources                  all, merged by name
+    GET  /v1/schedules                               all, merged by name
+    /v1/COLLECTION[/{name}…] of a part               as schedules
     …/dead-letters/{id}                              the shard in the id
     POST /v1/messages/cancel                         each message at its shard, all at once
     GET  /v1/subjects, /v1/dead-letters              all, merged by name and added up
@@ -32,7 +32,7 @@ each shard's page comes whole. Threads: belongs to the event loop.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -40,6 +40,7 @@ from delayserver.api.documents import encode
 from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
+from delayserver.parts.part import Parts
 from delayserver.records.sharding import shard_of, shard_of_heartbeat, shard_of_name
 from delayserver.shards.all_shards import (
     FORBIDDEN,
@@ -75,7 +76,7 @@ _read_forecast = msgspec.json.Decoder(ForecastDocument).decode
 class Router:
     """The calls of one process of several."""
 
-    def __init__(self, peers: RoutedPeers, settings: Settings) -> None:
+    def __init__(self, peers: RoutedPeers, settings: Settings, parts: Parts) -> None:
         """`settings`: those of all shards."""
         every = self._all = AllShards(peers)
         lists, subscriptions = MergedLists(every, settings), MergedSubscriptions(every)
@@ -89,10 +90,8 @@ class Router:
             ("GET", r"/v1/subjects", lists.subjects),
             ("GET", r"/v1/subjects/[^/]+/messages", lists.pending),
             ("PUT GET DELETE", r"/v1/heartbeats/(.*)", self._heartbeat),
-            ("GET", r"/v1/(schedules|sources)", lists.named),
-            ("PUT GET DELETE", r"/v1/(?:schedules|sources)/([^/]+)", self._by_name),
-            ("POST", r"/v1/schedules/([^/]+)/(pause|resume|trigger)", self._by_name),
-            ("POST", r"/v1/sources/([^/]+)/(pause|resume)", self._by_name),
+            *self._named("schedules", ("pause", "resume", "trigger"), lists),
+            *(route for part in parts for route in self._named(part.collection, part.verbs, lists)),
             ("POST", r"/v1/events/.*", self._event),
             ("GET", r"/v1/stats", self._stats),
             ("GET", r"/v1/forecast", self._forecast),
@@ -118,6 +117,18 @@ class Router:
         self._routes = [
             (frozenset(methods.split()), re.compile(pattern, re.DOTALL), serve)
             for methods, pattern, serve in routes
+        ]
+
+    def _named(
+        self, collection: str, verbs: Sequence[str], lists: MergedLists
+    ) -> "list[tuple[str, str, _Serve]]":
+        """The routes of definitions under names; none if there is no collection."""
+        if not collection:
+            return []
+        return [
+            ("GET", f"/v1/({collection})", lists.named),
+            ("PUT GET DELETE", f"/v1/{collection}/([^/]+)", self._by_name),
+            ("POST", f"/v1/{collection}/([^/]+)/({'|'.join(verbs)})", self._by_name),
         ]
 
     async def answer(self, call: PeerCall) -> PeerAnswer | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.parts.installed import PARTS
 from delayserver.records.message import Payload, encode_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.schedule.committed import Records
@@ -62,7 +63,9 @@ class Maker:
         self._dispatch = dispatch
         staging = Staging(files, stamp)
         definitions = DefinitionsLog(files, stamp=stamp)
-        self._replay = Replay(self._catalog, schedule, dispatch, self._log, staging, definitions)
+        self._replay = Replay(
+            self._catalog, schedule, dispatch, self._log, staging, definitions, PARTS
+        )
         self._sealed = encode_payload(Payload(body))
         self._seq = 0
         self._rng = np.random.default_rng(5)

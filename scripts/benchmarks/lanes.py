@@ -30,6 +30,7 @@ from delayserver.decisions import packing
 from delayserver.decisions.new_messages import PublishBatch
 from delayserver.decisions.packing import ARRAYS_MIN, Publishes
 from delayserver.decisions.sequencer import Sequencer
+from delayserver.parts.installed import PARTS
 from delayserver.records.ids import COLUMNS_MIN, IdCodec, KeyHasher
 from delayserver.records.subscriptions import Registry
 from delayserver.schedule.wheel_rows import wheel_rows
@@ -77,6 +78,7 @@ class EngineParts:
             stopwatch=lambda: 0,
             epoch="",
             random=lambda: 0.5,
+            parts=PARTS,
         )
         self.intake = Intake(settings, sequencer.subjects, lambda: 0.5)
         sequencer.subject_id(SUBJECT)

@@ -30,12 +30,12 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 from delayserver.cli import make_app
-from delayserver.delivery.feeds import Batch, FeedError
 from delayserver.delivery.kafka_sink import KafkaOpener
-from delayserver.delivery.kafka_source import KafkaFeed, TopicIds
 from delayserver.delivery.sink import Result
+from delayserver.parts.sources.feeds import Batch, FeedError
+from delayserver.parts.sources.kafka_source import KafkaFeed, TopicIds
+from delayserver.parts.sources.records import Source, SourceState
 from delayserver.records.named import Known
-from delayserver.records.sources import Source, SourceState
 from delayserver.records.subscriptions import KafkaTarget
 from storage.replicated.kafka_settings import sink_settings
 from tests.cluster.brokers import Brokers

@@ -14,6 +14,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.parts.sources.records import (
+    OnError,
+    Source,
+    SourceChange,
+    SourceState,
+    UnpublishedRecord,
+    pack_source,
+    pack_source_change,
+    pack_source_state,
+    unpack_source,
+    unpack_source_state,
+)
 from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
 from delayserver.records.direct import Destination
@@ -41,18 +53,6 @@ from delayserver.records.schedules import (
     pack_schedule_change,
     unpack_schedule,
     unpack_state,
-)
-from delayserver.records.sources import (
-    OnError,
-    Source,
-    SourceChange,
-    SourceState,
-    UnpublishedRecord,
-    pack_source,
-    pack_source_change,
-    pack_source_state,
-    unpack_source,
-    unpack_source_state,
 )
 from delayserver.records.subscriptions import (
     AmqpTarget,

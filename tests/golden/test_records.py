@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from delayserver.parts.sources.records import Source, SourceChange, SourceState, UnpublishedRecord
 from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
 from delayserver.records.direct import Destination
@@ -17,7 +18,6 @@ from delayserver.records.message import (
     Watch,
 )
 from delayserver.records.schedules import Schedule, ScheduleChange, ScheduleState
-from delayserver.records.sources import Source, SourceChange, SourceState, UnpublishedRecord
 from delayserver.records.subscriptions import (
     AmqpTarget,
     KafkaTarget,

@@ -5,9 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from delayserver.api.scopes import PUBLIC, RULES, CoveredSubject
+from delayserver.api.scopes import PUBLIC, CoveredSubject
+from delayserver.api.scopes import RULES as CORE_RULES
 from delayserver.config import Settings
 from delayserver.errors import AccessError
+from delayserver.parts.installed import PARTS
 from delayserver.security.tokens import Action, TokenFile
 from delayserver.serve.app import TOLD_HEADERS
 from delayserver.server.server import Server
@@ -46,6 +48,7 @@ BODIES[("POST", "/v1/schedules/preview")] = SCHEDULE
 # Nobody listens there: a source tries again and again.
 SOURCE = {"type": "kafka", "bootstrap": "127.0.0.1:9", "topic": "t", "subject": MINE}
 BODIES[("PUT", "/v1/sources/{name}")] = SOURCE
+RULES = {**CORE_RULES, **{call: rule for part in PARTS for call, rule in part.rules.items()}}
 CALLS = sorted(RULES)
 NOT_REFUSED = {200, 201, 204, 404, 409}
 """409: this server has no directory for backups."""

@@ -12,6 +12,7 @@ import httpx
 from prometheus_client import CollectorRegistry, generate_latest
 
 from delayserver.config import Settings
+from delayserver.parts.sources.sourcing import Sourcing
 from delayserver.server.gauges import Gauges
 from delayserver.shards.exposition import merge_metrics, standby_metrics
 from tests.observe.rules import shortened, yaml
@@ -117,7 +118,7 @@ class Node:
             *(settings, SimulatedFiles(), MemoryCatalog(), self._clock),
             *(random.Random(0), Observer()),
         )
-        self._sources = server.engine.sources
+        self._sources = server.engine.part(Sourcing)
         self._sources.not_understood["orders"] = "it has 1 fields that are not known here"
         metrics = Gauges(server.engine, settings, self._clock).metrics
         self._epoch = 0

@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from delayserver.decisions.scheduling import WantedSchedule
-from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.sources.records import SourceRecord
+from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.pipeline.audits.audit import audit_here
 from delayserver.pipeline.audits.groups import GroupLine
 from delayserver.pipeline.progress import Job
@@ -19,7 +20,6 @@ from delayserver.pipeline.reports.forecast import forecast
 from delayserver.records.direct import Destination
 from delayserver.records.message import MessageOptions, OutcomeSubjects, Payload
 from delayserver.records.schedules import Overlap
-from delayserver.records.sources import SourceRecord
 from delayserver.records.subscriptions import KafkaTarget
 from storage.rows import HOUR_MS
 from tests.pipeline.store import FAILED, OK, START_MS, Store
@@ -64,12 +64,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         ),
         START_MS,
     )
-    known, *_ = engine.sources.put(WantedSource("t", "order.taken", TOPIC, "due", "g"), START_MS)
+    known, *_ = engine.part(Sourcing).put(
+        WantedSource("t", "order.taken", TOPIC, "due", "g"), START_MS
+    )
     due = (b"2s", b"30m", b"never", b"6h")
     records = [
         SourceRecord(0, offset, b"k", b"1", (("due", one),)) for offset, one in enumerate(due)
     ]
-    engine.sources.take("t", known.state.version, records, START_MS)
+    engine.part(Sourcing).take("t", known.state.version, records, START_MS)
     # The first of the group is tried again, and the others wait for it.
     answers = {"order.grouped": [FAILED, OK], "order.refused": [FAILED], "direct": [OK, FAILED]}
 

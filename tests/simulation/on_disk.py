@@ -12,10 +12,10 @@ from pathlib import Path
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.scheduling import WantedSchedule
-from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.sources.records import SourceRecord
+from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.records.message import DueDelivery, Payload, Watch
-from delayserver.records.sources import SourceRecord
 from delayserver.records.subscriptions import KafkaTarget, Subscription
 from delayserver.server.threads import CheckpointRequest
 from delayserver.times import format_time
@@ -169,12 +169,12 @@ def make_directory(directory: Path) -> None:
     server.engine.schedules.trigger("s", now_ms)
     # Nobody reads the topic of a source, but a record of it has been taken.
     topic = KafkaTarget("127.0.0.1:9", "t")
-    source, _, _ = server.engine.sources.put(
+    source, _, _ = server.engine.part(Sourcing).put(
         WantedSource("q", "e", topic, "delay-until", "g"), now_ms
     )
     due = (("delay-until", format_time(next_ms + 19).encode()),)
     record = SourceRecord(0, 7, b"k", body("e", next_ms + 19), due)
-    assert server.engine.sources.take("q", source.state.version, [record], now_ms)
+    assert server.engine.part(Sourcing).take("q", source.state.version, [record], now_ms)
     life.publish("d", next_ms + 15, key="k15", watch=Watch(("order 1",)))
     assert cancel(first[1], next_ms + 11) is not None
     life.checkpoint()

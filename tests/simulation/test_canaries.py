@@ -33,7 +33,6 @@ from delayserver.decisions.publishing import Accepted, Publishing
 from delayserver.decisions.retries import Retries
 from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
-from delayserver.decisions.sourcing import Sourcing
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery import ranks, single_file
 from delayserver.delivery.deliveries import Deliveries
@@ -46,6 +45,7 @@ from delayserver.delivery.settler import Settler
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
+from delayserver.parts.sources.sourcing import Sourcing
 from delayserver.records.horizon import Horizon, Mark
 from delayserver.records.message import (
     DueDelivery,
@@ -58,7 +58,7 @@ from delayserver.records.message import (
 from delayserver.records.recurrence import Planned
 from delayserver.records.schedules import ScheduleChange, pack_schedule_change
 from delayserver.records.subscriptions import SubjectSpan, Subscription
-from delayserver.records.tables import Archived
+from delayserver.records.tables import Archived, named_writes
 from delayserver.recovery import recover as recovery
 from delayserver.recovery import store
 from delayserver.recovery.leases_file import LeasesFile
@@ -88,7 +88,6 @@ from storage.tiered_catalog import TieredCatalog, _as_columns
 from tests.depth import every
 from tests.simulation.catching import caught_seeds, first_catch
 from tests.world import Violation, run_world, server
-from tests.world.source_records import unpack_source_change
 from tests.world.storage.files import SimulatedFile
 from tests.world.world import Theme, has_groups, theme_of
 
@@ -560,14 +559,13 @@ def positions_are_recorded_before_their_messages(patch: Patch) -> None:
 @canary(Violation)
 def positions_are_forgotten_at_a_checkpoint(patch: Patch) -> None:
     """I6"""
-    original = Effects._note_source
+    original = named_writes
 
-    def note_source(self: Any, payload: bytes) -> None:
-        change = unpack_source_change(payload)
-        if change.state is None or change.source is not None:
-            original(self, payload)
+    def writes(tables: Any, name: str, definition: bytes | None, state: bytes | None) -> Any:
+        is_kept = state is None or definition is not None
+        return original(tables, name, definition, state) if is_kept else ()
 
-    patch.setattr(Effects, "_note_source", note_source)
+    patch.setattr("delayserver.parts.sources.part.named_writes", writes)
 
 
 @canary(Violation)

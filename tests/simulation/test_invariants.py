@@ -23,7 +23,6 @@ from delayserver.backup.shelf import BackupManifest, Shelf, encode_manifest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.scheduling import WantedSchedule
-from delayserver.decisions.sourcing import WantedSource
 from delayserver.delivery.connections import Connections
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.pump import Pump
@@ -32,6 +31,7 @@ from delayserver.delivery.reader import Reader
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import KafkaTarget, SubjectSpan, Subscription
 from delayserver.records.tables import Archived
@@ -280,7 +280,7 @@ def what_is_not_understood_stands_still() -> None:
     for name in ("ours", "newer"):
         engine.schedules.put(WantedSchedule(name, "ticks", Payload(BODY), "", 1000, "UTC"), now_ms)
         topic = KafkaTarget("127.0.0.1:9", name)
-        engine.sources.put(WantedSource(name, "taken", topic, "due", "g"), now_ms)
+        engine.part(Sourcing).put(WantedSource(name, "taken", topic, "due", "g"), now_ms)
         engine.heartbeats.put(name, 60_000, "beats", Payload(BODY), now_ms)
     machine.publish(server, now_ms + 5)
     server.replayer.put(CheckpointRequest(lambda: None))
@@ -308,7 +308,7 @@ def what_is_not_understood_stands_still() -> None:
     stands_still = {
         "subscription": {one.name for one in engine.registry if one.pause_reason},
         "schedule": set(engine.schedules.not_understood),
-        "source": {one.definition.name for one in engine.sources.all() if one.problem},
+        "source": {one.definition.name for one in engine.part(Sourcing).all() if one.problem},
         "heartbeat": set(engine.heartbeats.not_understood),
     }
     for kind, names in stands_still.items():

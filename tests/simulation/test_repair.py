@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from delayserver.parts.installed import PARTS
 from delayserver.records.definitions import TABLE_NUMBERS, read_definitions
 from delayserver.records.message import Payload
 from delayserver.records.tables import CHECKPOINT_KEY
@@ -228,6 +229,7 @@ def test_killed_at_every_call(directory: Path, in_memory: Path) -> None:
                 dry_run=False,
                 catalog_max_bytes=CATALOG_BYTES,
                 progress=lambda what, done, total: None,
+                parts=PARTS,
             )
         except SimulatedCrash:
             pass

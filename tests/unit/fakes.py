@@ -25,6 +25,7 @@ from delayserver.delivery.dispatcher import Dispatcher
 from delayserver.delivery.handout import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
+from delayserver.parts.installed import PARTS
 from delayserver.records.attempts import History
 from delayserver.records.definitions import definitions_among
 from delayserver.records.ids import IdCodec, KeyHasher
@@ -385,6 +386,7 @@ class Disk:
             self.message_log,
             Staging(self.files, STAMP),
             DefinitionsLog(self.files, stamp=STAMP),
+            PARTS,
         )
         self.replay.resume_definitions(from_catalog=is_carried_over)
         self.settler = Settler(self.dispatch)

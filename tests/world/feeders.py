@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from delayserver.decisions.sourcing import WantedSource
-from delayserver.delivery.feeds import Batch, FeedError, Health
 from delayserver.errors import DelayServerError
-from delayserver.records.sources import KnownSource, OnError, SourceRecord
+from delayserver.parts.sources.feeds import Batch, FeedError, Health
+from delayserver.parts.sources.records import KnownSource, OnError, SourceRecord
+from delayserver.parts.sources.runner import SourceRunner
+from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.server.engine import Engine
-from delayserver.server.source_runner import SourceRunner
 from tests.world.server import SimulatedServer
 from tests.world.source_records import PLACE_HEADER, SourceRecords, TopicPlace, name_of
 
@@ -125,7 +125,7 @@ class Feeders:
         if not self.is_there:
             return
         records.is_bad = self._is_bad
-        sources, loop = server.engine.sources, server.event_loop
+        sources, loop = server.engine.part(Sourcing), server.event_loop
 
         async def sleep(seconds: float) -> None:
             await asyncio.sleep(seconds * PAUSE_SHARE)
@@ -186,7 +186,7 @@ class Feeders:
         return (DUE, NO_TIME) in record.headers
 
     def _act(self, engine: Engine, name: str, do: str, now_ms: int) -> None:
-        sources = engine.sources
+        sources = engine.part(Sourcing)
         try:
             match do:
                 case "put":
@@ -214,11 +214,11 @@ class Feeders:
     def have_all_taken(self, engine: Engine, now_ms: int) -> None:
         """Have the sources of a server take all that is there, and leave out what cannot be
         published."""
-        for source, *_ in engine.sources.all():
+        for source, *_ in engine.part(Sourcing).all():
             subject = engine.sequencer.subject_names[source.subject_id]
             wanted = WantedSource(source.name, subject, source.topic, DUE, "g", OnError.SKIP)
-            engine.sources.put(wanted, now_ms)
-            engine.sources.resume(source.name, now_ms)
+            engine.part(Sourcing).put(wanted, now_ms)
+            engine.part(Sourcing).resume(source.name, now_ms)
 
     def ends(self, topic: str) -> dict[int, int]:
         """By partition, the offset behind the last record."""
@@ -227,8 +227,8 @@ class Feeders:
 
 def end_sources(engine: Engine) -> None:
     """Delete all of them."""
-    for source, *_ in engine.sources.all():
-        engine.sources.delete(source.name)
+    for source, *_ in engine.part(Sourcing).all():
+        engine.part(Sourcing).delete(source.name)
 
 
 def _raise(error: BaseException) -> None:

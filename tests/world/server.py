@@ -27,6 +27,7 @@ from delayserver.delivery.reader import FoundRow
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.sink import Answer, Untried
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.installed import PARTS
 from delayserver.records.message import DueDelivery, Payload, encode_payload
 from delayserver.records.message_state import MessageState
 from delayserver.records.subscriptions import Subscription
@@ -270,6 +271,7 @@ def simulated_surroundings(
         monotonic=clock.monotonic_s,
         random_bytes=rng.randbytes,
         random=rng.random,
+        parts=PARTS,
         shard=shard,
         closes_catalog=False,
         message_log=partial(_observed_log, observer),

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from delayserver.records.message import Payload
-from delayserver.records.sources import (
+from delayserver.parts.sources.records import (
     SOURCE_CHANGES,
     Source,
     SourceChange,
@@ -20,6 +19,7 @@ from delayserver.records.sources import (
     unpack_source,
     unpack_source_state,
 )
+from delayserver.records.message import Payload
 from storage.catalog import Catalog, Table
 from tests.world.violation import Violation
 

@@ -27,7 +27,6 @@ from delayserver.api.rest import (
     messages,
     operations,
     schedules,
-    sources,
     subscriptions,
     timers,
     tokens,
@@ -86,9 +85,11 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    kinds = (messages, subscriptions, bulk, operations, backups, timers, schedules, sources, tokens)
-    for routes in kinds:
-        fastapi.include_router(routes.router, dependencies=[Depends(authorize)])
+    kinds = (messages, subscriptions, bulk, operations, backups, timers, schedules)
+    routers = [kind.router for kind in kinds]
+    routers += [part.routes() for part in calls.parts if part.routes is not None]
+    for router in (*routers, tokens.router):
+        fastapi.include_router(router, dependencies=[Depends(authorize)])
     for pages in (docs_page, console):
         fastapi.include_router(pages.router)
     fastapi.add_exception_handler(DelayServerError, _on_error)
@@ -104,7 +105,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
 class _FastAPI(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            complete(super().openapi())
+            complete(super().openapi(), self.state.parts.calls.parts)
         assert self.openapi_schema is not None
         return self.openapi_schema
 

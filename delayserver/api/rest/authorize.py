@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from delayserver.api.rest.common import PartsOf
-from delayserver.api.scopes import ADMIN, PUBLIC, RULES, CoveredSubject
+from delayserver.api.scopes import PUBLIC, CoveredSubject, rule_of
 from delayserver.security.tokens import Action, Caller
 
 
@@ -33,7 +33,7 @@ async def authorize(request: Request, caller: CallerOf, parts: PartsOf) -> None:
     calls = parts.calls
     if caller is None or caller.is_admin:
         return
-    rule = RULES.get((request.method, request.scope["route"].path_format), ADMIN)
+    rule = rule_of(calls.parts, request.method, request.scope["route"].path_format)
     subject = ""
     match rule.of:
         case CoveredSubject.BODY | CoveredSubject.ANYONE:

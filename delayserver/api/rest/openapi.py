@@ -21,8 +21,9 @@ import msgspec
 from fastapi.routing import APIRoute
 
 from delayserver.api.problems import MEDIA_TYPE, ProblemDocument
-from delayserver.api.scopes import ADMIN, PUBLIC, PUBLIC_PATHS, RULES
+from delayserver.api.scopes import PUBLIC, PUBLIC_PATHS, rule_of
 from delayserver.delivery.batch import BatchedMessage
+from delayserver.parts.part import Parts
 from delayserver.security.tokens import SCOPE_HELP
 from delayserver.wire.fields import describe_field
 from delayserver.wire.messages import PublishModel
@@ -42,15 +43,6 @@ _EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
             "body": {"shop": 7},
             "cron": "0 9 * * MON-FRI",
             "timezone": "Europe/Berlin",
-        }
-    ],
-    "SourceModel": [
-        {
-            "type": "kafka",
-            "bootstrap": "127.0.0.1:9092",
-            "topic": "orders",
-            "subject": "order.unpaid",
-            "due_header": "delay-until",
         }
     ],
     "SubscriptionModel": [
@@ -151,9 +143,6 @@ _OF_ONE_SHARD: Final = frozenset(
         ("/v1/schedules/{name}/pause", "post"),
         ("/v1/schedules/{name}/resume", "post"),
         ("/v1/schedules/{name}/trigger", "post"),
-        ("/v1/sources/{name}", "put get delete"),
-        ("/v1/sources/{name}/pause", "post"),
-        ("/v1/sources/{name}/resume", "post"),
         ("/v1/subscriptions/{name}/dead-letters/redrive", "post"),
         ("/v1/subscriptions/{name}/dead-letters/{message_id}", "delete"),
         ("/v1/imports", "post"),
@@ -235,15 +224,16 @@ def operation_id(route: APIRoute) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def complete(document: dict[str, Any]) -> None:
+def complete(document: dict[str, Any], parts: Parts) -> None:
     """Add to FastAPI's document the parts that it does not know."""
     document["servers"] = [{"url": "/", "description": "the server that this comes from"}]
+    of_one_shard = _OF_ONE_SHARD | _of_one_shard(parts)
     problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             responses = operation["responses"]
             common = [] if path in PUBLIC_PATHS else ["400", "401", "403", "429", "431"]
-            if (method, path) in _OF_ONE_SHARD:
+            if (method, path) in of_one_shard:
                 common.append("421")
             if "requestBody" in operation:
                 common += ["408", "413", "415", "422"]
@@ -256,7 +246,7 @@ def complete(document: dict[str, Any]) -> None:
             for status in responses.keys() & {"429", "503"}:
                 responses[status]["headers"] = _RETRY_AFTER
             # On loopback no token is needed unless one was made.
-            rule = RULES.get((method.upper(), path), ADMIN)
+            rule = rule_of(parts, method.upper(), path)
             operation["security"] = [] if rule is PUBLIC else [{"token": [*rule.actions]}, {}]
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -268,7 +258,8 @@ def complete(document: dict[str, Any]) -> None:
     schemas.update(json.loads(json.dumps(components).replace('\\\\Z"', '$"')))
     for name in components:
         schemas[name]["description"] = cleandoc(schemas[name]["description"])
-    for name, examples in _EXAMPLES.items():
+    more = (item for part in parts for item in part.examples.items())
+    for name, examples in (*_EXAMPLES.items(), *more):
         schemas[name]["examples"] = examples
     for name in _named_by(
         [
@@ -286,11 +277,22 @@ def complete(document: dict[str, Any]) -> None:
             "description": f"made with `delayserver token create`; its scopes: {SCOPE_HELP}",
         }
     }
-    _add_examples(document["paths"])
+    _add_examples(document["paths"], parts)
     document["webhooks"] = _webhooks()
 
 
-def _add_examples(paths: dict[str, Any]) -> None:
+def _of_one_shard(parts: Parts) -> frozenset[tuple[str, str]]:
+    """The calls of parts that may be for one shard alone: those with the name of a definition."""
+    found = set[tuple[str, str]]()
+    for part in parts:
+        if part.collection:
+            path = f"/v1/{part.collection}/{{name}}"
+            found |= {(method, path) for method in ("put", "get", "delete")}
+            found |= {("post", f"{path}/{verb}") for verb in part.verbs}
+    return frozenset(found)
+
+
+def _add_examples(paths: dict[str, Any], parts: Parts) -> None:
     publish = paths["/v1/messages"]["post"]
     publish["requestBody"]["content"]["application/json"]["example"] = _MESSAGE
     for status, duplicate in (("201", False), ("200", True)):
@@ -305,12 +307,15 @@ def _add_examples(paths: dict[str, Any]) -> None:
     paths["/v1/cluster"]["get"]["responses"]["200"]["headers"] = _VERSION
     trigger = paths["/v1/schedules/{name}/trigger"]["post"]
     trigger["responses"]["201"]["headers"] = _LOCATION | _ETAG
-    for kind in ("schedules", "sources"):
+    for kind, verbs in (
+        ("schedules", ("pause", "resume")),
+        *((part.collection, part.verbs) for part in parts if part.collection),
+    ):
         named = paths[f"/v1/{kind}/{{name}}"]
         for status in ("200", "201"):
             named["put"]["responses"][status]["headers"] = _ETAG
         named["get"]["responses"]["200"]["headers"] = _ETAG
-        for one in ("pause", "resume"):
+        for one in verbs:
             paths[f"/v1/{kind}/{{name}}/{one}"]["post"]["responses"]["200"]["headers"] = _ETAG
     for path in ("/v1/messages/{message_id}", "/v1/subjects/{subject}/keys/{key}"):
         for method in ("get", "patch"):

@@ -9,7 +9,7 @@ Cost: 10 µs. Threads: pure functions.
 import asyncio
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -26,7 +26,6 @@ from delayserver.records.subscriptions import (
 from delayserver.security.broker_urls import masked
 from delayserver.security.targets import TargetPolicy, split_bootstrap
 from delayserver.wire.fields import MASK
-from delayserver.wire.sources import SourceModel
 from delayserver.wire.subscriptions import (
     AmqpSubscription,
     KafkaSubscription,
@@ -46,6 +45,23 @@ _MODULES: Final = {
 """The modules that a type needs; an extra of its name brings them."""
 
 
+class WantedTopic(Protocol):
+    """A topic, in the fields that all requests share which name one."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def username(self) -> str | None: ...
+    @property
+    def password(self) -> str | None: ...
+    @property
+    def mechanism(self) -> str | None: ...
+    @property
+    def tls(self) -> bool | None: ...
+
+
 async def load_client(kind: str) -> None:
     """Import the client for a type in a thread: it may take 0.3 s, in which others are served."""
     if kind in _MODULES and find_spec(_MODULES[kind]) is not None:
@@ -55,7 +71,7 @@ async def load_client(kind: str) -> None:
 def target_of(wanted: SubscriptionRequest, policy: TargetPolicy) -> Target | None:
     """Where a broker puts messages; None: no broker gets them. Raises InputError."""
     if wanted.kind in _MODULES:
-        _check_client(wanted.kind)
+        check_client(wanted.kind)
     match wanted:
         case KafkaSubscription():
             return _kafka(wanted, policy)
@@ -69,7 +85,7 @@ def target_of(wanted: SubscriptionRequest, policy: TargetPolicy) -> Target | Non
             return None
 
 
-def _check_client(kind: str) -> None:
+def check_client(kind: str) -> None:
     if find_spec(_MODULES[kind]) is None:
         raise InputError(missing_client(kind), "/type")
 
@@ -105,12 +121,6 @@ def _login(target: KafkaTarget) -> dict[str, Any]:
     return {"username": target.username, "password": MASK, "mechanism": target.mechanism}
 
 
-def source_topic(wanted: SourceModel, policy: TargetPolicy) -> KafkaTarget:
-    """The topic that a source reads. Raises InputError."""
-    _check_client("kafka")
-    return _topic(wanted, policy)
-
-
 def topic_fields(target: KafkaTarget) -> dict[str, Any]:
     """Where a topic is, as somebody may see it."""
     return {
@@ -121,8 +131,8 @@ def topic_fields(target: KafkaTarget) -> dict[str, Any]:
     }
 
 
-def _topic(wanted: KafkaSubscription | SourceModel, policy: TargetPolicy) -> KafkaTarget:
-    """A topic, and whom its brokers let in."""
+def kafka_topic(wanted: WantedTopic, policy: TargetPolicy) -> KafkaTarget:
+    """A topic, and whom its brokers let in. Raises InputError."""
     for broker in split_bootstrap(wanted.bootstrap):
         policy.check_broker(broker)
     if wanted.topic in (".", ".."):
@@ -145,7 +155,7 @@ def _topic(wanted: KafkaSubscription | SourceModel, policy: TargetPolicy) -> Kaf
 
 
 def _kafka(wanted: KafkaSubscription, policy: TargetPolicy) -> KafkaTarget:
-    target = _topic(wanted, policy)
+    target = kafka_topic(wanted, policy)
     if wanted.delivery == "exactly_once" and (wanted.username is not None or wanted.tls):
         raise InputError(
             "exactly_once goes to the brokers of the cluster, as --kafka-config says", "/delivery"

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from delayserver.parts.installed import PARTS
 from delayserver.records.definitions import definitions_among
 from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.schedules import Schedule, ScheduleState, pack_schedule
@@ -66,7 +67,7 @@ NOW_MS = HOUR * HOUR_MS
 def replay_of(files: Files, catalog: Catalog, log: MessageLog) -> Replay:
     staging, definitions = Staging(files, STAMP), DefinitionsLog(files, stamp=STAMP)
     schedule, dispatch = schedule_log(files), dispatch_log(files)
-    replay = Replay(catalog, schedule, dispatch, log, staging, definitions)
+    replay = Replay(catalog, schedule, dispatch, log, staging, definitions, PARTS)
     replay.resume_definitions()
     return replay
 

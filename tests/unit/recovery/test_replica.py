@@ -12,6 +12,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import OverloadedError
+from delayserver.parts.installed import PARTS
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.check import check
@@ -78,7 +79,7 @@ class Node:
         clock = cluster.clock
         rng = random.Random(self.number)
         surroundings = Surroundings(
-            clock, clock.stopwatch_ms, rng.randbytes, rng.random, clock.monotonic_s
+            clock, clock.stopwatch_ms, rng.randbytes, rng.random, clock.monotonic_s, PARTS
         )
         return Replica(place, surroundings, self.settings)
 

@@ -16,6 +16,7 @@ from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.problems import problem_of
 from delayserver.config import Settings
 from delayserver.errors import AccessError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.parts.installed import PARTS
 from delayserver.security.tokens import Caller, Token
 from delayserver.serve.app import make_app
 from delayserver.server.server import Server
@@ -96,7 +97,7 @@ class ToldPeers:
 
     def route(self, call: PeerCall, **settings: Any) -> PeerAnswer | None:
         """What the router of the own shard answers."""
-        return asyncio.run(Router(self, Settings(**settings)).answer(call))
+        return asyncio.run(Router(self, Settings(**settings), PARTS).answer(call))
 
 
 class RealShards:
@@ -119,7 +120,7 @@ class RealShards:
             server = Server(made, fatal=_fail, shard=shard)
             self.servers.append(server)
             self._apps.append(make_app(server.calls, ShardPlace.alone(data_dir))[0])
-            self.routers.append(Router(_PeersOf(self, shard), made))
+            self.routers.append(Router(_PeersOf(self, shard), made, PARTS))
         for server in self.servers:
             self._runner.run(server.start())
 

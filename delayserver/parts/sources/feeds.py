@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from delayserver.delivery.own_threads import post
 from delayserver.errors import DelayServerError
-from delayserver.records.sources import KnownSource, SourceRecord
+from delayserver.parts.sources.records import KnownSource, SourceRecord
 
 BATCHES_MAX: Final = 2
 BATCH_RECORDS_MAX: Final = 500

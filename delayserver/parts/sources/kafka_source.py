@@ -47,14 +47,6 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from delayserver.delivery.complaints import QuietLogger
-from delayserver.delivery.feeds import (
-    BATCH_MAX_BYTES,
-    BATCH_RECORDS_MAX,
-    Batch,
-    FeedError,
-    Handover,
-    Health,
-)
 from delayserver.delivery.kafka_sink import (
     Refusals,
     asked,
@@ -64,7 +56,15 @@ from delayserver.delivery.kafka_sink import (
     reason_of,
 )
 from delayserver.delivery.own_threads import post_result
-from delayserver.records.sources import KnownSource, SourceRecord
+from delayserver.parts.sources.feeds import (
+    BATCH_MAX_BYTES,
+    BATCH_RECORDS_MAX,
+    Batch,
+    FeedError,
+    Handover,
+    Health,
+)
+from delayserver.parts.sources.records import KnownSource, SourceRecord
 from delayserver.security.targets import TargetPolicy, split_bootstrap, split_broker
 from storage.replicated.kafka_settings import admin_settings, source_settings
 

@@ -22,7 +22,7 @@ loop.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -35,10 +35,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import InputError
-from delayserver.records.message import Content, Payload, check_headers, check_key
-from delayserver.records.named import Known
-from delayserver.records.nesting import check_nesting
-from delayserver.records.sources import (
+from delayserver.parts.sources.records import (
     SOURCES,
     KnownSource,
     OnError,
@@ -53,10 +50,16 @@ from delayserver.records.sources import (
     pack_source_state_with,
     read_source_state,
 )
+from delayserver.records.message import Content, Payload, check_headers, check_key
+from delayserver.records.named import Known
+from delayserver.records.nesting import check_nesting
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.times import format_duration, parse_duration_ms, read_time_ms
 from storage.catalog import Catalog, Table
 from storage.rows import RecordKind
+
+if TYPE_CHECKING:
+    from delayserver.server.metrics import Metrics
 
 HEADERS_MAX: Final = 100
 """Headers of a record that are looked at."""
@@ -122,6 +125,8 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
         self._publishing = publishing
         self.on_changed: Callable[[str], None] = lambda name: None
         """Told of a source whose version has changed, or that has ended."""
+        self.errors: dict[str, str] = {}
+        """By name, why nothing can be read now; the runner says it."""
         self.taken_total = 0
         self.skipped_total = 0
 
@@ -131,6 +136,16 @@ class Sourcing(Defining[WantedSource, Source, SourceState]):
     def all(self) -> list[KnownSource]:
         """In the order of their names."""
         return self.page("", _ALL)[0]
+
+    def add_metrics(self, metrics: "Metrics") -> None:
+        """Add the counters and gauges of sources."""
+        metrics.counter("source_records", "Records of sources published", lambda: self.taken_total)
+        metrics.counter(
+            "source_records_skipped",
+            "Records of sources that could not be published",
+            lambda: self.skipped_total,
+        )
+        metrics.gauge("sources", "Sources", self.__len__)
 
     def look(self) -> None:
         """Say which of them are not understood here."""

@@ -4,11 +4,12 @@ Cost: about 100 µs per call. Threads: belongs to the event loop.
 """
 
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
+from msgspec import UNSET
 
-from delayserver.api.documents import NAMED_PAGE_MAX, source_document
+from delayserver.api.documents import NAMED_PAGE_MAX
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     INVALID,
@@ -30,12 +31,18 @@ from delayserver.api.rest.named import (
     subject_of,
 )
 from delayserver.api.rest.openapi import answer, json_body
-from delayserver.api.rest.targets import source_topic, topic_fields
-from delayserver.decisions.sourcing import WantedSource
-from delayserver.records.sources import KnownSource, OnError, Source, SourceState
+from delayserver.api.rest.targets import check_client, kafka_topic, topic_fields
+from delayserver.parts.sources.records import KnownSource, OnError, Source, SourceState
+from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.security.tokens import Action
+from delayserver.times import format_time
 from delayserver.wire.reading import read
-from delayserver.wire.sources import SourceDocument, SourceListDocument, SourceModel
+from delayserver.wire.sources import (
+    SkippedRecordDocument,
+    SourceDocument,
+    SourceListDocument,
+    SourceModel,
+)
 
 GROUP_PREFIX: Final = "delayserver."
 
@@ -43,7 +50,7 @@ Sources = NamedRoutes[WantedSource, Source, SourceState, SourceDocument]
 
 
 async def _sources(parts: PartsOf, caller: CallerOf) -> Sources:
-    return NamedRoutes(parts, caller, parts.calls.sources, _document)
+    return NamedRoutes(parts, caller, parts.calls.part(Sourcing), _document)
 
 
 SourcesOf = Annotated[Sources, Depends(_sources)]
@@ -79,10 +86,11 @@ async def put_source(
     wanted = read(await json_of(request), SourceModel)
     # Before anybody is told which brokers are allowed.
     require(sources.caller, Action.PUBLISH, wanted.subject)
+    check_client("kafka")
     source = WantedSource(
         name,
         wanted.subject,
-        source_topic(wanted, sources.parts.targets),
+        kafka_topic(wanted, sources.parts.targets),
         wanted.due_header,
         wanted.group or GROUP_PREFIX + name,
         OnError[wanted.on_error.upper()],
@@ -112,7 +120,7 @@ async def delete_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = 
 async def pause_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> Response:
     """Take nothing until it is resumed."""
     calls = sources.parts.calls
-    pause = partial(calls.sources.pause, now_ms=calls.clock())
+    pause = partial(calls.part(Sourcing).pause, now_ms=calls.clock())
     return await sources.change(name, if_match, pause)
 
 
@@ -124,11 +132,34 @@ async def pause_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = N
 async def resume_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> Response:
     """Go on where it is; one that an error has stopped tries that record again."""
     calls = sources.parts.calls
-    resume = partial(calls.sources.resume, now_ms=calls.clock())
+    resume = partial(calls.part(Sourcing).resume, now_ms=calls.clock())
     return await sources.change(name, if_match, resume)
 
 
 def _document(parts: Parts, known: KnownSource) -> SourceDocument:
-    source = known.definition
-    error = parts.calls.source_errors.get(source.name)
-    return source_document(known, subject_of(parts, known), error, topic_fields(source.topic))
+    source, state = known.definition, known.state
+    error = parts.calls.part(Sourcing).errors.get(source.name)
+    last = state.last_skipped
+    reason: Literal["asked", "error"] = "error" if state.is_stopped else "asked"
+    return SourceDocument(
+        name=source.name,
+        subject=subject_of(parts, known),
+        type="kafka",
+        due_header=source.due_header,
+        group=source.group,
+        on_error="stop" if source.on_error == OnError.STOP else "skip",
+        paused=state.is_paused,
+        pause_reason=reason if state.is_paused else None,
+        error=None if state.is_paused else error,
+        positions={str(one): offset for one, offset in sorted(state.positions.items())},
+        published=state.taken,
+        skipped=state.skipped,
+        last_skipped=None
+        if last is None
+        else SkippedRecordDocument(
+            last.partition, last.offset, last.reason, format_time(last.time_ms)
+        ),
+        changed_at=format_time(state.changed_ms),
+        not_understood=known.problem or UNSET,
+        **topic_fields(source.topic),
+    )

@@ -16,6 +16,7 @@ import msgspec
 
 from delayserver.records.named import Known, NamedDefinition, NamedState
 from delayserver.records.subscriptions import KafkaTarget
+from delayserver.records.tables import must, must_be_understood, named_key, whole
 from delayserver.records.understanding import Understanding, elements_behind, with_elements
 
 
@@ -155,3 +156,23 @@ SOURCE_CHANGES: Final = Understanding(SourceChange, {"name": ""})
 def pack_source_change(change: SourceChange) -> bytes:
     """The payload of a SOURCE, not sealed."""
     return _encode(change)
+
+
+# ── the checks of both tables ────────────────────────────────────────────────────────────────────
+
+
+def check_source(key: bytes, value: bytes) -> None:
+    """Check an entry of the table SOURCES. Raises one of UNREADABLE."""
+    source, problem = whole(SOURCES, value)
+    must(named_key(source.name) == key, "a source of another name")
+    must_be_understood(problem)
+
+
+def check_source_state(key: bytes, value: bytes) -> None:
+    """Check an entry of the table SOURCE_STATES. Raises one of UNREADABLE."""
+    key.decode()
+    state, tail, problem = read_source_state(value)
+    must(tail is not None, problem)
+    positions = state.positions.items()
+    must(all(one >= 0 for pair in positions for one in pair), "a place before the first")
+    must_be_understood(problem)

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from delayserver.delivery.feeds import BATCHES_MAX, FeedError, Handover
-from delayserver.records.sources import SourceRecord
+from delayserver.parts.sources.feeds import BATCHES_MAX, FeedError, Handover
+from delayserver.parts.sources.records import SourceRecord
 from tests.waiting import turns
 
 

@@ -12,17 +12,22 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from structlog.testing import capture_logs
 
-from delayserver.delivery import kafka_source
-from delayserver.delivery.feeds import BATCH_MAX_BYTES, BATCH_RECORDS_MAX, BATCHES_MAX, FeedError
-from delayserver.delivery.kafka_source import (
+from delayserver.parts.sources import kafka_source
+from delayserver.parts.sources.feeds import (
+    BATCH_MAX_BYTES,
+    BATCH_RECORDS_MAX,
+    BATCHES_MAX,
+    FeedError,
+)
+from delayserver.parts.sources.kafka_source import (
     ASK_TRIES,
     AWAY_S,
     REFRESH_S,
     SUSPECT_S,
     KafkaFeed,
 )
+from delayserver.parts.sources.records import Source, SourceRecord, SourceState
 from delayserver.records.named import Known
-from delayserver.records.sources import Source, SourceRecord, SourceState
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.security.targets import TargetPolicy
 from tests.waiting import until

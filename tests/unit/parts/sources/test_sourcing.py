@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from delayserver.decisions.sourcing import Sourcing, WantedSource, due_ms_of
 from delayserver.errors import InputError, NotFoundError, OverloadedError, PreconditionError
+from delayserver.parts.sources.records import OnError, SourceRecord, SourceState
+from delayserver.parts.sources.sourcing import Sourcing, WantedSource, due_ms_of
 from delayserver.records.message import Content, Payload
-from delayserver.records.sources import OnError, SourceRecord, SourceState
 from delayserver.records.subscriptions import KafkaTarget
 from storage.catalog import Table
 from storage.errors import DiskFullError

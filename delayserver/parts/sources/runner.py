@@ -20,11 +20,11 @@ from typing import Final
 
 import structlog
 
-from delayserver.decisions.sourcing import Sourcing
 from delayserver.delivery.complaints import Complaints
-from delayserver.delivery.feeds import Batch, Feed, FeedError, FeedOpener, Health
 from delayserver.errors import DiskReserveError, OverloadedError, StoppingError
-from delayserver.records.sources import KnownSource
+from delayserver.parts.sources.feeds import Batch, Feed, FeedError, FeedOpener, Health
+from delayserver.parts.sources.records import KnownSource
+from delayserver.parts.sources.sourcing import Sourcing
 from delayserver.server.futures import durable
 from storage.errors import StorageError
 
@@ -59,8 +59,7 @@ class SourceRunner:
         """By name, with the version that each runs. All but the last are ending."""
         self._is_ended = False
         self._complaints = Complaints()
-        self.errors: dict[str, str] = {}
-        """By name, why nothing can be read now."""
+        self.errors = sources.errors
 
     def start(self) -> None:
         """Begin with those that there are."""

@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from delayserver.decisions.sourcing import WantedSource
-from delayserver.delivery.feeds import Batch, FeedError, Health
-from delayserver.records.sources import KnownSource, OnError, SourceRecord
+from delayserver.parts.sources.feeds import Batch, FeedError, Health
+from delayserver.parts.sources.records import KnownSource, OnError, SourceRecord
+from delayserver.parts.sources.runner import RETRY_MAX_S, RETRY_S, SourceRunner
+from delayserver.parts.sources.sourcing import WantedSource
 from delayserver.records.subscriptions import KafkaTarget
-from delayserver.server.source_runner import RETRY_MAX_S, RETRY_S, SourceRunner
 from storage.errors import DiskFullError
-from tests.unit.decisions.test_sourcing import Parts
 from tests.unit.fakes import START_MS, SUBJECT
+from tests.unit.parts.sources.test_sourcing import Parts
 from tests.waiting import turns
 
 WANTED = WantedSource("orders", SUBJECT, KafkaTarget("127.0.0.1:9092", "t"), "due", "g")

@@ -1,0 +1,9 @@
+"""Features beside the core: each is a folder, and registers by one `Feature`.
+
+The core never imports a feature. It is given a tuple of parts, and calls what they register. In the
+order to read it in:
+
+part          the protocol of a part: everything that a feature registers
+installed     the parts of this server, in one tuple
+sources       topics whose records are published, each once
+"""

@@ -1,0 +1,14 @@
+"""The parts of this server, in one tuple: a feature is added here, and nowhere else in the core.
+
+The entry points hand it down: the server, a replica, a restore, check and repair. Everything below
+them gets the tuple as an argument.
+
+Cost: the import of the decisions of all parts. Threads: immutable values.
+"""
+
+from typing import Final
+
+from delayserver.parts.part import Parts
+from delayserver.parts.sources.part import SOURCES_PART
+
+PARTS: Final[Parts] = (SOURCES_PART,)

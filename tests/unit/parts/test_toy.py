@@ -1,0 +1,85 @@
+"""A feature that the core has never heard of is recovered, checked and shown by its part alone."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from delayserver.config import Settings
+from delayserver.parts.part import Core, Feature
+from delayserver.recovery.check import check
+from delayserver.server.metrics import Metrics
+from storage.catalog import Table
+from storage.frame import seal
+from storage.rows import RecordKind
+from tests.world.server import Observer, SimulatedClock, SimulatedServer
+from tests.world.storage.catalog import MemoryCatalog
+from tests.world.storage.files import SimulatedFiles
+
+
+class Notes:
+    """Words that a client keeps."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.kept_total = 0
+        self.not_understood: Mapping[str, str] = {}
+
+    def prune(self, through_seq: int) -> None:
+        """Nothing is held in memory."""
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        metrics.counter("notes_kept", "Notes", lambda: self.kept_total)
+
+    def keep(self, word: str) -> None:
+        self._core.sequencer.append(RecordKind.SOURCE, payload=seal(word.encode()))
+        self._core.groups.wake()
+        self.kept_total += 1
+
+
+def _check(key: bytes, value: bytes) -> None:
+    if key != value:
+        raise ValueError("a word under another one")
+
+
+NOTES = Feature(
+    name="note",
+    decide=Notes,
+    effects={RecordKind.SOURCE: lambda payload: [(Table.SOURCES, payload, payload)]},
+    checks={Table.SOURCES: _check},
+)
+"""It has the record kind and a table that sources have elsewhere: this server has no sources."""
+
+
+def _server(files: SimulatedFiles, catalog: MemoryCatalog, clock: SimulatedClock) -> Any:
+    return SimulatedServer(
+        *(Settings(), files, catalog, clock, random.Random(0), Observer()),
+        around=lambda surroundings: replace(surroundings, parts=(NOTES,)),
+    )
+
+
+@pytest.mark.damaged("only a check with the part can read its table")
+def test_a_part_of_a_test_is_recovered_after_a_kill_checked_and_shown() -> None:
+    files, catalog, clock = SimulatedFiles(), MemoryCatalog(), SimulatedClock()
+    server = _server(files, catalog, clock)
+    server.engine.part(Notes).keep("wood")
+    while server.turn():
+        pass
+    server.run(server.committer, 1)  # durable, and not filed
+    assert not list(catalog.scan(Table.SOURCES))
+    registry = CollectorRegistry()
+    registry.register(server.calls.gauges.metrics)
+    shown = generate_latest(registry).decode()
+    assert "notes_kept_total 1.0" in shown and 'kind="note"' in shown
+    files, catalog = files.crash(), catalog.crash()
+    server = _server(files, catalog, clock)
+    assert [*catalog.scan(Table.SOURCES)] == [(b"wood", b"wood")]
+    assert check(files, catalog, parts=(NOTES,)).is_clean
+    catalog.commit({Table.SOURCES: [(b"wood", b"iron")]})
+    (found,) = check(files, catalog, parts=(NOTES,)).damage[:1]
+    assert "another one" in str(found)
+    server.close()
