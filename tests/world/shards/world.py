@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Self
 
+from delayserver.decisions.retries import RETRY_COMMIT_MS
 from delayserver.records.sharding import shard_of_name
 from delayserver.shards.allotment import quiet_ms
 from storage.rows import HOUR_MS
@@ -275,6 +276,9 @@ class ShardsWorld:
     def _end_schedules(self) -> None:
         """All that was due has run; with them nothing would ever come to rest."""
         machine = self.machine
+        # A schedule that was refused is tried again after so long.
+        machine.let_pass(RETRY_COMMIT_MS)
+        self._make_whole()
         for _ in range(200):
             now_ms = machine.clock.now_ms
             engines = [shard.running.engine for shard in machine.shards]
