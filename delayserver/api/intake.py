@@ -27,7 +27,7 @@ from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.records.direct import WEBHOOK_TIMEOUT_MS, Destination
 from delayserver.records.message import (
     Content,
-    Debounce,
+    DebounceState,
     MessageOptions,
     OutcomeSubjects,
     Payload,
@@ -187,7 +187,7 @@ class Intake:
 
     def _debounce(
         self, wanted: DebounceModel | None, fields: Mapping[str, Any], now_ms: int
-    ) -> Debounce | None:
+    ) -> DebounceState | None:
         if wanted is None:
             return None
         for name in ("delay", "deliver_at", "jitter"):
@@ -199,7 +199,7 @@ class Intake:
             at_most_ms = self._wait_ms(wanted.at_most, "/debounce/at_most")
             if at_most_ms < quiet_ms:
                 raise InputError("at_most is at least as long as quiet", "/debounce/at_most")
-        return Debounce(quiet_ms, at_most_ms, wanted.keep == "first", now_ms)
+        return DebounceState(quiet_ms, at_most_ms, wanted.keep == "first", now_ms)
 
     def _wait_ms(self, duration: int | str | None, pointer: str) -> int:
         """A length of time that is not nothing."""

@@ -62,6 +62,7 @@ from delayserver.client.transport import (
 )
 from delayserver.client.values import (
     Attempts,
+    Debounce,
     Delay,
     DeliverAt,
     Draft,
@@ -76,6 +77,7 @@ from delayserver.client.values import (
     time,
 )
 from delayserver.client.writing import (
+    debounce_to_send,
     due,
     encode,
     fields,
@@ -493,18 +495,21 @@ class AsyncProducer(RetryingClient):
         key: str,
         body: Any = None,
         *,
+        debounce: Debounce | None = None,
         if_match: str | None = None,
         timeout_s: float | None = None,
         **options: Unpack[PublishOptions],
     ) -> Published:
-        """Publish in place of what waits under the key: a timer that each call pushes back. The
-        arguments are those of `publish`.
+        """Publish in place of the message that waits under the key: a timer that each call pushes
+        back. The arguments are those of `publish`; `debounce` takes the place of `delay`.
 
         Raises as `publish`; ChangedError with `if_match`. After a lost answer it is sent again only
         where a message still waits under the key, so that it never fires twice; else, an
         UnansweredError leaves it to the caller."""
         message = new_message(subject, body, **options)
         document, path = fields(message), path_of("subjects", subject, "keys", key)
+        if debounce is not None:
+            document["debounce"] = debounce_to_send(debounce)
         shard = self._shard_of(None, subject, key)
         if if_match is None:
             answer = await self._replace(path, document, timeout_s, shard=shard)

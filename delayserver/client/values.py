@@ -44,6 +44,17 @@ class To(msgspec.Struct, frozen=True, kw_only=True):
     """The waits before the attempts after the first."""
 
 
+class Debounce(msgspec.Struct, frozen=True, kw_only=True):
+    """How each `replace` under a key pushes its message back."""
+
+    quiet: Delay
+    """The message is due when no call has come for so long."""
+    at_most: Delay | None = None
+    """It is due so long after the first call at the latest; None: there is no latest moment."""
+    keep: Literal["last", "first"] = "last"
+    """Whose content is delivered."""
+
+
 class PublishOptions(TypedDict, total=False):
     """Options of a message besides its subject, body and key; see `publish`."""
 
@@ -218,6 +229,8 @@ class Stored(Body, frozen=True, kw_only=True):
     secret as `***`."""
     on_delivered: OutcomeMessage | None = None
     on_dead: OutcomeMessage | None = None
+    debounce: dict[str, Any] | None = None
+    """How `replace` pushes it back: quiet, at_most and keep as the API has them, and since when."""
     deliveries: tuple[Delivery, ...] = ()
     version: str = ""
     """For `if_match`: changes with whatever happens to the message. Empty in lists."""

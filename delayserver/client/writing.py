@@ -24,6 +24,7 @@ import msgspec
 
 from delayserver.client.errors import UnsendableError
 from delayserver.client.values import (
+    Debounce,
     Delay,
     DeliverAt,
     Draft,
@@ -146,6 +147,12 @@ def _destination(to: To | str) -> dict[str, Any]:
     retry = retry_of(to.max_attempts, to.backoff)
     timeout = duration_or_none(to.timeout)
     return given({"url": to.url, "secret": to.secret, "timeout": timeout, "retry": retry})
+
+
+def debounce_to_send(debounce: Debounce) -> dict[str, Any]:
+    """A debounce, as a part of a document."""
+    at_most = duration_or_none(debounce.at_most)
+    return given({"quiet": duration(debounce.quiet), "at_most": at_most, "keep": debounce.keep})
 
 
 def retry_of(max_attempts: int | None, backoff: Sequence[Delay] | None) -> dict[str, Any] | None:

@@ -105,7 +105,7 @@ class OutcomeSubjects(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dead: str | None = None
 
 
-class Debounce(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class DebounceState(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How each PUT under its key pushes a message back."""
 
     quiet_ms: int
@@ -139,7 +139,7 @@ class MessageOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where it goes; None: to all subscriptions that match."""
     outcomes: OutcomeSubjects | None = None
     """None: no message is published with the outcome."""
-    debounce: Debounce | None = None
+    debounce: DebounceState | None = None
     """None: no PUT under its key pushes it back."""
 
     def expires_ms(self, due_ms: int) -> int | None:

@@ -83,8 +83,8 @@ class ShardMover(ABC):
 
     @abstractmethod
     def on_recovered(self, recovered: Recovered) -> None:
-        """What was found, before anything runs. Who keeps its hours keeps their memory: they belong
-        to the wheel, which gives them back."""
+        """Recovery's findings, before anything runs. The hours' rows belong to the wheel from here
+        on: a caller that keeps `recovered` would keep their memory."""
 
     @abstractmethod
     def on_damage(self, error: DamageError) -> None:

@@ -32,7 +32,7 @@ from delayserver.records.direct import Destination
 from delayserver.records.horizon import Mark
 from delayserver.records.message import (
     Content,
-    Debounce,
+    DebounceState,
     MessageOptions,
     Origin,
     OutcomeSubjects,
@@ -134,7 +134,7 @@ PAYLOADS = {
         BODY, options=MessageOptions(to=Destination("http://127.0.0.1/", "a"))
     ),
     "debounce": Payload(
-        BODY, key="k", options=MessageOptions(debounce=Debounce(5_000, 60_000, True, 70))
+        BODY, key="k", options=MessageOptions(debounce=DebounceState(5_000, 60_000, True, 70))
     ),
     "outcomes": Payload(BODY, options=MessageOptions(outcomes=OutcomeSubjects("paid", "unpaid"))),
     "outcome of the dead": Payload(

@@ -18,7 +18,7 @@ from delayserver.records.sharding import shard_of, shard_of_id, shard_of_message
 from delayserver.security.tokens import Caller
 from delayserver.wire.reading import UNREADABLE
 
-_Told = Callable[[bytes], None]
+_PublishCallback = Callable[[bytes], None]
 
 
 class Shards(Protocol):
@@ -28,12 +28,19 @@ class Shards(Protocol):
     """The number of the one that asks."""
     count: int
 
-    def publish(self, shard: int, data: bytes, caller: Caller | None, told: _Told) -> None:
+    def publish(
+        self, shard: int, data: bytes, caller: Caller | None, told: _PublishCallback
+    ) -> None:
         """Have another shard publish one message; `told` gets the answer, head and all."""
         ...
 
     def cancel(
-        self, shard: int, subject: str | None, text: str, caller: Caller | None, told: _Told
+        self,
+        shard: int,
+        subject: str | None,
+        text: str,
+        caller: Caller | None,
+        told: _PublishCallback,
     ) -> None:
         """Have another shard cancel one message; likewise."""
         ...

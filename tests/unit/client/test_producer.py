@@ -14,6 +14,7 @@ from delayserver.client import (
     ChangedError,
     ClosedError,
     ConflictError,
+    Debounce,
     DiskFullError,
     Draft,
     InvalidError,
@@ -717,6 +718,31 @@ async def test_get_move_and_replace():
         *(move, move),
         ("PUT", "/v1/subjects/s/keys/k", {"body": {"n": 1}, "delay": "10s"}),
     ]
+
+
+@asynchronous
+async def test_a_debounce_goes_along_and_is_shown():
+    replaced = {"id": message_id(9), "duplicate": False, "subject": "s"}
+    shown = {"quiet": "5s", "keep": "first", "since": "2026-11-20T16:30:00Z"}
+    stored = {
+        "id": message_id(9),
+        "subject": "s",
+        "key": "k",
+        "deliver_at": "2026-11-20T16:30:05Z",
+        "state": "scheduled",
+        "attempts": 0,
+        "headers": {},
+        "deliveries": [],
+        "body": 1,
+        "debounce": shown,
+    }
+    producer, transport = make(answer(201, replaced), answer(200, stored))
+    debounce = Debounce(quiet=timedelta(seconds=5), at_most="1m", keep="first")
+    assert (await producer.replace("s", "k", 1, debounce=debounce)).id == message_id(9)
+    wanted = {"quiet": 5_000, "at_most": "1m", "keep": "first"}
+    document = {"body": 1, "debounce": wanted}
+    assert transport.requests == [("PUT", "/v1/subjects/s/keys/k", document)]
+    assert (await producer.get(message_id(9))).debounce == shown
 
 
 @asynchronous

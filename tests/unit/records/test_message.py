@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from delayserver.records.direct import Destination
 from delayserver.records.message import (
     Content,
-    Debounce,
+    DebounceState,
     MessageOptions,
     Origin,
     Payload,
@@ -167,7 +167,7 @@ def test_each_put_pushes_a_message_back_and_none_beyond_the_end_of_the_first(put
         if waiting is None:
             first = now_ms, body
         wanted = MessageOptions(
-            priority=number % 10, debounce=Debounce(quiet_ms, at_most_ms, keeps_first, now_ms)
+            priority=number % 10, debounce=DebounceState(quiet_ms, at_most_ms, keeps_first, now_ms)
         )
         new = Payload(body, key="k", headers={"n": str(number)}, options=wanted)
         before = waiting
@@ -185,7 +185,7 @@ def test_each_put_pushes_a_message_back_and_none_beyond_the_end_of_the_first(put
 
 
 def test_what_waits_without_a_debounce_may_be_kept_and_its_deliveries_are_not() -> None:
-    new = Payload(b"2", key="1001", options=MessageOptions(debounce=Debounce(5, 0, True, 70)))
+    new = Payload(b"2", key="1001", options=MessageOptions(debounce=DebounceState(5, 0, True, 70)))
     kept, due_ms = debounced(new, FULL, 70)
     assert due_ms == 75 and kept.origin is None and kept.history is None
     assert (kept.body, kept.watch) == (FULL.body, FULL.watch)
