@@ -336,6 +336,9 @@ def test_puts_that_come_together_know_of_each_other(api, subject):
         ({"debounce": {"quiet": "5s", "keep": "both"}}, "/debounce/keep"),
         ({"debounce": {"at_most": "5s"}}, "/debounce/quiet"),
         ({"debounce": {"quiet": "5s", "more": 1}}, "/debounce/more"),
+        ({"debounce": 5}, "/debounce"),
+        ({"debounce": {"quiet": None}}, "/debounce/quiet"),
+        ({"debounce": {"quiet": "5s"}, "delay": "x"}, "/delay"),
     ],
 )
 def test_a_debounce_that_cannot_be_kept_is_refused(api, subject, document, pointer):
