@@ -190,7 +190,8 @@ class Publishing:
         if len(new) <= NAMED_AT_ONCE:
             return False
         for name in new:
-            self._sequencer.subject_id(name)
+            if not self._groups.stopping:  # Else the caller refuses the batch.
+                self._sequencer.subject_id(name)
             yield 1
         self._groups.wake()
         return True

@@ -36,13 +36,13 @@ from tests.harness.notes import Notes
 from tests.harness.traffic import Doors
 
 SHARE = 0.5
-"""Of the rounds: a backup is begun with the load."""
+"""The share of the rounds in which a backup is begun with the load."""
 WAIT_SHARE = 0.6
-"""Of these: the load goes on until it is complete."""
+"""The share of these in which the load goes on until it is complete."""
 WAIT_S = 30.0
 POLL_S = 0.02
 MOMENT_SHARE = 0.7
-"""Of the rounds behind the first backup: a moment is noted, which is to be restored."""
+"""The share of the rounds behind the first backup that note a moment, which is to be restored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,19 +38,19 @@ from tests.waiting import Looks, turns
 CLIENTS = 8
 LEAVE_SHARE = 0.05
 CHECKPOINT_SHARE = 0.25
-"""Of the rounds: the strike waits for a checkpoint."""
+"""The share of the rounds in which the strike waits for a checkpoint."""
 CHECKPOINT_WAIT_S = 1.5
 LOOK_S = 0.0005
 RECEIVE_TURNS = 10
-"""Of the event loop; a delivery takes three, from the socket to the ledger."""
+"""Turns of the event loop; a delivery takes three, from the socket to the ledger."""
 CHECK_SHARE = 0.3
-"""Of the starts of the whole: the files are checked before."""
+"""The share of the starts of the whole before which the files are checked."""
 HOUR_SHARE = 0.3
-"""Of the starts of the whole: shortly before an hour begins."""
+"""The share of the starts of the whole that come shortly before an hour begins."""
 NEAR_HOUR_MS = 2500
 """A strike that falls so shortly before an hour waits for it."""
 BOTH_SHARE = 0.25
-"""Of the kills of a broker: the server is killed, too."""
+"""The share of the kills of a broker in which the server is killed, too."""
 AWAY_S = (0.0, 1.5)
 """A broker that was killed stays away for so long."""
 

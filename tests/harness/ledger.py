@@ -265,7 +265,7 @@ class Ledger(DemoLedger):
         if earliest_ms is None:
             return True
         if not order.answered:
-            # Nobody knows when the server heard of it, and so from when on its delay counts.
+            # The moment at which the server heard of it, and so the begin of its delay, is unknown.
             earliest_ms -= self.clock.set_back_ms(order.asked_ms, receipt.at_ms)
         if len(self.skews) > 1:
             moments_ms = (order.asked_ms, order.answered_ms, receipt.at_ms)

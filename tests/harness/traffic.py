@@ -127,7 +127,7 @@ class Traffic:
 
     PUBLISHERS = 8
     CONSUMERS = 2
-    """Of each subscription."""
+    """How many each subscription has."""
     PAUSE_S = 0.02
     """Between two publishes of one publisher, at most."""
     MIXED_SHARE = 0.0

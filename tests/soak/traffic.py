@@ -52,7 +52,7 @@ class SoakTraffic(Traffic):
         self._server = server
         self._pause_s = pause_s
         self._statuses: Counter[int] = Counter()
-        """Of the answers to bad clients."""
+        """Answers to bad clients, by status."""
 
     def writers(self) -> list[Coroutine[Any, Any, None]]:
         more = [self._look_up(), self._replace(), self._publish_packed()]

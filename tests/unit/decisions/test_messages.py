@@ -660,7 +660,7 @@ def test_many_new_subjects_of_a_batch_are_recorded_between_other_works(
     assert {after - before for before, after in itertools.pairwise(named)} <= {0, 1}
     with pytest.raises(StoppingError):
         at_once(work)
-    assert len(parts.sequencer.subjects) == count and not parts.publishing.accepted_total
+    assert len(parts.sequencer.subjects) < count and not parts.publishing.accepted_total
     parts.groups.stopping = False
     parts.commit()
     assert at_once(parts.publishing.publishing_batch(batch, START_MS)).duplicates == {}
