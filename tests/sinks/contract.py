@@ -47,6 +47,7 @@ class SinkContract:
     ) -> None:
         broker.prepare(name)
         definition = {"subject": name, **broker.definition(name), "retry": QUICKLY}
+        definition |= {"max_in_flight": 100}
         server.ask("PUT", path, 201, json=definition)
         batch = [{"subject": name, "body": n, "delay": 100 + n} for n in range(1500)]
         ids = server.ask("POST", "/v1/messages/batch", 200, json=batch)["ids"]
@@ -55,10 +56,10 @@ class SinkContract:
         time.sleep(0.2)
         broker.start()
         times = self.read_all(broker, name, ids)
-        # What comes again was under way when the broker was killed, and has the same id.
+        # Messages that come again were in flight when the broker was killed, and have the same id.
         assert set(times) == set(ids)
         assert max(times.values()) <= 2
-        assert sum(times.values()) < 1.5 * len(ids)
+        assert sum(times.values()) <= len(ids) + definition["max_in_flight"]
 
     def test_a_broker_that_hangs(
         self, broker: Broker, server: ApiServer, name: str, path: str
@@ -82,14 +83,17 @@ class SinkContract:
     ) -> None:
         broker.prepare(name)
         server.ask("PUT", path, 201, json={"subject": name, **broker.definition(name)})
-        batch = [{"subject": name, "body": n, "delay": 100 + n} for n in range(500)]
+        batch = [{"subject": name, "body": n, "delay": 100 + 5 * n} for n in range(500)]
         ids = server.ask("POST", "/v1/messages/batch", 200, json=batch)["ids"]
-        broker.read(name, 100)
+        recorded = [entry.id for entry in broker.read(name, 100)]
+        for message_id in recorded:
+            server.recorded(message_id)
         server.restart(kill=True)
         times = self.read_all(broker, name, ids)
         assert set(times) == set(ids)
         assert max(times.values()) <= 2
-        assert sum(times.values()) < 1.5 * len(ids)
+        # How many others come again depends on the disk; these have been looked up as delivered.
+        assert {times[message_id] for message_id in recorded} == {1}
 
     def test_pause_and_resume(
         self, broker: Broker, server: ApiServer, name: str, path: str
