@@ -69,8 +69,10 @@ GIVE_AWAY_MS = 1000
 """Deliveries on their way have so long when another is to own the shard; then it repeats them."""
 LAST_LINES_S = 0.5
 """A process that must end at once waits so long for its last lines to be written."""
-SWITCH_INTERVAL_S = 0.00001
-"""The GIL changes hands this often at the latest: the committer must not wait for 5 ms."""
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that wants the GIL waits so long for it, not 5 ms as by default: the committer is back
+from the disk, and the event loop has much to do. With 10 µs a turn of the loop beside a checkpoint
+takes longer: most of its time goes into changing hands."""
 
 _M_MMAP_THRESHOLD = -3
 MMAP_THRESHOLD_BYTES = 128 * 1024
