@@ -42,6 +42,7 @@ from delayserver.backup.shipped_log import LogCut, find_cut
 from delayserver.config import Settings
 from delayserver.parts.installed import PARTS
 from delayserver.recovery.check import check_path
+from delayserver.recovery.openers import Openers
 from delayserver.recovery.recover import file_message_log
 from delayserver.recovery.store import Store, Surroundings
 from delayserver.security.tokens import TOKENS_FILE
@@ -408,7 +409,7 @@ def go_ahead(
         monotonic=lambda: 0.0,
         parts=PARTS,
         shard=manifest.shard,
-        of=frozenset({Kind.UNFINISHED}),
+        openers=Openers(of=frozenset({Kind.UNFINISHED})),
     )
     # No setting matters here but the directory, whatever the environment says.
     settings = Settings.model_construct(data_dir=Path(files.root), segment_bytes=SEGMENT_BYTES)

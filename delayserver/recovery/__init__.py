@@ -1,6 +1,7 @@
 """From the files to a running state: the reading of a start, and the work of `check` and `repair`.
 In reading order:
 
+openers         how each part of a directory is opened
 store           the lock, the catalog and the logs of a directory
 recover         from whatever a crash left to the state as if it had not happened
 definitions     the definitions log as a whole, compared with the catalog

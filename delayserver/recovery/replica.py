@@ -153,7 +153,7 @@ class Replica:
             around,
             clock=holder.clock,
             may_deliver=holder.may_deliver,
-            transactions=self._transactions,
+            openers=replace(around.openers, transactions=self._transactions),
         )
 
     def _fence(self) -> None:
@@ -204,10 +204,11 @@ class Replica:
                 return LeasesFile(files, identity)  # A standby holds none, and asks for none.
             return OfficeLeases(holder, made[0].seized_ms, identity)
 
-        return replace(
-            self._surroundings,
+        openers = replace(
+            self._surroundings.openers,
             identity=self._place.identity,
             message_log=message_log,
             settler=settler,
             leases=leases,
         )
+        return replace(self._surroundings, openers=openers)

@@ -15,27 +15,20 @@ from typing import Final
 import structlog
 
 from delayserver.config import Settings
-from delayserver.delivery.settler import Settler
 from delayserver.parts.part import Parts
 from delayserver.records.kept_leases import NONE_KEPT
-from delayserver.recovery.leases_file import LeasesFile, LeasesPlace
+from delayserver.recovery.openers import OWN_DIRECTORY, Openers
 from delayserver.recovery.recover import Progress, Recovered, recover
-from delayserver.schedule.expansion import Staging
-from delayserver.schedule.loader import LOAD_SIZES, Loader, LoadSizes
-from delayserver.schedule.replay import Replay
+from delayserver.schedule.loader import Loader
 from delayserver.schedule.wheel import SLOT_MS
 from storage.catalog import Catalog
-from storage.definitions_log import DefinitionsLog
-from storage.directory import FORMAT_VERSION, LOCK_FILE, Identity, open_identity, upgrade
+from storage.directory import FORMAT_VERSION, LOCK_FILE, open_identity, upgrade
 from storage.errors import ShardNumberError
 from storage.files import Files
 from storage.hour_log import HourLog
-from storage.kinds import SERVED, Kind
-from storage.message_log import MessageLog
-from storage.replicated.transactions import SettledTransactions
 from storage.rows import LogKind
-from storage.tiered_catalog import KEY_TIERS, KeyTiers, TieredCatalog
-from storage.write_ahead_log import CheckpointedLog, WriteAheadLog
+from storage.tiered_catalog import TieredCatalog
+from storage.write_ahead_log import WriteAheadLog
 
 WRITTEN_HOURS_MIN: Final = 128
 """Files of hours that a log which is written to may have open, however small the limit is."""
@@ -45,27 +38,9 @@ READ_HOURS_MAX: Final = 32
 log = structlog.get_logger()
 
 
-def own_message_log(
-    files: Files, catalog: Catalog, identity: Identity, settings: Settings
-) -> WriteAheadLog:
-    """The message log in the directory itself: that of a server on its own."""
-    return MessageLog(
-        files,
-        stamp=identity.stamp,
-        segment_bytes=settings.segment_bytes,
-        durability=settings.durability,
-        held_max_bytes=settings.backup_log_held_max_bytes if settings.ships_log else 0,
-    )
-
-
-def own_settler(dispatch: HourLog, catalog: Catalog, identity: Identity) -> Settler:
-    """A settler that records settled deliveries in the directory itself, and nowhere else."""
-    return Settler(dispatch)
-
-
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where a shard lives: its time, its chance, and the parts that touch its disk."""
+    """Where a shard lives: its time, its chance, its features, and how its disk is opened."""
 
     clock: Callable[[], int]
     """Milliseconds since the epoch; may be set. For moments: when something is due."""
@@ -81,29 +56,12 @@ class Surroundings:
     progress: Progress = lambda what, done, total: None
     shard: int = 0
     """Its number among those of a server."""
-    identity: Identity | None = None
-    """The identity that the directory takes over, where others have a copy of it; None: its own."""
-    of: frozenset[Kind] = SERVED
-    """The kinds of directory that it may be."""
     schedule_hours_max: int = WRITTEN_HOURS_MIN
     """Files of hours that the schedule log has open where it is written."""
-    load_sizes: LoadSizes = LOAD_SIZES
-    key_tiers: KeyTiers = KEY_TIERS
-    message_log: Callable[[Files, Catalog, Identity, Settings], CheckpointedLog] = own_message_log
-    """Opens the message log. Only that of a standby is no `WriteAheadLog`."""
-    settler: Callable[[HourLog, Catalog, Identity], Settler] = own_settler
-    leases: Callable[[Files, Identity], LeasesPlace] = LeasesFile
-    """Where leases are left to the next process."""
-    closes_catalog: bool = True
-    """Whether the catalog ends with the directory; one in memory has to outlive it."""
     may_deliver: Callable[[], bool] = lambda: True
     """Whether deliveries may leave now, and questions be answered: where others could take over,
     only under a lease."""
-    transactions: SettledTransactions | None = None
-    """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
-    replay: type[Replay] | Callable[..., Replay] = Replay
-    staging: type[Staging] | Callable[..., Staging] = Staging
-    definitions: type[DefinitionsLog] | Callable[..., DefinitionsLog] = DefinitionsLog
+    openers: Openers = OWN_DIRECTORY
 
 
 class Store:
@@ -131,47 +89,46 @@ class Store:
 
     def _open(self, open_catalog: Callable[[], Catalog]) -> None:
         files, surroundings = self.files, self._surroundings
+        openers = surroundings.openers
         self._cleanup.enter_context(files.lock(LOCK_FILE))
         identity = self.identity = open_identity(
             files,
             random_bytes=surroundings.random_bytes,
             shard=surroundings.shard,
-            given=surroundings.identity,
-            of=surroundings.of,
+            given=openers.identity,
+            of=openers.of,
         )
         if identity.shard != surroundings.shard:
             raise ShardNumberError(files.root, identity.shard, surroundings.shard)
         catalog = open_catalog()
-        if surroundings.closes_catalog:
+        if openers.closes_catalog:
             self._cleanup.callback(catalog.close)
-        self.catalog = TieredCatalog(
-            catalog, files, stamp=identity.stamp, tiers=surroundings.key_tiers
-        )
+        self.catalog = TieredCatalog(catalog, files, stamp=identity.stamp, tiers=openers.key_tiers)
         self._cleanup.callback(self.catalog.close_runs)
-        self.message_log = surroundings.message_log(files, self.catalog, identity, self._settings)
+        self.message_log = openers.message_log(files, self.catalog, identity, self._settings)
         self.schedule = self.hour_log(LogKind.SCHEDULE, surroundings.schedule_hours_max)
-        definitions = surroundings.definitions(files, stamp=identity.stamp)
+        definitions = openers.definitions(files, stamp=identity.stamp)
         self._cleanup.callback(definitions.close)
-        self.replay = surroundings.replay(
+        self.replay = openers.replay(
             self.catalog,
             self.schedule,
             self.hour_log(LogKind.DISPATCH),
             self.message_log,
-            surroundings.staging(files, identity.stamp),
+            openers.staging(files, identity.stamp),
             definitions,
             surroundings.parts,
         )
-        self.leases = surroundings.leases(files, identity)
+        self.leases = openers.leases(files, identity)
         self.kept = NONE_KEPT
         """The leases that the last process has left; known behind `recover`."""
         dispatch = self.hour_log(LogKind.DISPATCH, WRITTEN_HOURS_MIN)
-        self.settler = surroundings.settler(dispatch, self.catalog, identity)
+        self.settler = openers.settler(dispatch, self.catalog, identity)
         self._cleanup.callback(self.settler.close)
         self.loader = Loader(
             self.hour_log(LogKind.SCHEDULE),
             self.hour_log(LogKind.DISPATCH),
             slot_ms=SLOT_MS,
-            sizes=surroundings.load_sizes,
+            sizes=openers.load_sizes,
         )
 
     def hour_log(self, kind: LogKind, open_files_max: int = READ_HOURS_MAX) -> HourLog:

@@ -90,12 +90,8 @@ class OwnerNode:
         return replace(
             surroundings,
             clock=owned.clock,
-            identity=owned.identity,
-            message_log=owned.message_log,
-            settler=owned.settler,
-            leases=owned.leases,
             may_deliver=owned.may_deliver,
-            transactions=owned.transactions,
+            openers=owned.openers,
         )
 
     def sharing(self, server: Server) -> Callable[[Asgi], Asgi]:

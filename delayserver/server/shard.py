@@ -130,7 +130,7 @@ class Shard(ShardMover):
         self.random = surroundings.random
         self.files = files
         self.space_bytes = files.free_bytes
-        self.transactions = surroundings.transactions
+        self.transactions = surroundings.openers.transactions
         """Where a batch of deliveries and that it is settled may be one; None: nowhere."""
         self.may_answer = surroundings.may_deliver
         """Whether no other process can own the shard by now. If its log has not answered for a

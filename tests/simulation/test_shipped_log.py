@@ -15,6 +15,7 @@ import pytest
 from delayserver.backup.log_shipping import LogShipper
 from delayserver.backup.shelf import BackupManifest
 from delayserver.backup.shipped_log import LATEST_MS, find_cut
+from delayserver.config import Settings
 from delayserver.recovery.snapshots import HeldSnapshot
 from delayserver.recovery.store import Surroundings
 from storage.catalog import Catalog, Table
@@ -72,16 +73,17 @@ class WorldOfTheLog(WorldOfSnapshots):
 
     def _open_server(self, files: FaultyFiles) -> SimulatedServer:
         def around(surroundings: Surroundings) -> Surroundings:
-            made = surroundings.message_log
+            made = surroundings.openers.message_log
 
             def held(
-                files: Files, catalog: Catalog, identity: Identity, settings: object
-            ) -> object:
-                log = cast("MessageLog", made(files, catalog, identity, self.settings))
+                files: Files, catalog: Catalog, identity: Identity, settings: Settings
+            ) -> MessageLog:
+                log = cast("MessageLog", made(files, catalog, identity, settings))
                 log._held_max_bytes, log._held_from = 1 << 30, 0
                 return log
 
-            return replace(surroundings, message_log=held)  # type: ignore[arg-type]
+            openers = replace(surroundings.openers, message_log=held)
+            return replace(surroundings, openers=openers)
 
         return SimulatedServer(
             self.settings,

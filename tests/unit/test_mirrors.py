@@ -203,7 +203,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/unit/records/test_sharding.py": ("delayserver/api/hot/belonging.py",),
     "tests/unit/recovery/test_check.py": ("delayserver/schedule/expansion.py",),
     "tests/unit/recovery/test_incoming.py": ("storage/swap.py",),
-    "tests/unit/recovery/test_replica.py": ("delayserver/recovery/store.py",),
+    "tests/unit/recovery/test_replica.py": (
+        "delayserver/recovery/store.py",
+        "delayserver/recovery/openers.py",
+    ),
     "tests/unit/server/test_backups.py": (
         "delayserver/backup/shelf.py",
         "delayserver/backup/restoring.py",

@@ -31,6 +31,7 @@ from delayserver.parts.installed import PARTS
 from delayserver.records.message import DueDelivery, Payload, encode_payload
 from delayserver.records.message_state import MessageState
 from delayserver.records.subscriptions import Subscription
+from delayserver.recovery.openers import Openers
 from delayserver.recovery.recover import Recovered
 from delayserver.recovery.store import Surroundings
 from delayserver.schedule.committed import Records
@@ -273,18 +274,20 @@ def simulated_surroundings(
         random=rng.random,
         parts=PARTS,
         shard=shard,
-        closes_catalog=False,
-        message_log=partial(_observed_log, observer),
-        replay=partial(_ObservedReplay, observer),
-        settler=lambda dispatch, catalog, identity: _ObservedSettler(observer, dispatch),
-        # One frame per slice, so that much may happen between two.
-        staging=partial(Staging, slice_bytes=1),
-        # An hour of some rows in many parts and runs, most of them in files.
-        load_sizes=LoadSizes(part_rows=3, run_rows=4, memory_bytes=200, piece_bytes=100),
-        # A few keys go to runs already, in several slices, and some more at once.
-        key_tiers=KeyTiers(young_max=4, slice_rows=3, run_min=6, runs_max=2),
-        # Written anew again and again.
-        definitions=partial(DefinitionsLog, slack_bytes=2000),
+        openers=Openers(
+            closes_catalog=False,
+            message_log=partial(_observed_log, observer),
+            replay=partial(_ObservedReplay, observer),
+            settler=lambda dispatch, catalog, identity: _ObservedSettler(observer, dispatch),
+            # One frame per slice, so that much may happen between two.
+            staging=partial(Staging, slice_bytes=1),
+            # An hour of some rows in many parts and runs, most of them in files.
+            load_sizes=LoadSizes(part_rows=3, run_rows=4, memory_bytes=200, piece_bytes=100),
+            # A few keys go to runs already, in several slices, and some more at once.
+            key_tiers=KeyTiers(young_max=4, slice_rows=3, run_min=6, runs_max=2),
+            # Written anew again and again.
+            definitions=partial(DefinitionsLog, slack_bytes=2000),
+        ),
     )
 
 

@@ -81,7 +81,8 @@ class Source:
 
 
 def _with_identity(around: Surroundings, identity: Identity = IDENTITY) -> Surroundings:
-    return replace(around, identity=identity, shard=identity.shard)
+    openers = replace(around.openers, identity=identity)
+    return replace(around, shard=identity.shard, openers=openers)
 
 
 def incoming(files: Files, told: Callable[[str, int, int], None] | None = None) -> Incoming:
