@@ -3,6 +3,7 @@
 Cost: one request; list: one for each 1,000. Threads: one.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
@@ -11,7 +12,9 @@ import typer
 from delayserver.cli.options import (
     AtOption,
     BodyArgument,
+    CommandOptions,
     DelayOption,
+    FurtherOptions,
     HeaderOption,
     IdArgument,
     KeyOption,
@@ -21,11 +24,10 @@ from delayserver.cli.options import (
     duration,
     given,
     header_fields,
-    message_fields,
     message_path,
     option,
     with_body,
-    with_fields,
+    with_options,
 )
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
@@ -131,7 +133,7 @@ def list_pending(
     )
 
 
-@with_fields(message_fields)
+@with_options
 def publish(
     session: Session,
     *,
@@ -156,12 +158,12 @@ def publish(
             "cancel|fire",
         ),
     ] = None,
-    fields: dict[str, Any],
+    options: FurtherOptions,
 ) -> None:
     """Publish a message: now, after a delay, or at a time.
 
     When this command ends with status 0, the message is stored durably."""
-    document: dict[str, Any] = {"subject": subject, **due_fields(delay, at), **fields}
+    document: dict[str, Any] = {"subject": subject, **due_fields(delay, at), **options.fields()}
     if key is not None:
         document["key"] = key
     if headers:
@@ -173,31 +175,34 @@ def publish(
     session.show(session.call("POST", path("messages"), content=with_body(document, body)))
 
 
-def debounce_fields(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class DebounceOptions(CommandOptions):
+    """The debounce of a message that is put."""
+
     debounce: Annotated[
         str | None,
         option("--debounce", "It is due when no call has come for so long.", "DURATION"),
-    ] = None,
+    ] = None
     at_most: Annotated[
         str | None,
         option("--at-most", "… and so long after the first call at the latest.", "DURATION"),
-    ] = None,
+    ] = None
     keep: Annotated[
         str | None,
         option("--keep", "Whose body is delivered: the last call's (the default).", "last|first"),
-    ] = None,
-) -> dict[str, Any]:
-    """The debounce of a message that is put."""
-    if debounce is None:
-        if at_most is not None or keep is not None:
-            raise typer.BadParameter("goes with --debounce", param_hint="--at-most, --keep")
-        return {}
-    quiet, most = duration(debounce, "--debounce"), duration(at_most, "--at-most")
-    return {"debounce": given({"quiet": quiet, "at_most": most, "keep": keep})}
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """As they stand in a request."""
+        if self.debounce is None:
+            if self.at_most is not None or self.keep is not None:
+                raise typer.BadParameter("goes with --debounce", param_hint="--at-most, --keep")
+            return {}
+        quiet, at_most = duration(self.debounce, "--debounce"), duration(self.at_most, "--at-most")
+        return {"debounce": given({"quiet": quiet, "at_most": at_most, "keep": self.keep})}
 
 
-@with_fields(debounce_fields, message_fields)
+@with_options
 def replace(
     session: Session,
     *,
@@ -207,13 +212,14 @@ def replace(
     delay: DelayOption = None,
     at: AtOption = None,
     headers: HeaderOption = None,
-    fields: dict[str, Any],
+    debounce: DebounceOptions,
+    options: FurtherOptions,
 ) -> None:
     """Publish a message in place of the one that waits under its key, if one does.
 
     A timer that each call pushes back: it fires when no call has come for the delay. With
     --debounce it fires at the latest --at-most after the first call, however many come."""
-    document = due_fields(delay, at) | fields
+    document = due_fields(delay, at) | debounce.fields() | options.fields()
     if headers:
         document["headers"] = header_fields(headers)
     content = with_body(document, body)

@@ -9,12 +9,14 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.session import Session, path, use_signature
+from delayserver.cli.session import path, use_signature
 from delayserver.errors import InputError
 from delayserver.times import parse_duration_ms, parse_time_ms
 from delayserver.wire.fields import Mechanism
@@ -85,8 +87,36 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     return given({"delay": duration(delay, "--delay"), "deliver_at": moment(at, "--at")})
 
 
-def message_fields(
-    *,
+class CommandOptions:
+    """The base of a struct whose fields are options, each annotated as typer reads it."""
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters of a class of `CommandOptions` stand for its fields."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    options = {
+        one.name: (one.annotation, inspect.signature(one.annotation, eval_str=True).parameters)
+        for one in own
+        if isinstance(one.annotation, type) and issubclass(one.annotation, CommandOptions)
+    }
+
+    @wraps(command)
+    def run(*given: Any, **arguments: Any) -> None:
+        made = {
+            name: make(**{option: arguments.pop(option) for option in names})
+            for name, (make, names) in options.items()
+        }
+        command(*given, **arguments, **made)
+
+    shared = [one for _, some in options.values() for one in some.values()]
+    use_signature(run, [*(one for one in own if one.name not in options), *shared])
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class FurtherOptions(CommandOptions):
+    """Further options of a message."""
+
     ttl: Annotated[
         str | None,
         option(
@@ -94,10 +124,10 @@ def message_fields(
             "A dead letter if it cannot be delivered within this time after it is due.",
             "DURATION",
         ),
-    ] = None,
+    ] = None
     jitter: Annotated[
         str | None, option("--jitter", "Due up to so much later, drawn by the server.", "DURATION")
-    ] = None,
+    ] = None
     priority: Annotated[
         int | None,
         option(
@@ -106,11 +136,11 @@ def message_fields(
             min=0,
             max=PRIORITY_MAX,
         ),
-    ] = None,
+    ] = None
     to: Annotated[
         str | None,
         option("--to", "Where it goes by webhook, instead of to subscriptions; see --to-….", "URL"),
-    ] = None,
+    ] = None
     to_secret: Annotated[
         str | None,
         option(
@@ -119,13 +149,13 @@ def message_fields(
             "whsec_…",
             envvar="DELAYSERVER_TO_SECRET",
         ),
-    ] = None,
+    ] = None
     to_timeout: Annotated[
         str | None, option("--to-timeout", "With --to: time for an answer.", "DURATION")
-    ] = None,
+    ] = None
     to_max_attempts: Annotated[
         int | None, option("--to-max-attempts", "With --to: attempts before it is a dead letter.")
-    ] = None,
+    ] = None
     to_backoff: Annotated[
         list[str] | None,
         option(
@@ -133,7 +163,7 @@ def message_fields(
             "With --to: wait before the next attempt; give it once for each.",
             "DURATION",
         ),
-    ] = None,
+    ] = None
     on_delivered: Annotated[
         str | None,
         option(
@@ -141,7 +171,7 @@ def message_fields(
             "Publish a message there when it was delivered; one for each subscription.",
             "SUBJECT",
         ),
-    ] = None,
+    ] = None
     on_dead: Annotated[
         str | None,
         option(
@@ -149,7 +179,7 @@ def message_fields(
             "Publish a message there when it is a dead letter; one for each subscription.",
             "SUBJECT",
         ),
-    ] = None,
+    ] = None
     group: Annotated[
         str | None,
         option(
@@ -157,51 +187,33 @@ def message_fields(
             "Of a group, each subscription has one delivery under way, in due order.",
             "NAME",
         ),
-    ] = None,
-) -> dict[str, Any]:
-    """Further options of a message, as they stand in a request."""
-    waits = [duration(wait, "--to-backoff") for wait in to_backoff] if to_backoff else None
-    retry = given({"max_attempts": to_max_attempts, "backoff": waits}) or None
-    destination = {"timeout": duration(to_timeout, "--to-timeout"), "retry": retry}
-    if to is None and given(destination):
-        raise typer.BadParameter("the others need --to", param_hint="--to")
-    # A secret may stand in the environment for messages that have a URL.
-    return given(
-        {
-            "ttl": duration(ttl, "--ttl"),
-            "jitter": duration(jitter, "--jitter"),
-            "priority": priority,
-            "on_delivered": None if on_delivered is None else {"subject": on_delivered},
-            "on_dead": None if on_dead is None else {"subject": on_dead},
-            "group": group,
-            "to": given({"url": to, "secret": to_secret, **destination})
-            if to is not None
-            else None,
-        }
-    )
+    ] = None
 
-
-def with_fields(
-    *makes: Callable[..., dict[str, Any]],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that has the options of each function besides its own, and gets as `fields` all
-    that they make of them."""
-    options = [[*inspect.signature(make, eval_str=True).parameters.values()] for make in makes]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def run(session: Session, /, **arguments: Any) -> None:
-            fields: dict[str, Any] = {}
-            for make, some in zip(makes, options, strict=True):
-                fields |= make(**{one.name: arguments.pop(one.name) for one in some})
-            command(session, fields=fields, **arguments)
-
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        shared = [one for some in options for one in some]
-        use_signature(run, [*(one for one in own if one.name != "fields"), *shared])
-        run.__doc__ = command.__doc__
-        return run
-
-    return decorate
+    def fields(self) -> dict[str, Any]:
+        """As they stand in a request."""
+        waits = [duration(wait, "--to-backoff") for wait in self.to_backoff or ()] or None
+        retry = given({"max_attempts": self.to_max_attempts, "backoff": waits}) or None
+        to = given({"timeout": duration(self.to_timeout, "--to-timeout"), "retry": retry})
+        if self.to is not None:
+            # A secret may stand in the environment for messages that have a URL.
+            to |= given({"url": self.to, "secret": self.to_secret})
+        elif to:
+            raise typer.BadParameter("the others need --to", param_hint="--to")
+        on_delivered, on_dead = (
+            None if subject is None else {"subject": subject}
+            for subject in (self.on_delivered, self.on_dead)
+        )
+        return given(
+            {
+                "ttl": duration(self.ttl, "--ttl"),
+                "jitter": duration(self.jitter, "--jitter"),
+                "priority": self.priority,
+                "on_delivered": on_delivered,
+                "on_dead": on_dead,
+                "group": self.group,
+                "to": to or None,
+            }
+        )
 
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,12 @@ be, 2 it could not run, or the server refused.
 Cost: see delayserver.pipeline.archive.archive. Threads: one.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from delayserver.cli.options import option
+from delayserver.cli.options import CommandOptions, option, with_options
 from delayserver.cli.output import help_text, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
@@ -48,29 +49,32 @@ def register(app: typer.Typer) -> None:
     group_of(app).command("archive", help=help_text(archive.__doc__, *_EXAMPLES))(archive)
 
 
-def archive(
+@dataclass(frozen=True, kw_only=True)
+class ArchiveOptions(CommandOptions):
+    """Options of `pipeline archive`."""
+
     to: Annotated[
         str,
         typer.Option(
             metavar="PATH",
             help="Where the archive is: a directory, s3://, gs://, abfs:// or hdfs://.",
         ),
-    ],
-    data_dir: DataDirsOption = None,
+    ]
+    data_dir: DataDirsOption = None
     form: Annotated[
         Literal["iceberg", "parquet"],
         typer.Option("--format", help="A table of Iceberg, or plain files, one for each hour."),
-    ] = "iceberg",
+    ] = "iceberg"
     buckets: Annotated[
         int, typer.Option(min=1, max=1024, help="Of subjects, in each day of a new table.")
-    ] = 8,
+    ] = 8
     until: Annotated[
         str | None,
         option("--until", "Only hours that ended by then (RFC 3339, or ms since 1970).", "TIME"),
-    ] = None,
+    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the hours that wait, and archive nothing.")
-    ] = False,
+    ] = False
     again: Annotated[
         list[str] | None,
         option(
@@ -79,7 +83,7 @@ def archive(
             "even if it was reported to the server already; may be repeated.",
             "HOUR",
         ),
-    ] = None,
+    ] = None
     without_unsettled: Annotated[
         bool,
         typer.Option(
@@ -87,7 +91,7 @@ def archive(
             help="Also hours that ended an hour ago and that messages keep open which are not "
             "settled, without these. The server keeps such an hour; the rest is added later.",
         ),
-    ] = False,
+    ] = False
     compact: Annotated[
         bool,
         typer.Option(
@@ -95,41 +99,44 @@ def archive(
             help="Make few files of small ones, where there are two in a partition (without it: "
             "16), and give up snapshots that are older than 5 days.",
         ),
-    ] = False,
-    json_file: JsonFileOption = None,
-    server: ServerOption = URL_DEFAULT,
-    token: TokenOption = None,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-) -> None:
+    ] = False
+    json_file: JsonFileOption = None
+    server: ServerOption = URL_DEFAULT
+    token: TokenOption = None
+    master: MasterOption = "local[*]"
+    conf: ConfOption = None
+
+
+@with_options
+def archive(options: ArchiveOptions) -> None:
     """Archive settled hours as a table of Apache Iceberg, and tell the server that they are.
 
     Each hour is read back, and compared with the server's files by count and checksum, before the
     server is told. It may be interrupted, and run again: nothing is archived twice. Status 1: an
     hour is damaged, or is not in the archive as it should be."""
-    quiet = is_stdout(json_file)
-    with job("archive", master, conf, as_json=quiet) as running:
+    quiet = is_stdout(options.json_file)
+    with job("archive", options.master, options.conf, as_json=quiet) as running:
         from delayserver.pipeline.archive.archive import Archive, ArchiveFormat, run
         from delayserver.times import read_time_ms
 
         until_ms = None
-        if until is not None:
-            until_ms = read_time_ms(until, "--until")
+        if options.until is not None:
+            until_ms = read_time_ms(options.until, "--until")
         wanted = Archive(
-            roots_of(data_dir),
-            to,
-            server,
-            token,
-            format=ArchiveFormat(form),
-            buckets=buckets,
+            roots_of(options.data_dir),
+            options.to,
+            options.server,
+            options.token,
+            format=ArchiveFormat(options.form),
+            buckets=options.buckets,
             until_ms=until_ms,
-            dry_run=dry_run,
-            again=frozenset(map(_hour_of, again or ())),
-            without_unsettled=without_unsettled,
-            compact=compact,
+            dry_run=options.dry_run,
+            again=frozenset(map(_hour_of, options.again or ())),
+            without_unsettled=options.without_unsettled,
+            compact=options.compact,
         )
         archived = run(running, wanted)
-        write_document(json_file, archived.document())
+        write_document(options.json_file, archived.document())
     if not quiet:
         print_parts([_rendered(archived)])
         for hour in archived.hours:

@@ -11,13 +11,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from delayserver.cli.cluster.brokers import KafkaConfigOption
-from delayserver.cli.options import option
+from delayserver.cli.options import CommandOptions, option, with_options
 from delayserver.cli.output import help_text, make_console
 from delayserver.cli.pipeline import (
     ConfOption,
@@ -53,8 +54,11 @@ def register(app: typer.Typer) -> None:
     group_of(app).command("lateness", help=help_text(lateness.__doc__, *_EXAMPLES))(lateness)
 
 
-def lateness(
-    data_dir: DataDirsOption = None,
+@dataclass(frozen=True, kw_only=True)
+class LatenessOptions(CommandOptions):
+    """Options of `pipeline lateness`."""
+
+    data_dir: DataDirsOption = None
     cluster: Annotated[
         str | None,
         option(
@@ -63,19 +67,19 @@ def lateness(
             "come from --data-dir, or else from the log as far as it reaches back.",
             "URL",
         ),
-    ] = None,
-    kafka_config: KafkaConfigOption = None,
+    ] = None
+    kafka_config: KafkaConfigOption = None
     window: Annotated[
         str, typer.Option(metavar="DURATION", help="Deliveries of so long count together.")
-    ] = "1m",
+    ] = "1m"
     by: Annotated[
         str,
         typer.Option(
             metavar="subscription|subject",
             help="A line for each; subjects cost a look into the schedule log.",
         ),
-    ] = "subscription",
-    for_: Annotated[str | None, option("--for", "End after so long.", "DURATION")] = None,
+    ] = "subscription"
+    for_: Annotated[str | None, option("--for", "End after so long.", "DURATION")] = None
     json_file: Annotated[
         Path | None,
         option(
@@ -83,31 +87,38 @@ def lateness(
             "Write a line of JSON for each window that has ended ('-': print them, and no table).",
             "FILE",
         ),
-    ] = None,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-) -> None:
+    ] = None
+    master: MasterOption = "local[*]"
+    conf: ConfOption = None
+
+
+@with_options
+def lateness(options: LatenessOptions) -> None:
     """Show how late deliveries are while a server makes them, window by window, until Ctrl-C.
 
     It follows the dispatch log from now on: for each window the deliveries recorded in it, and by
     how much they came after their due times. Nothing is changed. A line of JSON that comes twice
     for one window and name has more deliveries the second time."""
+    by = options.by
     if by not in ("subscription", "subject"):
         raise typer.BadParameter("subscription or subject", param_hint="--by")
-    if by == "subject" and cluster is not None:
+    if by == "subject" and options.cluster is not None:
         raise typer.BadParameter(
             "the log of settled deliveries has no subjects; only the schedule log of a --data-dir "
             "has them",
             param_hint="--by",
         )
-    window_ms = duration_option(window, "--window")
-    for_s = None if for_ is None else duration_option(for_, "--for") / 1000
-    prints_json = json_file is not None and str(json_file) == "-"
+    for_s = None if options.for_ is None else duration_option(options.for_, "--for") / 1000
+    prints_json = options.json_file is not None and str(options.json_file) == "-"
     with (
-        _output(json_file) as output,
-        _Screen(by, window, quiet=prints_json) as screen,
-        job("lateness", master, conf, as_json=prints_json, progress=screen.progress) as running,
-        _watched(running, cluster, kafka_config, data_dir, by, window_ms) as watched,
+        _output(options.json_file) as output,
+        _Screen(by, options.window, quiet=prints_json) as screen,
+        job(
+            *("lateness", options.master, options.conf),
+            as_json=prints_json,
+            progress=screen.progress,
+        ) as running,
+        _watched(running, options) as watched,
     ):
         # Ctrl-C is how it ends.
         with contextlib.suppress(KeyboardInterrupt):
@@ -118,25 +129,20 @@ def lateness(
 
 
 @contextlib.contextmanager
-def _watched(
-    running: "Job",
-    cluster: str | None,
-    kafka_config: Path | None,
-    data_dirs: list[str] | None,
-    by: str,
-    window_ms: int,
-) -> "Iterator[WatchedStream]":
+def _watched(running: "Job", options: LatenessOptions) -> "Iterator[WatchedStream]":
     from delayserver.pipeline.reports import live
 
-    if cluster is None:
-        with live.watch(running, *roots_of(data_dirs), by=by, window_ms=window_ms) as watched:
+    data_dirs, window_ms = options.data_dir, duration_option(options.window, "--window")
+    if options.cluster is None:
+        roots = roots_of(data_dirs)
+        with live.watch(running, *roots, by=options.by, window_ms=window_ms) as watched:
             yield watched
         return
     from delayserver.pipeline.topics.names import names_in_directories, names_in_log
     from delayserver.pipeline.topics.source import open_topics
 
     running.progress("asking the brokers", 0, 0)
-    topics = open_topics(cluster, kafka_config)
+    topics = open_topics(options.cluster, options.kafka_config)
     in_log = None if data_dirs else names_in_log(running, topics)
 
     def names() -> "dict[int, Names]":

@@ -7,7 +7,7 @@ Cost: see delayserver.pipeline.load.load. Threads: one.
 """
 
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.options import option
+from delayserver.cli.options import CommandOptions, option, with_options
 from delayserver.cli.output import help_text, make_console, print_json, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,
@@ -31,7 +31,7 @@ from delayserver.cli.session import URL_DEFAULT, JsonOption, TokenOption
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from delayserver.pipeline.load.load import Loaded
+    from delayserver.pipeline.load.load import Loaded, LoadJob
 
 _EXAMPLES = (
     "pipeline load --input coupons.parquet --subject coupon.expiry --due-column expires_at "
@@ -45,199 +45,207 @@ _EXAMPLES = (
 PATIENCE_S = 5.0
 """For a server that does not answer before anything was done."""
 
-DueColumnOption = Annotated[
-    str,
-    typer.Option(
-        metavar="COLUMN",
-        help="When it is due: a timestamp, milliseconds since 1970, or RFC 3339 text.",
-    ),
-]
-DueUnitOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="s|ms|us|ns",
-        help="The unit of due times that are whole numbers; default: ms, unless most look like s.",
-        show_default=False,
-    ),
-]
-PastOption = Annotated[
-    str, typer.Option(metavar="now|reject", help="Rows in the past are due now, or rejected.")
-]
-InputOption = Annotated[str | None, option("--input", "The table.", "PATH")]
-FormatOption = Annotated[
-    str | None,
-    option(
-        "--format",
-        "parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
-        "FORMAT",
-    ),
-]
-SourceSettingsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE", help="Option of the format; may be repeated.", show_default=False
-    ),
-]
-SubjectOfAllOption = Annotated[
-    str | None, typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False)
-]
-SubjectColumnOption = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False)
-]
-KeyColumnOption = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Key.", show_default=False)
-]
-BodyColumnOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN",
-        help="Body: JSON text, binary, struct, map or array; default: all other columns as "
-        "one JSON object.",
-        show_default=False,
-    ),
-]
-HeadersColumnOption = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Headers: a map, or a JSON object.", show_default=False),
-]
-ImportIdOption = Annotated[
-    str | None,
-    option(
-        "--id", "Name of the import. The same name is loaded once, however often it is run.", "NAME"
-    ),
-]
-OnConflictOption = Annotated[
-    str,
-    typer.Option(
-        metavar="refuse|keep",
-        help="A key stands for other content: refuse everything, or keep the present message.",
-    ),
-]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Load nothing if any row is rejected.")
-]
-RejectsFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Rejected rows with the reason, as JSON lines; default: NAME.rejected.jsonl.",
-        show_default=False,
-    ),
-]
-IdsFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.parquet", help="Write the id of each row there.", show_default=False
-    ),
-]
-IdsColumnOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN",
-        help="A column to stand in the file of ids, too; may be repeated.",
-        show_default=False,
-    ),
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check all rows, and load none.")]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to those of the pipeline."""
     group_of(app).command("load", help=help_text(load.__doc__, *_EXAMPLES))(load)
 
 
-def load(
-    due_column: DueColumnOption,
-    source: InputOption = None,
-    file_format: FormatOption = None,
-    option: SourceSettingsOption = None,
-    subject: SubjectOfAllOption = None,
-    subject_column: SubjectColumnOption = None,
-    key_column: KeyColumnOption = None,
-    body_column: BodyColumnOption = None,
-    headers_column: HeadersColumnOption = None,
-    due_unit: DueUnitOption = None,
-    past: PastOption = "now",
-    import_id: ImportIdOption = None,
-    on_conflict: OnConflictOption = "refuse",
-    strict: StrictOption = False,
-    rejects: RejectsFileOption = None,
-    ids: IdsFileOption = None,
-    ids_column: IdsColumnOption = None,
-    dry_run: DryRunOption = False,
-    data_dir: DataDirOption = Path("data"),
-    server: ServerOption = URL_DEFAULT,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-    master: MasterOption = "local[*]",
-    conf: ConfOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(CommandOptions):
+    """Options of `pipeline load`."""
+
+    due_column: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="When it is due: a timestamp, milliseconds since 1970, or RFC 3339 text.",
+        ),
+    ]
+    source: Annotated[str | None, option("--input", "The table.", "PATH")] = None
+    file_format: Annotated[
+        str | None,
+        option(
+            "--format",
+            "parquet, csv, json, jdbc, or any other that Spark knows; default: by the name.",
+            "FORMAT",
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        option("--option", "Option of the format; may be repeated.", "NAME=VALUE"),
+    ] = None
+    subject: Annotated[
+        str | None, typer.Option(metavar="SUBJECT", help="Subject of all rows.", show_default=False)
+    ] = None
+    subject_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Subject of each row.", show_default=False)
+    ] = None
+    key_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Key.", show_default=False)
+    ] = None
+    body_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Body: JSON text, binary, struct, map or array; default: all other columns as "
+            "one JSON object.",
+            show_default=False,
+        ),
+    ] = None
+    headers_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Headers: a map, or a JSON object.", show_default=False
+        ),
+    ] = None
+    due_unit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="s|ms|us|ns",
+            help="The unit of due times that are whole numbers; default: ms, unless most look "
+            "like s.",
+            show_default=False,
+        ),
+    ] = None
+    past: Annotated[
+        str, typer.Option(metavar="now|reject", help="Rows in the past are due now, or rejected.")
+    ] = "now"
+    import_id: Annotated[
+        str | None,
+        option(
+            "--id",
+            "Name of the import. The same name is loaded once, however often it is run.",
+            "NAME",
+        ),
+    ] = None
+    on_conflict: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|keep",
+            help="A key stands for other content: refuse everything, or keep the present message.",
+        ),
+    ] = "refuse"
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Load nothing if any row is rejected.")
+    ] = False
+    rejects: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Rejected rows with the reason, as JSON lines; default: NAME.rejected.jsonl.",
+            show_default=False,
+        ),
+    ] = None
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.parquet", help="Write the id of each row there.", show_default=False
+        ),
+    ] = None
+    ids_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="A column to stand in the file of ids, too; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all rows, and load none.")] = (
+        False
+    )
+    data_dir: DataDirOption = Path("data")
+    server: ServerOption = URL_DEFAULT
+    token: TokenOption = None
+    as_json: JsonOption = False
+    master: MasterOption = "local[*]"
+    conf: ConfOption = None
+
+    def check(self) -> None:
+        """Refuse values that do not go together."""
+        if (self.subject is None) == (self.subject_column is None):
+            raise typer.BadParameter("give either --subject or --subject-column")
+        if self.source is None and self.file_format != "jdbc":
+            raise typer.BadParameter("give the table", param_hint="--input")
+        if self.on_conflict not in ("refuse", "keep"):
+            raise typer.BadParameter("refuse or keep", param_hint="--on-conflict")
+        if self.past not in ("now", "reject"):
+            raise typer.BadParameter("now or reject", param_hint="--past")
+        if self.due_unit not in (None, "s", "ms", "us", "ns"):
+            raise typer.BadParameter("s, ms, us or ns", param_hint="--due-unit")
+
+    def job(self) -> "LoadJob":
+        """The load that they ask for."""
+        from delayserver.pipeline.load.load import LoadJob
+        from delayserver.pipeline.publish.mapping import MessageColumns
+        from storage.staging import OnConflict
+
+        columns = MessageColumns(
+            self.due_column,
+            self.subject,
+            self.subject_column,
+            self.key_column,
+            self.body_column,
+            self.headers_column,
+            self.due_unit,
+        )
+        return LoadJob(
+            self.import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}",
+            self.data_dir,
+            self.server,
+            columns,
+            self.token,
+            OnConflict(self.on_conflict),
+            self.strict,
+            self.dry_run,
+            self.past,
+            self.rejects,
+            self.ids,
+            tuple(self.ids_column or ()),
+        )
+
+
+@with_options
+def load(options: LoadOptions) -> None:
     """Load a table of future messages into a running server: all of it, or nothing; of a server
     with several shards, for each of them.
 
     Executors write the rows beside the server's logs, and the server takes them over at once. Rows
     that cannot be messages go to the reject file. Under a name (--id) it can be run again after
     any failure, and loads once."""
-    if (subject is None) == (subject_column is None):
-        raise typer.BadParameter("give either --subject or --subject-column")
-    if source is None and file_format != "jdbc":
-        raise typer.BadParameter("give the table", param_hint="--input")
-    if on_conflict not in ("refuse", "keep"):
-        raise typer.BadParameter("refuse or keep", param_hint="--on-conflict")
-    if past not in ("now", "reject"):
-        raise typer.BadParameter("now or reject", param_hint="--past")
-    if due_unit not in (None, "s", "ms", "us", "ns"):
-        raise typer.BadParameter("s, ms, us or ns", param_hint="--due-unit")
-    options = _options(option)
-    import_id = import_id or f"load-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+    options.check()
+    source, form, as_json = options.source, options.file_format, options.as_json
+    settings = _settings(options.settings)
     with job_errors(as_json=as_json):
         from delayserver.pipeline.load import source as table
-        from delayserver.pipeline.load.load import LoadJob, check, run
-        from delayserver.pipeline.publish.mapping import MessageColumns
-        from storage.staging import OnConflict
+        from delayserver.pipeline.load.load import check, run
 
-        columns = MessageColumns(
-            due_column, subject, subject_column, key_column, body_column, headers_column, due_unit
-        )
-        wanted = LoadJob(
-            import_id,
-            data_dir,
-            server,
-            columns,
-            token,
-            OnConflict(on_conflict),
-            strict,
-            dry_run,
-            past,
-            rejects,
-            ids,
-            tuple(ids_column or ()),
-        )
+        wanted = options.job()
         # Spark takes a while to start: errors that can be found without it are reported before.
-        table.look(source, file_format, options, columns, wanted.ids_columns)
+        table.look(source, form, settings, wanted.columns, wanted.ids_columns)
         check(replace(wanted, wait_s=PATIENCE_S))
-    with job("load", master, conf, as_json=as_json) as running:
-        loaded = run(running, table.read_table(running, source, file_format, options), wanted)
+    with job("load", options.master, options.conf, as_json=as_json) as running:
+        loaded = run(running, table.read_table(running, source, form, settings), wanted)
     if as_json:
         print_json(loaded.document())
     else:
         make_console().print(_rendered(loaded))
     if loaded.past * 2 > loaded.staged:
-        said = "would be" if dry_run else "were"
+        said = "would be" if options.dry_run else "were"
         text = f"warning: {loaded.past} of {loaded.staged} rows {said} due in the past, so at once"
         typer.echo(text, err=True)
-    if strict and loaded.rejected:
+    if options.strict and loaded.rejected:
         raise typer.Exit(FOUND_STATUS)
 
 
-def _options(texts: list[str] | None) -> dict[str, str]:
-    options = {}
+def _settings(texts: list[str] | None) -> dict[str, str]:
+    settings = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--option")
-        options[name] = value
-    return options
+        settings[name] = value
+    return settings
 
 
 _STATES = {

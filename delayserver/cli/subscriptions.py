@@ -3,6 +3,7 @@
 Cost: one request each. Threads: one.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -10,6 +11,7 @@ import typer
 
 from delayserver.cli import named
 from delayserver.cli.options import (
+    CommandOptions,
     KafkaMechanismOption,
     KafkaTlsOption,
     KafkaUserOption,
@@ -18,176 +20,23 @@ from delayserver.cli.options import (
     given,
     header_fields,
     option,
+    with_options,
 )
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command
+
+RECEIVERS = ("webhook", "kafka", "redis", "nats", "amqp")
+AS_THEY_ARE = (
+    *("stream", "max_length", "nats_subject", "exchange", "routing_key", "key", "method"),
+    "max_in_flight",
+)
+"""Options whose values stand in the request as they were written."""
 
 SubjectPatternArgument = Annotated[
     str,
     typer.Argument(
         metavar="SUBJECT", help="A subject, a prefix that ends in .* (any depth), or *."
     ),
-]
-WebhookOption = Annotated[
-    str | None,
-    option(
-        "--webhook",
-        "POST each message to this address. Without it or a broker, messages wait to be pulled.",
-        "URL",
-    ),
-]
-KafkaOption = Annotated[
-    str | None,
-    option("--kafka", "Write each message to this topic of Kafka.", "HOST:PORT[,HOST:PORT…]/TOPIC"),
-]
-RedisOption = Annotated[
-    str | None,
-    option(
-        "--redis",
-        "Add each message to a stream of Redis: redis://[USER@]HOST[:PORT]\\[/DATABASE], or "
-        "rediss:// for TLS; with --stream.",
-        "URL",
-    ),
-]
-StreamOption = Annotated[str | None, option("--stream", "Redis: the stream.", "KEY")]
-MaxLengthOption = Annotated[
-    int | None, option("--max-length", "Redis: about how many entries the stream keeps.")
-]
-NatsOption = Annotated[
-    str | None,
-    option(
-        "--nats",
-        "Publish each message to a stream of NATS JetStream: nats://HOST:PORT, or tls://.",
-        "URL",
-    ),
-]
-NatsSubjectOption = Annotated[
-    str | None,
-    option(
-        "--nats-subject",
-        "NATS: where to; {subject} (the default), {key} and {id} are those of the message.",
-        "TEXT",
-    ),
-]
-AmqpOption = Annotated[
-    str | None,
-    option(
-        "--amqp",
-        "Publish each message to an exchange of RabbitMQ: "
-        "amqp://[USER@]HOST[:PORT]\\[/VHOST], or amqps://; with --exchange.",
-        "URL",
-    ),
-]
-ExchangeOption = Annotated[
-    str | None, option("--exchange", "AMQP: empty: the default one.", "NAME")
-]
-RoutingKeyOption = Annotated[
-    str | None,
-    option(
-        "--routing-key",
-        "AMQP: {subject} (the default), {key} and {id} are those of the message.",
-        "TEXT",
-    ),
-]
-PasswordOption = Annotated[
-    str | None,
-    option(
-        "--broker-password",
-        "The password of --kafka-user, or for the URL of a broker that has none in it.",
-        envvar="DELAYSERVER_BROKER_PASSWORD",
-    ),
-]
-KeyOption = Annotated[
-    str | None,
-    option(
-        "--key",
-        "Kafka: the key of each record; that of its message if nothing is said.",
-        "{key}|{subject}|{id}|TEXT",
-    ),
-]
-ExactlyOnceOption = Annotated[
-    bool,
-    typer.Option(
-        "--exactly-once",
-        help="Kafka: in transactions; only from a cluster into the brokers it has its logs on.",
-    ),
-]
-SecretOption = Annotated[
-    str | None,
-    option(
-        "--secret",
-        "Webhook: sign with this secret (Standard Webhooks).",
-        "whsec_…",
-        envvar="DELAYSERVER_WEBHOOK_SECRET",
-    ),
-]
-TimeoutOption = Annotated[
-    str | None, option("--timeout", "Not pull: the receiver answers within this time.", "DURATION")
-]
-MaxInFlightOption = Annotated[
-    int | None, option("--max-in-flight", "Webhook: most requests at once; brokers: most messages.")
-]
-MaxAttemptsOption = Annotated[
-    int | None, option("--max-attempts", "Not pull: attempts before it is a dead letter.")
-]
-BackoffOption = Annotated[
-    list[str] | None,
-    option(
-        "--backoff",
-        "Not pull: wait before the next attempt; repeat for the ones after it.",
-        "DURATION",
-    ),
-]
-PreviousSecretOption = Annotated[
-    list[str] | None,
-    option(
-        "--previous-secret",
-        "Webhook: sign with this one as well, while receivers change over.",
-        "whsec_…",
-        envvar="DELAYSERVER_WEBHOOK_PREVIOUS_SECRET",
-    ),
-]
-RateOption = Annotated[float | None, option("--rate", "Not pull: most messages a second.")]
-BurstOption = Annotated[
-    int | None, option("--burst", "Not pull: most messages at once, with --rate.")
-]
-BatchSizeOption = Annotated[
-    int | None, option("--batch", "Webhook: up to so many messages in one request, as an array.")
-]
-LingerOption = Annotated[
-    str | None,
-    option("--linger", "Webhook: how long a message waits for others, with --batch.", "DURATION"),
-]
-CatchUpOption = Annotated[
-    str | None,
-    option(
-        "--catch-up",
-        "How messages that fell due during downtime or a pause are delivered: all at once, "
-        "evenly over a while, or as dead letters beyond an age.",
-        "all|spread=DURATION|drop_older_than=DURATION",
-    ),
-]
-OwnHeaderOption = Annotated[
-    list[str] | None,
-    option(
-        "--header",
-        "Webhook: sent along with each request, and never shown again; may be repeated.",
-        "NAME=VALUE",
-    ),
-]
-MethodOption = Annotated[
-    str | None,
-    option("--method", "Webhook: how requests are made; POST if nothing is said.", "POST|PUT"),
-]
-DisableAfterOption = Annotated[
-    str | None,
-    option(
-        "--disable-after", "Webhook: pause it after so long of nothing but failures.", "DURATION"
-    ),
-]
-LeaseOption = Annotated[
-    str | None,
-    option("--lease", "Pull: a message that was not acknowledged by then comes again.", "DURATION"),
 ]
 
 
@@ -223,81 +72,227 @@ def register(app: typer.Typer) -> None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SubscribeOptions(CommandOptions):
+    """Options of `subscribe`."""
+
+    webhook: Annotated[
+        str | None,
+        option(
+            "--webhook",
+            "POST each message to this address. Without it or a broker, messages wait to be "
+            "pulled.",
+            "URL",
+        ),
+    ] = None
+    secret: Annotated[
+        str | None,
+        option(
+            "--secret",
+            "Webhook: sign with this secret (Standard Webhooks).",
+            "whsec_…",
+            envvar="DELAYSERVER_WEBHOOK_SECRET",
+        ),
+    ] = None
+    timeout: Annotated[
+        str | None,
+        option("--timeout", "Not pull: the receiver answers within this time.", "DURATION"),
+    ] = None
+    max_in_flight: Annotated[
+        int | None,
+        option("--max-in-flight", "Webhook: most requests at once; brokers: most messages."),
+    ] = None
+    max_attempts: Annotated[
+        int | None, option("--max-attempts", "Not pull: attempts before it is a dead letter.")
+    ] = None
+    backoff: Annotated[
+        list[str] | None,
+        option(
+            "--backoff",
+            "Not pull: wait before the next attempt; repeat for the ones after it.",
+            "DURATION",
+        ),
+    ] = None
+    previous_secret: Annotated[
+        list[str] | None,
+        option(
+            "--previous-secret",
+            "Webhook: sign with this one as well, while receivers change over.",
+            "whsec_…",
+            envvar="DELAYSERVER_WEBHOOK_PREVIOUS_SECRET",
+        ),
+    ] = None
+    rate: Annotated[float | None, option("--rate", "Not pull: most messages a second.")] = None
+    burst: Annotated[
+        int | None, option("--burst", "Not pull: most messages at once, with --rate.")
+    ] = None
+    batch: Annotated[
+        int | None,
+        option("--batch", "Webhook: up to so many messages in one request, as an array."),
+    ] = None
+    linger: Annotated[
+        str | None,
+        option(
+            "--linger", "Webhook: how long a message waits for others, with --batch.", "DURATION"
+        ),
+    ] = None
+    catch_up: Annotated[
+        str | None,
+        option(
+            "--catch-up",
+            "How messages that fell due during downtime or a pause are delivered: all at once, "
+            "evenly over a while, or as dead letters beyond an age.",
+            "all|spread=DURATION|drop_older_than=DURATION",
+        ),
+    ] = None
+    lease: Annotated[
+        str | None,
+        option(
+            "--lease", "Pull: a message that was not acknowledged by then comes again.", "DURATION"
+        ),
+    ] = None
+    kafka: Annotated[
+        str | None,
+        option(
+            "--kafka", "Write each message to this topic of Kafka.", "HOST:PORT[,HOST:PORT…]/TOPIC"
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        option(
+            "--key",
+            "Kafka: the key of each record; that of its message if nothing is said.",
+            "{key}|{subject}|{id}|TEXT",
+        ),
+    ] = None
+    exactly_once: Annotated[
+        bool,
+        typer.Option(
+            "--exactly-once",
+            help="Kafka: in transactions; only from a cluster into the brokers it has its logs on.",
+        ),
+    ] = False
+    header: Annotated[
+        list[str] | None,
+        option(
+            "--header",
+            "Webhook: sent along with each request, and never shown again; may be repeated.",
+            "NAME=VALUE",
+        ),
+    ] = None
+    method: Annotated[
+        str | None,
+        option("--method", "Webhook: how requests are made; POST if nothing is said.", "POST|PUT"),
+    ] = None
+    disable_after: Annotated[
+        str | None,
+        option(
+            "--disable-after",
+            "Webhook: pause it after so long of nothing but failures.",
+            "DURATION",
+        ),
+    ] = None
+    kafka_user: KafkaUserOption = None
+    kafka_mechanism: KafkaMechanismOption = None
+    kafka_tls: KafkaTlsOption = False
+    redis: Annotated[
+        str | None,
+        option(
+            "--redis",
+            "Add each message to a stream of Redis: redis://[USER@]HOST[:PORT]\\[/DATABASE], or "
+            "rediss:// for TLS; with --stream.",
+            "URL",
+        ),
+    ] = None
+    stream: Annotated[str | None, option("--stream", "Redis: the stream.", "KEY")] = None
+    max_length: Annotated[
+        int | None, option("--max-length", "Redis: about how many entries the stream keeps.")
+    ] = None
+    nats: Annotated[
+        str | None,
+        option(
+            "--nats",
+            "Publish each message to a stream of NATS JetStream: nats://HOST:PORT, or tls://.",
+            "URL",
+        ),
+    ] = None
+    nats_subject: Annotated[
+        str | None,
+        option(
+            "--nats-subject",
+            "NATS: where to; {subject} (the default), {key} and {id} are those of the message.",
+            "TEXT",
+        ),
+    ] = None
+    amqp: Annotated[
+        str | None,
+        option(
+            "--amqp",
+            "Publish each message to an exchange of RabbitMQ: "
+            "amqp://[USER@]HOST[:PORT]\\[/VHOST], or amqps://; with --exchange.",
+            "URL",
+        ),
+    ] = None
+    exchange: Annotated[
+        str | None, option("--exchange", "AMQP: empty: the default one.", "NAME")
+    ] = None
+    routing_key: Annotated[
+        str | None,
+        option(
+            "--routing-key",
+            "AMQP: {subject} (the default), {key} and {id} are those of the message.",
+            "TEXT",
+        ),
+    ] = None
+    broker_password: Annotated[
+        str | None,
+        option(
+            "--broker-password",
+            "The password of --kafka-user, or for the URL of a broker that has none in it.",
+            envvar="DELAYSERVER_BROKER_PASSWORD",
+        ),
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """As they stand in a request."""
+        waits = [duration(wait, "--backoff") for wait in self.backoff or ()] or None
+        limit = {"per_second": self.rate, "burst": self.burst}
+        batch = {"max": self.batch, "linger": duration(self.linger, "--linger")}
+        receivers = {kind: getattr(self, kind) for kind in RECEIVERS}
+        return {
+            **_type(receivers, self.broker_password),
+            "username": self.kafka_user,
+            "password": None if self.kafka_user is None else self.broker_password,
+            "mechanism": self.kafka_mechanism,
+            "tls": self.kafka_tls or None,
+            **{name: getattr(self, name) for name in AS_THEY_ARE},
+            "delivery": "exactly_once" if self.exactly_once else None,
+            "secret": None if self.previous_secret else self.secret,
+            "secrets": _secrets(self.secret, self.previous_secret),
+            "headers": header_fields(self.header) if self.header else None,
+            "disable_after": duration(self.disable_after, "--disable-after"),
+            "timeout": duration(self.timeout, "--timeout"),
+            "retry": given({"max_attempts": self.max_attempts, "backoff": waits}) or None,
+            "rate": _group(limit, "per_second", "--rate"),
+            "batch": _group(batch, "max", "--batch"),
+            "catch_up": _catch_up(self.catch_up),
+            "lease": duration(self.lease, "--lease"),
+        }
+
+
+@with_options
 def subscribe(
     session: Session,
     *,
     name: NameArgument,
     subject: SubjectPatternArgument,
-    webhook: WebhookOption = None,
-    secret: SecretOption = None,
-    timeout: TimeoutOption = None,
-    max_in_flight: MaxInFlightOption = None,
-    max_attempts: MaxAttemptsOption = None,
-    backoff: BackoffOption = None,
-    previous_secret: PreviousSecretOption = None,
-    rate: RateOption = None,
-    burst: BurstOption = None,
-    batch: BatchSizeOption = None,
-    linger: LingerOption = None,
-    catch_up: CatchUpOption = None,
-    lease: LeaseOption = None,
-    kafka: KafkaOption = None,
-    key: KeyOption = None,
-    exactly_once: ExactlyOnceOption = False,
-    header: OwnHeaderOption = None,
-    method: MethodOption = None,
-    disable_after: DisableAfterOption = None,
-    kafka_user: KafkaUserOption = None,
-    kafka_mechanism: KafkaMechanismOption = None,
-    kafka_tls: KafkaTlsOption = False,
-    redis: RedisOption = None,
-    stream: StreamOption = None,
-    max_length: MaxLengthOption = None,
-    nats: NatsOption = None,
-    nats_subject: NatsSubjectOption = None,
-    amqp: AmqpOption = None,
-    exchange: ExchangeOption = None,
-    routing_key: RoutingKeyOption = None,
-    broker_password: PasswordOption = None,
+    options: SubscribeOptions,
 ) -> None:
     """Make a subscription, or change it.
 
     It receives the messages of its subject that fall due from now on."""
-    retry: dict[str, Any] = {
-        "max_attempts": max_attempts,
-        "backoff": [duration(delay, "--backoff") for delay in backoff] if backoff else None,
-    }
-    document: dict[str, Any] = {
-        "subject": subject,
-        **_type(
-            {"webhook": webhook, "kafka": kafka, "redis": redis, "nats": nats, "amqp": amqp},
-            broker_password,
-        ),
-        "username": kafka_user,
-        "password": None if kafka_user is None else broker_password,
-        "mechanism": kafka_mechanism,
-        "tls": kafka_tls or None,
-        "stream": stream,
-        "max_length": max_length,
-        "nats_subject": nats_subject,
-        "exchange": exchange,
-        "routing_key": routing_key,
-        "key": key,
-        "delivery": "exactly_once" if exactly_once else None,
-        "secret": None if previous_secret else secret,
-        "secrets": _secrets(secret, previous_secret),
-        "headers": header_fields(header) if header else None,
-        "method": method,
-        "disable_after": duration(disable_after, "--disable-after"),
-        "timeout": duration(timeout, "--timeout"),
-        "max_in_flight": max_in_flight,
-        "retry": given(retry) or None,
-        "rate": _group({"per_second": rate, "burst": burst}, "per_second", "--rate"),
-        "batch": _group({"max": batch, "linger": duration(linger, "--linger")}, "max", "--batch"),
-        "catch_up": _catch_up(catch_up),
-        "lease": duration(lease, "--lease"),
-    }
-    session.show(session.call("PUT", path("subscriptions", name), given(document)))
+    document = given({"subject": subject, **options.fields()})
+    session.show(session.call("PUT", path("subscriptions", name), document))
 
 
 def _type(receivers: dict[str, str | None], password: str | None) -> dict[str, str]:

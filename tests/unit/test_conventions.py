@@ -444,15 +444,9 @@ OVERSIZED = {
     "delayserver/api/hot/protocol.py:_HotProtocol.data_received",
     "delayserver/api/intake.py",
     "delayserver/api/intake.py:Intake",
-    "delayserver/cli/cluster/adopt.py:adopt",
-    "delayserver/cli/options.py:message_fields",
-    "delayserver/cli/pipeline_archive.py:archive",
-    "delayserver/cli/pipeline_lateness.py:lateness",
-    "delayserver/cli/pipeline_load.py:load",
     "delayserver/cli/schedules.py:put",
     "delayserver/cli/session.py:server_command",
     "delayserver/parts/sources/commands.py:put",
-    "delayserver/cli/subscriptions.py:subscribe",
     "delayserver/client/consumer.py:AsyncConsumer.__init__",
     "delayserver/client/producer.py:AsyncProducer",
     "delayserver/client/producer.py:AsyncProducer.__init__",
@@ -492,7 +486,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 50
+OVERSIZED_MAX = 44
 
 
 def oversized(path: str, source: str) -> Iterator[str]:

@@ -24,6 +24,7 @@ from delayserver.cli.cluster.brokers import (
     tell,
     wait_until,
 )
+from delayserver.cli.options import CommandOptions, with_options
 from delayserver.cli.output import make_console, rows
 from delayserver.cli.session import CannotRun, JsonOption
 
@@ -37,8 +38,11 @@ SAYS_S: Final = 6.0
 REACH_COLUMNS: Final = ("node", "has all up to seq", "state", "heard")
 
 
-def adopt(
-    shard: Annotated[int, typer.Argument(metavar="SHARD", min=0, show_default=False)],
+@dataclass(frozen=True, kw_only=True)
+class AdoptOptions(CommandOptions):
+    """Options of `cluster adopt`."""
+
+    shard: Annotated[int, typer.Argument(metavar="SHARD", min=0, show_default=False)]
     node: Annotated[
         str,
         typer.Option(
@@ -47,16 +51,19 @@ def adopt(
             help="Whose replica the log goes on behind.",
             show_default=False,
         ),
-    ],
-    cluster: ClusterOption,
+    ]
+    cluster: ClusterOption
     yes: Annotated[
         bool,
         typer.Option("--yes", help="Do not ask, and go on where another replica has more, too."),
-    ] = False,
-    wait: WaitOption = 60.0,
-    kafka_config: KafkaConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    ] = False
+    wait: WaitOption = 60.0
+    kafka_config: KafkaConfigOption = None
+    as_json: JsonOption = False
+
+
+@with_options
+def adopt(options: AdoptOptions) -> None:
     """Let the log of a shard that has lost its end go on behind the replica of one node.
 
     When all brokers have lost power, a log may end before the last records that the replicas have
@@ -71,9 +78,10 @@ def adopt(
     asked, or was refused."""
     from storage.replicated.meta import AdoptRecord, MetaLog
 
+    shard, node, as_json = options.shard, options.node, options.as_json
     with (
         cluster_errors(as_json),
-        open_engine(cluster, kafka_config) as engine,
+        open_engine(options.cluster, options.kafka_config) as engine,
         contextlib.closing(engine.meta()) as log,
     ):
         identity, nodes = MetaLog(log).read_cluster()
@@ -85,8 +93,8 @@ def adopt(
         reaches = _reaches(engine, shard, nodes.keys() - known.forgotten)
         decided = known.adoptions.get(shard, [])
         epochs = [*(one.stopped_epoch for one in reaches), *(one.epoch for one in decided)]
-        check_adoption(reaches, node, end, may_lose=yes)
-        if not yes:
+        check_adoption(reaches, node, end, may_lose=options.yes)
+        if not options.yes:
             if as_json:
                 raise CannotRun("--json cannot ask for a confirmation: add --yes.")
             make_console().print(rows([one.as_row() for one in reaches], REACH_COLUMNS, empty=""))
@@ -101,9 +109,19 @@ def adopt(
             owner, found = owner_of(engine, shard, nodes)
             return owner is not None and found > record.epoch
 
-        done = wait_until(wait, as_json, f"shard {shard}", owns_it)
-    answer = {"shard": shard, "node": node, "end": record.end, "epoch": record.epoch}
-    tell(as_json, done, f"shard {shard} goes on behind what {node} has", answer)
+        done = wait_until(options.wait, as_json, f"shard {shard}", owns_it)
+    answer = {
+        "shard": shard,
+        "node": node,
+        "end": record.end,
+        "epoch": record.epoch,
+    }
+    tell(
+        as_json,
+        done,
+        f"shard {shard} goes on behind what {node} has",
+        answer,
+    )
 
 
 @dataclass(frozen=True)
