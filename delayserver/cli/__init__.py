@@ -1,6 +1,7 @@
 """The command line.
 
     session        a connection to a server: problem documents become sentences, exit statuses
+    command_options  options that are the fields of a struct
     options        how values are written on the command line
     output         how answers are shown: tables for people, JSON for programs
     messages       publish, replace, get, cancel, move, list
@@ -42,15 +43,9 @@ from typing import Annotated, Final
 import typer
 
 import delayserver
+from delayserver.cli.command_options import with_options
 from delayserver.cli.output import help_text
-from delayserver.cli.session import (
-    URL_DEFAULT,
-    AuthorityOption,
-    ClientCertOption,
-    ClientKeyOption,
-    TokenOption,
-    UrlOption,
-)
+from delayserver.cli.session import ConnectionOptions
 
 COMMANDS: Final = {
     "serve": ("serve",),
@@ -111,7 +106,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@with_options
 def _root(
+    *,
     version: Annotated[
         bool,
         typer.Option(
@@ -122,11 +119,7 @@ def _root(
             metavar="",
         ),
     ] = False,
-    url: UrlOption = URL_DEFAULT,
-    token: TokenOption = None,
-    tls_ca: AuthorityOption = None,
-    client_cert: ClientCertOption = None,
-    client_key: ClientKeyOption = None,
+    connection: ConnectionOptions,
 ) -> None:
     """Options of the server may stand here, too: see `server_command`."""
 

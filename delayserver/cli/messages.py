@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 import typer
 
+from delayserver.cli.command_options import CommandOptions, with_options
 from delayserver.cli.options import (
     AtOption,
     BodyArgument,
-    CommandOptions,
     DelayOption,
     FurtherOptions,
     HeaderOption,
@@ -27,7 +27,6 @@ from delayserver.cli.options import (
     message_path,
     option,
     with_body,
-    with_options,
 )
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command

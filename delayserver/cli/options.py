@@ -5,18 +5,17 @@ Only the command line's own forms are checked here; the rest is the server's to 
 Cost: none. Threads: pure, but for a body that is read from a file.
 """
 
-import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from delayserver.cli.session import path, use_signature
+from delayserver.cli.command_options import CommandOptions
+from delayserver.cli.session import path
 from delayserver.errors import InputError
 from delayserver.times import parse_duration_ms, parse_time_ms
 from delayserver.wire.fields import Mechanism
@@ -85,32 +84,6 @@ def due_fields(delay: str | None, at: str | None) -> dict[str, Any]:
     if delay is not None and at is not None:
         raise typer.BadParameter("give either --delay or --at, not both")
     return given({"delay": duration(delay, "--delay"), "deliver_at": moment(at, "--at")})
-
-
-class CommandOptions:
-    """The base of a struct whose fields are options, each annotated as typer reads it."""
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of a class of `CommandOptions` stand for its fields."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    options = {
-        one.name: (one.annotation, inspect.signature(one.annotation, eval_str=True).parameters)
-        for one in own
-        if isinstance(one.annotation, type) and issubclass(one.annotation, CommandOptions)
-    }
-
-    @wraps(command)
-    def run(*given: Any, **arguments: Any) -> None:
-        made = {
-            name: make(**{option: arguments.pop(option) for option in names})
-            for name, (make, names) in options.items()
-        }
-        command(*given, **arguments, **made)
-
-    shared = [one for _, some in options.values() for one in some.values()]
-    use_signature(run, [*(one for one in own if one.name not in options), *shared])
-    return run
 
 
 @dataclass(frozen=True, kw_only=True)

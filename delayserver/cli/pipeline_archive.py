@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from delayserver.cli.options import CommandOptions, option, with_options
+from delayserver.cli.command_options import CommandOptions, with_options
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,

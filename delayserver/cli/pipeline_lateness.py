@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from delayserver.cli.cluster.brokers import KafkaConfigOption
-from delayserver.cli.options import CommandOptions, option, with_options
+from delayserver.cli.command_options import CommandOptions, with_options
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, make_console
 from delayserver.cli.pipeline import (
     ConfOption,

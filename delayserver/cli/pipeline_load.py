@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from delayserver.cli.command_options import CommandOptions, with_options
 from delayserver.cli.operations import DataDirOption
-from delayserver.cli.options import CommandOptions, option, with_options
+from delayserver.cli.options import option
 from delayserver.cli.output import help_text, make_console, print_json, text_of
 from delayserver.cli.pipeline import (
     FOUND_STATUS,

@@ -20,8 +20,8 @@ import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from delayserver.cli.command_options import use_signature
 from delayserver.cli.output import help_text
-from delayserver.cli.session import use_signature
 from delayserver.config import Settings, by_heading
 from delayserver.errors import InputError
 from delayserver.times import format_duration

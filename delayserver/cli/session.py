@@ -15,7 +15,8 @@ Cost: one TCP connection per command. Threads: one.
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protocol
@@ -23,6 +24,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
+from delayserver.cli.command_options import CommandOptions, use_signature, with_options
 from delayserver.cli.output import details, help_text, make_console, print_json
 
 if TYPE_CHECKING:
@@ -283,16 +285,6 @@ def path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-UrlOption = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        envvar="DELAYSERVER_URL",
-        help="Where the server is.",
-        rich_help_panel="Server",
-    ),
-]
 TokenOption = Annotated[
     str | None,
     typer.Option(
@@ -303,37 +295,64 @@ TokenOption = Annotated[
         rich_help_panel="Server",
     ),
 ]
-AuthorityOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca",
-        metavar="FILE",
-        envvar="DELAYSERVER_TLS_CA",
-        help="With https: the authority that made the server's certificate (PEM).",
-        rich_help_panel="Server",
-    ),
-]
-ClientCertOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--client-cert",
-        metavar="FILE",
-        envvar="DELAYSERVER_CLIENT_CERT",
-        help="With https: the certificate to show where the server asks for one (PEM).",
-        rich_help_panel="Server",
-    ),
-]
-ClientKeyOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--client-key",
-        metavar="FILE",
-        envvar="DELAYSERVER_CLIENT_KEY",
-        help="Its private key (PEM), if that is not in the same file.",
-        rich_help_panel="Server",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON, for programs.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions(CommandOptions):
+    """Options that lead to a server."""
+
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            envvar="DELAYSERVER_URL",
+            help="Where the server is.",
+            rich_help_panel="Server",
+        ),
+    ] = URL_DEFAULT
+    token: TokenOption = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-ca",
+            metavar="FILE",
+            envvar="DELAYSERVER_TLS_CA",
+            help="With https: the authority that made the server's certificate (PEM).",
+            rich_help_panel="Server",
+        ),
+    ] = None
+    client_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--client-cert",
+            metavar="FILE",
+            envvar="DELAYSERVER_CLIENT_CERT",
+            help="With https: the certificate to show where the server asks for one (PEM).",
+            rich_help_panel="Server",
+        ),
+    ] = None
+    client_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--client-key",
+            metavar="FILE",
+            envvar="DELAYSERVER_CLIENT_KEY",
+            help="Its private key (PEM), if that is not in the same file.",
+            rich_help_panel="Server",
+        ),
+    ] = None
+
+    def session(self, make: ClientFactory, *, as_json: bool) -> Session:
+        """A connection with these options."""
+        client = make(
+            base_url=self.url,
+            headers={"authorization": f"Bearer {self.token}"} if self.token else {},
+            timeout=TIMEOUT_S,
+            verify=_tls(self.tls_ca, self.client_cert, self.client_key),
+        )
+        return Session(client, self.url, as_json, self.client_cert, self.client_key)
 
 
 def server_command(
@@ -347,40 +366,18 @@ def server_command(
     ) -> Callable[Concatenate[Session, P], None]:
         def run(
             context: typer.Context,
-            url: str,
-            token: str | None,
-            tls_ca: Path | None,
-            client_cert: Path | None,
-            client_key: Path | None,
             as_json: bool,
+            connection: ConnectionOptions,
             **arguments: Any,
         ) -> None:
             if context.invoked_subcommand is not None:
                 _refuse_options(context)
                 return
-            url, token, tls_ca, client_cert, client_key = (
-                _before_command(context, name, value)
-                for name, value in (
-                    ("url", url),
-                    ("token", token),
-                    ("tls_ca", tls_ca),
-                    ("client_cert", client_cert),
-                    ("client_key", client_key),
-                )
-            )
-            factory: ClientFactory = context.obj or http_client
-            headers = {"authorization": f"Bearer {token}"} if token else {}
-            with (
-                error_exit(as_json=as_json),
-                factory(
-                    base_url=url,
-                    headers=headers,
-                    timeout=TIMEOUT_S,
-                    verify=_tls(tls_ca, client_cert, client_key),
-                ) as client,
-            ):
-                session = Session(client, url, as_json, client_cert, client_key)
-                function(session, **arguments)  # type: ignore[call-arg]
+            connection = _with_those_before(context, connection)
+            with error_exit(as_json=as_json):
+                session = connection.session(context.obj or http_client, as_json=as_json)
+                with session.client:
+                    function(session, **arguments)  # type: ignore[call-arg]
 
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -388,48 +385,40 @@ def server_command(
             inspect.Parameter("context", keyword, annotation=typer.Context),
             *(parameter.replace(kind=keyword) for parameter in own),
             inspect.Parameter("as_json", keyword, default=False, annotation=JsonOption),
-            inspect.Parameter("url", keyword, default=URL_DEFAULT, annotation=UrlOption),
-            inspect.Parameter("token", keyword, default=None, annotation=TokenOption),
-            inspect.Parameter("tls_ca", keyword, default=None, annotation=AuthorityOption),
-            inspect.Parameter("client_cert", keyword, default=None, annotation=ClientCertOption),
-            inspect.Parameter("client_key", keyword, default=None, annotation=ClientKeyOption),
+            inspect.Parameter("connection", keyword, annotation=ConnectionOptions),
         ]
         use_signature(run, parameters)
-        help_ = help_text(function.__doc__, *examples)
+        run.__doc__ = help_text(function.__doc__, *examples)
+        command = with_options(run)
         if name is None:
-            app.callback(invoke_without_command=True, help=help_)(run)
+            app.callback(invoke_without_command=True, help=run.__doc__)(command)
         else:
-            app.command(name, help=help_)(run)
+            app.command(name, help=run.__doc__)(command)
         return function
 
     return register
 
 
-def _before_command(context: typer.Context, name: str, value: Any) -> Any:
-    """An option of the server, which may also stand before the command: behind it, it wins."""
-    root = context.find_root()
-    first = root.get_parameter_source(name)
-    here = context.get_parameter_source(name)
-    is_only_there = first is not None and first.name == "COMMANDLINE"
-    if is_only_there and (here is None or here.name != "COMMANDLINE"):
-        return root.params[name]
-    return value
+def _with_those_before(context: typer.Context, connection: ConnectionOptions) -> ConnectionOptions:
+    """Options of the server may also stand before the command: behind it, they win."""
+    root, names = context.find_root(), {field.name for field in fields(connection)}
+    before = {
+        name: value
+        for name, value in root.params.items()
+        if name in names and _is_written(root.get_parameter_source(name))
+        if not _is_written(context.get_parameter_source(name))
+    }
+    return replace(connection, **before)
+
+
+def _is_written(source: Enum | None) -> bool:
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _refuse_options(context: typer.Context) -> None:
     """Options of a group that a command of it would not see."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(
-                f"options of `{context.invoked_subcommand}` come behind that word"
-            )
-
-
-def use_signature(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
-    """Give a function that takes keyword arguments the signature that typer is to read."""
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {one.name: one.annotation for one in parameters}
+    if any(_is_written(context.get_parameter_source(name)) for name in context.params):
+        raise typer.BadParameter(f"options of `{context.invoked_subcommand}` come behind that word")
 
 
 class error_exit:

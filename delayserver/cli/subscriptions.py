@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 import typer
 
 from delayserver.cli import named
+from delayserver.cli.command_options import CommandOptions, with_options
 from delayserver.cli.options import (
-    CommandOptions,
     KafkaMechanismOption,
     KafkaTlsOption,
     KafkaUserOption,
@@ -20,7 +20,6 @@ from delayserver.cli.options import (
     given,
     header_fields,
     option,
-    with_options,
 )
 from delayserver.cli.output import rows
 from delayserver.cli.session import Session, path, server_command

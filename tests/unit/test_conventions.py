@@ -445,7 +445,6 @@ OVERSIZED = {
     "delayserver/api/intake.py",
     "delayserver/api/intake.py:Intake",
     "delayserver/cli/schedules.py:put",
-    "delayserver/cli/session.py:server_command",
     "delayserver/parts/sources/commands.py:put",
     "delayserver/client/consumer.py:AsyncConsumer.__init__",
     "delayserver/client/producer.py:AsyncProducer",
@@ -486,7 +485,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 44
+OVERSIZED_MAX = 43
 
 
 def oversized(path: str, source: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from delayserver.cli.cluster.brokers import (
     tell,
     wait_until,
 )
-from delayserver.cli.options import CommandOptions, with_options
+from delayserver.cli.command_options import CommandOptions, with_options
 from delayserver.cli.output import make_console, rows
 from delayserver.cli.session import CannotRun, JsonOption
 
