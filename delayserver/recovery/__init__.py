@@ -10,6 +10,7 @@ memory_faults   notes that the process died of a memory fault
 check           whether files are sound, and logs and catalog agree
 repair          a damaged directory becomes sound, and loses no more than it must
 repair_catalog  … the catalog, built again from the logs
+repair_hours    … the files by hour
 repair_logs     … one file of a log
 scrub           reads filed rows again and again, to find damage early
 shards          check and repair of several shards, one after the other

@@ -20,7 +20,7 @@ Cost: reads every byte about three times. Memory: the catalog. Threads: none.
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,16 +33,10 @@ from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,
     LIVE_KEY,
-    Change,
-    HourState,
     can_be_read,
-    hour_key,
     pack_definitions_place,
-    parse_change_key,
     parse_checkpoint,
     parse_hour_key,
-    parse_hours,
-    unpack_change,
     unpack_import,
 )
 from delayserver.recovery.check import check_files
@@ -55,10 +49,9 @@ from delayserver.recovery.repair_catalog import (
     name_what_is_lost,
     rebuild,
 )
-from delayserver.recovery.repair_logs import Changes, Mended, Mender
+from delayserver.recovery.repair_hours import HourFiles
 from delayserver.schedule.expansion import Staging
 from delayserver.schedule.replay import Replay
-from storage.buckets import bucket_path, hours_of, is_day, parse_bucket_file
 from storage.catalog import MAX_BYTES, LmdbCatalog, Table
 from storage.catalog_file import DATA_FILE
 from storage.check import Finding, NotADataDirectoryError, Progress, Report, Severity
@@ -80,15 +73,14 @@ from storage.directory import (
     open_identity,
 )
 from storage.errors import FormatOutdatedError
-from storage.files import File, Files, OsFiles
-from storage.frame import Damage, Rows
-from storage.frame_runs import FrameRun
+from storage.files import Files, OsFiles
+from storage.frame import Damage
 from storage.hour_log import HourLog
 from storage.key_runs import DIRECTORY as KEYS_DIRECTORY
 from storage.kinds import OWNED, require
 from storage.message_log import DIRECTORY as MESSAGES
 from storage.message_log import Durability, MessageLog, parse_segment_name
-from storage.rows import SEQ_MAX, LogKind
+from storage.rows import LogKind
 from storage.swap import Swap, finish, is_unfinished
 
 _PASSES_MAX = 4
@@ -233,6 +225,9 @@ class _Repair:
     def _repair(self, findings: Sequence[Finding]) -> None:
         """Repair all findings of a check."""
         self._swap = swap = Swap(self._files, self._new_backup())
+        self._hour_files = HourFiles(
+            *(self._files, self._stamp, swap, self._progress), dry_run=self.report.dry_run
+        )
         self._plan(findings)
         if self.report.dry_run:
             return
@@ -294,8 +289,8 @@ class _Repair:
         if catalog is not None and is_current:
             defined = {table: catalog[table] for table in TABLE_NUMBERS}
         rebuilt = Rebuilt()
-        hours = self._mend_schedule(catalog, is_current, findings, rebuilt, checkpoint)
-        self._mend_dispatch(findings)
+        hours = self._hour_files.mend_schedule(catalog, is_current, findings, rebuilt, checkpoint)
+        self._hour_files.mend_dispatch(findings)
         is_damaged = not is_current and bool(self._lost_definitions)
         names, losses = name_what_is_lost(defined, rebuilt, is_damaged=is_damaged)
         if not is_current:
@@ -305,7 +300,7 @@ class _Repair:
         self.report.losses += losses
         if not is_current:
             self.report.losses += self._lost_definitions
-            fired = self._hours(LogKind.DISPATCH)
+            fired = self._hour_files.buckets(LogKind.DISPATCH)
             live = catalog[Table.META].get(LIVE_KEY) if catalog is not None else None
             self._write_catalog(
                 rebuild(
@@ -351,7 +346,7 @@ class _Repair:
 
     def _filed_seq(self, first_seq: int | None, findings: Sequence[Finding]) -> int:
         """The newest record that the message log cannot give back: all before it were filed."""
-        filed = self._schedule_seqs()
+        filed = self._hour_files.schedule_seqs()
         if first_seq is None:
             return max(filed, default=0)
         seq = first_seq - 1
@@ -361,130 +356,6 @@ class _Repair:
             if is_hole and any(found.first_seq <= one <= found.last_seq for one in filed):
                 seq = found.last_seq
         return seq
-
-    def _schedule_seqs(self) -> set[int]:
-        log = HourLog(self._files, LogKind.SCHEDULE, stamp=self._stamp)
-        try:
-            return {
-                seq
-                for hour in log.buckets()
-                for found in log.scan_runs(hour)
-                if not isinstance(found, Damage)
-                for seq in found.rows["seq"].tolist()
-            }
-        finally:
-            log.close()
-
-    # ── files by hour ──────────────────────────────────────────────────────────────────────────
-
-    def _mend_schedule(
-        self,
-        catalog: Tables | None,
-        is_current: bool,
-        findings: Sequence[Finding],
-        rebuilt: Rebuilt,
-        checkpoint: int,
-    ) -> dict[int, HourState]:
-        """The table HOURS as it has to be; files that have to change are written again."""
-        known: dict[int, HourState] = {}
-        if catalog is not None and is_current:
-            known = parse_hours(catalog[Table.HOURS].items())
-        damaged = {found.file for found in findings}
-        changes = _changes(catalog[Table.CHANGES] if catalog is not None else {})
-        hours: dict[int, HourState] = {}
-        on_disk = self._hours(LogKind.SCHEDULE)
-        copies = self._copies(on_disk) if not is_current else {*on_disk} - known.keys()
-        for done, hour in enumerate(sorted({*on_disk, *known})):
-            path = bucket_path(LogKind.SCHEDULE, hour)
-            self._progress(path, done, len(on_disk))
-            if is_current and path not in damaged:
-                hours[hour] = known.get(hour, HourState())
-                continue
-            if hour in copies:
-                # As a start does: its rows are filed elsewhere, or were deleted.
-                self._swap.remove(path)
-                continue
-            before = known.get(hour)
-            size = self._size(path)
-            end = size if before is None else before.length
-            mended = self._mend(
-                LogKind.SCHEDULE, hour, min(end, size), checkpoint, changes, rebuilt, damaged
-            )
-            if before is not None:
-                mended.state.retired_ms = before.retired_ms
-            if mended.state.length:
-                hours[hour] = mended.state
-            if is_current:
-                value = mended.state.pack() if mended.state.length else None
-                self._swap.put(Table.HOURS, hour_key(hour), value)
-        return hours
-
-    def _copies(self, on_disk: Sequence[int]) -> set[int]:
-        """Files whose rows stand in others, too, since a day was being split (`schedule.days`).
-
-        If an hour has rows behind those of its day, the day had been split; else its hours are not
-        known to be whole."""
-        copies: set[int] = set()
-        for day in filter(is_day, on_disk):
-            hours = [hour for hour in hours_of(day) if hour in on_disk]
-            last_seq = self._last_seq(day)
-            is_split = any(self._last_seq(hour) > last_seq for hour in hours)
-            copies.update([day] if is_split else hours)
-        return copies
-
-    def _last_seq(self, bucket: int) -> int:
-        with contextlib.closing(
-            HourLog(self._files, LogKind.SCHEDULE, stamp=self._stamp)
-        ) as schedule:
-            runs = (one for one in schedule.scan_runs(bucket) if isinstance(one, FrameRun))
-            return max((int(run.rows["seq"][-1]) for run in runs), default=0)
-
-    def _mend_dispatch(self, findings: Sequence[Finding]) -> None:
-        for path in sorted({found.file for found in findings}):
-            directory, _, name = path.partition("/")
-            hour = parse_bucket_file(LogKind.DISPATCH, name)
-            if directory == LogKind.DISPATCH.name.lower() and hour is not None:
-                self._mend(LogKind.DISPATCH, hour, self._size(path), SEQ_MAX, {}, None, {path})
-
-    def _mend(
-        self,
-        kind: LogKind,
-        hour: int,
-        end: int,
-        through_seq: int,
-        changes: Changes,
-        rebuilt: Rebuilt | None,
-        damaged: Collection[str],
-    ) -> Mended:
-        path = bucket_path(kind, hour)
-        with self._opened(path) as source:
-            if source is None:
-                return Mended()
-            mender = Mender(
-                source,
-                kind,
-                hour,
-                stamp=self._stamp,
-                end=end,
-                through_seq=through_seq,
-                changes=changes,
-            )
-            visit = rebuilt.hour() if rebuilt else _ignore
-            mended = mender.mend(None, visit)
-            if not mended.is_changed and end == source.size() and path not in damaged:
-                return mended
-            if self.report.dry_run:
-                return mended
-            if not mended.kept_rows:
-                self._swap.remove(path)
-                return mended
-            with self._swap.new_file(path) as target:
-                return mender.mend(target)
-
-    def _hours(self, kind: LogKind) -> list[int]:
-        names = self._files.list(kind.name.lower())
-        hours = (parse_bucket_file(kind, name) for name in names)
-        return [hour for hour in hours if hour is not None]
 
     # ── the catalog ────────────────────────────────────────────────────────────────────────────
 
@@ -582,24 +453,6 @@ class _Repair:
                 files.unlink(path)
             files.sync_directory(MESSAGES)
 
-    # ── files ──────────────────────────────────────────────────────────────────────────────────
-
-    @contextlib.contextmanager
-    def _opened(self, path: str) -> Iterator[File | None]:
-        try:
-            file = self._files.open(path)
-        except FileNotFoundError:
-            yield None
-            return
-        try:
-            yield file
-        finally:
-            file.close()
-
-    def _size(self, path: str) -> int:
-        with self._opened(path) as file:
-            return file.size() if file else 0
-
 
 def _matters(found: Finding) -> bool:
     return found.severity is not Severity.NOTE or found.is_known_damage
@@ -613,16 +466,3 @@ def _what_is_done(found: Finding) -> str:
     if found.file.startswith(MESSAGES):
         return "what is intact is filed, and the segments leave the log"
     return "the file is written again without it"
-
-
-def _ignore(rows: Rows, payload: bytes) -> None:
-    pass
-
-
-def _changes(values: Mapping[bytes, bytes]) -> Changes:
-    """The table CHANGES by message."""
-    changes: dict[int, dict[int, Change]] = {}
-    for key, value in values.items():
-        message_seq, subscription_id = parse_change_key(key)
-        changes.setdefault(message_seq, {})[subscription_id] = unpack_change(value)
-    return changes

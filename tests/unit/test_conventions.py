@@ -469,8 +469,6 @@ OVERSIZED = {
     "delayserver/pipeline/states/hour_files.py:read_hour",
     "delayserver/pipeline/states/settlement.py",
     "delayserver/records/tables.py",
-    "delayserver/recovery/repair.py",
-    "delayserver/recovery/repair.py:_Repair",
     "delayserver/recovery/standby.py:Standby",
     "delayserver/recovery/standby.py:Standby.__init__",
     "delayserver/serve/standby.py:StandbyFront.__init__",
@@ -485,7 +483,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 43
+OVERSIZED_MAX = 41
 
 
 def oversized(path: str, source: str) -> Iterator[str]:
