@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 import pandas as pd
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from delayserver.pipeline.exports.place import absolute_root, shown_url
@@ -104,36 +104,7 @@ def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None
             by_moment = counted.groupBy("is_overdue").agg(F.sum("count").alias("n"))
             totals = {row["is_overdue"]: row["n"] for row in by_moment.collect()}
         with job.step("adding it up"):
-            coming = counted.where("not is_overdue")
-            minutes = (
-                coming.where(F.col("from_ms") < until_ms)
-                .groupBy(F.col("from_ms").alias("minute_ms"))
-                .agg(F.sum("count").alias("due"))
-                .orderBy("minute_ms")
-                .toPandas()
-            )
-            hour_ms = (F.col("from_ms") - F.col("from_ms") % HOUR_MS).alias("hour_ms")
-            hours = (
-                coming.groupBy(hour_ms)
-                .agg(F.sum("count").alias("due"))
-                .orderBy("hour_ms")
-                .toPandas()
-            )
-            largest = (
-                coming.groupBy("subject_id")
-                .agg(F.sum("count").alias("due"))
-                .orderBy(F.desc("due"))
-                .limit(SUBJECTS_MAX)
-                .toPandas()
-            )
-            known = F.col("subject_id").isin(largest["subject_id"].tolist())
-            by_subject = (
-                coming.where(F.col("from_ms") < until_ms)
-                .groupBy(hour_ms, F.when(known, F.col("subject_id")).alias("subject_id"))
-                .agg(F.sum("count").alias("due"))
-                .orderBy("hour_ms")
-                .toPandas()
-            )
+            minutes, hours, largest, by_subject = _sums(counted.where("not is_overdue"), until_ms)
     finally:
         counted.unpersist()
     hours["memory_bytes"] = [memory_bytes(due, len(directories)) for due in hours["due"].tolist()]
@@ -150,6 +121,25 @@ def forecast(job: Job, *data_dirs: str, days: int = 7, now_ms: int | None = None
         subjects=_named(largest, subjects.names),
         by_subject=_named(by_subject, subjects.names),
     )
+
+
+def _sums(coming: DataFrame, until_ms: int) -> tuple[pd.DataFrame, ...]:
+    """How many are due, by minute, by hour, of the largest subjects, and by hour and subject, the
+    others together. The first and the last end at `until_ms`."""
+
+    def due_by(some: DataFrame, *columns: Column) -> DataFrame:
+        return some.groupBy(*columns).agg(F.sum("count").alias("due"))
+
+    until = coming.where(F.col("from_ms") < until_ms)
+    hour_ms = (F.col("from_ms") - F.col("from_ms") % HOUR_MS).alias("hour_ms")
+    minutes = due_by(until, F.col("from_ms").alias("minute_ms")).orderBy("minute_ms").toPandas()
+    hours = due_by(coming, hour_ms).orderBy("hour_ms").toPandas()
+    largest = (
+        due_by(coming, F.col("subject_id")).orderBy(F.desc("due")).limit(SUBJECTS_MAX).toPandas()
+    )
+    known = F.col("subject_id").isin(largest["subject_id"].tolist())
+    subject = F.when(known, F.col("subject_id")).alias("subject_id")
+    return minutes, hours, largest, due_by(until, hour_ms, subject).orderBy("hour_ms").toPandas()
 
 
 def _shared(subjects: SharedNumbers, spark: SparkSession, counts: DataFrame) -> DataFrame:

@@ -57,63 +57,82 @@ def read_hour(
     bytes that are there."""
     damage: list[Damage] = []
     path = bucket_path(LogKind.SCHEDULE, hour)
-    unfiled = _within(unfiled, seqs)
-    with contextlib.ExitStack() as cleanup:
-        dispatch_file = _open(files, bucket_path(LogKind.DISPATCH, hour), cleanup)
-        schedule_file = _open(files, path, cleanup)
-        piece = LogPiece(LogKind.SCHEDULE, path, 0, state.length, state.length)
-        filed = _Filed(hour, path)
-        parts = [
-            _within(found.rows, seqs)
-            for found in filed.counted(_frames(schedule_file, piece, stamp, damage))
-        ]
-        schedule = concatenate(parts, SCHEDULE_DTYPE)
-        if schedule_file is None and state.length:
-            reason = "the file is missing, and the catalog knows it"
-            damage.append(Damage(path, 0, state.length, reason, torn=False))
-        elif not damage:
-            damage += filed.differences(state)
-        damage += filed.damage
-        if filed.is_out_of_order:
-            schedule = select(schedule, np.argsort(schedule["seq"], kind="stable"))
-        promised = dispatch_bytes or 0
-        end = dispatch_file.size() if dispatch_file and dispatch_bytes is None else promised
-        path_of_dispatch = bucket_path(LogKind.DISPATCH, hour)
-        if dispatch_file is None and promised:
-            reason = "the file is missing"
-            damage.append(Damage(path_of_dispatch, 0, promised, reason, torn=False))
-        piece = LogPiece(LogKind.DISPATCH, path_of_dispatch, 0, end, promised)
-        parts = [
-            found.rows if seqs == ALL else keep(found.rows, _is_in(found.rows["seq"], seqs))
-            for found in _frames(dispatch_file, piece, stamp, damage)
-        ]
-        dispatch = concatenate(parts, DISPATCH_DTYPE)
-    if schedule_file is not None or not state.length:
-        lost, behind = _not_filed(schedule, unfiled, checkpoint_seq)
-        if len(behind):
-            schedule = concatenate([schedule, behind], SCHEDULE_DTYPE)
-        if len(lost) and not damage:
-            damage.append(
-                Damage(
-                    path,
-                    state.length,
-                    state.length,
-                    "rows that were accepted before the checkpoint are not filed",
-                    torn=False,
-                    first_seq=int(lost["seq"].min()),
-                    last_seq=int(lost["seq"].max()),
-                )
+    with (
+        _open(files, bucket_path(LogKind.DISPATCH, hour)) as dispatch_file,
+        _open(files, path) as file,
+    ):
+        schedule = _schedule_of(file, hour, state, stamp, seqs, damage)
+        dispatch = _dispatch_of(dispatch_file, hour, stamp, dispatch_bytes, seqs, damage)
+    if schedule is None:
+        return HourRows(np.empty(0, SCHEDULE_DTYPE), dispatch), damage
+    lost, behind = _not_filed(schedule, _within(unfiled, seqs), checkpoint_seq)
+    if len(behind):
+        schedule = concatenate([schedule, behind], SCHEDULE_DTYPE)
+    if len(lost) and not damage:
+        damage.append(
+            Damage(
+                path,
+                state.length,
+                state.length,
+                "rows that were accepted before the checkpoint are not filed",
+                torn=False,
+                first_seq=int(lost["seq"].min()),
+                last_seq=int(lost["seq"].max()),
             )
+        )
     return HourRows(schedule, dispatch), damage
 
 
-def _open(files: Files, path: str, cleanup: contextlib.ExitStack) -> File | None:
+def _schedule_of(
+    file: File | None, hour: int, state: HourState, stamp: int, seqs: Range, damage: list[Damage]
+) -> Rows | None:
+    """The filed rows, by seq; None: the file is missing, and the catalog knows it."""
+    path = bucket_path(LogKind.SCHEDULE, hour)
+    if file is None and state.length:
+        reason = "the file is missing, and the catalog knows it"
+        damage.append(Damage(path, 0, state.length, reason, torn=False))
+        return None
+    piece = LogPiece(LogKind.SCHEDULE, path, 0, state.length, state.length)
+    filed = _Filed(hour, path)
+    frames = filed.counted(_frames(file, piece, stamp, damage))
+    schedule = concatenate([_within(one.rows, seqs) for one in frames], SCHEDULE_DTYPE)
+    if not damage:
+        damage += filed.differences(state)
+    damage += filed.damage
+    if filed.is_out_of_order:
+        schedule = select(schedule, np.argsort(schedule["seq"], kind="stable"))
+    return schedule
+
+
+def _dispatch_of(
+    file: File | None,
+    hour: int,
+    stamp: int,
+    dispatch_bytes: int | None,
+    seqs: Range,
+    damage: list[Damage],
+) -> Rows:
+    path, promised = bucket_path(LogKind.DISPATCH, hour), dispatch_bytes or 0
+    if file is None and promised:
+        damage.append(Damage(path, 0, promised, "the file is missing", torn=False))
+    end = file.size() if file and dispatch_bytes is None else promised
+    piece = LogPiece(LogKind.DISPATCH, path, 0, end, promised)
+    parts = [
+        one.rows if seqs == ALL else keep(one.rows, _is_in(one.rows["seq"], seqs))
+        for one in _frames(file, piece, stamp, damage)
+    ]
+    return concatenate(parts, DISPATCH_DTYPE)
+
+
+@contextlib.contextmanager
+def _open(files: Files, path: str) -> Iterator[File | None]:
     try:
         file = files.open(path)
     except FileNotFoundError:
-        return None
-    cleanup.callback(file.close)
-    return file
+        yield None
+        return
+    with contextlib.closing(file):
+        yield file
 
 
 def _frames(
