@@ -42,7 +42,7 @@ from delayserver.server.shard import Shard
 from delayserver.server.waits import Waits
 from delayserver.times import format_time
 from delayserver.wire.bulk import BACKUP_NAME, BackupStep
-from storage.directory import FORMAT_VERSION
+from storage.directory import FORMAT_VERSION, Identity
 from storage.errors import (
     DirectoryKindError,
     DirectoryLockedError,
@@ -76,6 +76,83 @@ class _BackupSource(NamedTuple):
     """The timeline of the log behind it; 0: there is none."""
 
 
+class _ShardShelf:
+    """The shelf of a shard's backups, which no other server may write to."""
+
+    def __init__(
+        self, directory: Path | None, identity: Identity, shards: int, life: str, *, is_alone: bool
+    ) -> None:
+        """`is_alone`: not a node of a cluster, which makes no backups."""
+        self._backup_dir = directory
+        self._identity = identity
+        self._shards = shards
+        self._life = life
+        self._is_alone = is_alone
+        self._held = contextlib.ExitStack()
+        """The lock on it, once it was taken."""
+        self.is_held = False
+        self._claim_lock = threading.Lock()
+
+    def _directory(self) -> str:
+        """Raises ConflictError."""
+        if not self._is_alone:
+            raise ConflictError(_CLUSTER)
+        if self._backup_dir is None:
+            raise ConflictError(_NO_DIRECTORY)
+        return str(self._backup_dir)
+
+    def _shelf_of(self, files: OsFiles) -> Shelf:
+        return Shelf(files, self._identity, self._shards, self._life)
+
+    def made(self) -> Shelf:
+        """The shelf, whoever has it. Raises ConflictError."""
+        return self._shelf_of(OsFiles(self._directory()))
+
+    async def own(self) -> Shelf:
+        """The shelf, which no other server has. Raises ConflictError, StorageError."""
+        try:
+            return await asyncio.to_thread(self._claimed)
+        except (OtherLifeError, DirectoryKindError) as error:
+            raise ConflictError(str(error)) from error
+        except DirectoryLockedError as error:
+            raise ConflictError(
+                f"the directory of backups {self._directory()} is in use by another server, which "
+                "runs on a copy of this data directory: start one of them with another backup_dir "
+                "(--backup-dir)"
+            ) from error
+
+    def _claimed(self) -> Shelf:
+        """Raises ConflictError, StorageError."""
+        shelf = self.made()
+        shelf.require_own()
+        with self._claim_lock:
+            if not self.is_held:
+                # A copy of the data directory, e.g. of the whole machine, is in the same life.
+                name = f"_lock-{self._identity.shard:04d}"
+                self._held.enter_context(shelf.files.lock(name))
+                self.is_held = True
+            shelf.claim()
+        return shelf
+
+    def shown(self) -> Shelf:
+        """The shelf for a caller that only reads: also where the disk is read-only. Raises
+        ConflictError, StorageError."""
+        shelf = self._shelf_of(OsFiles(self._directory(), readonly=True))
+        try:
+            shelf.require_own()
+        except (OtherLifeError, DirectoryKindError) as error:
+            raise ConflictError(str(error)) from error
+        return shelf
+
+    def manifests(self) -> Sequence[BackupManifest]:
+        """All of it, oldest first. Raises ConflictError, StorageError."""
+        return self.made().manifests(skips_unreadable=False)
+
+    def close(self) -> None:
+        """Let it go."""
+        self._held.close()
+
+
 class BackupMaker:
     """See the top of this module."""
 
@@ -102,6 +179,9 @@ class BackupMaker:
         self._life = life
         is_alone = self._settings.cluster is None
         self._snapshots = Snapshots(shard.files, self._identity) if is_alone else None
+        self._shelf = _ShardShelf(
+            self._settings.backup_dir, self._identity, shards, life, is_alone=is_alone
+        )
         self._ends = threading.Event()
         self._task: asyncio.Task[None] | None = None
         self._making: tuple[WantedBackup, BackingUp] | None = None
@@ -120,16 +200,12 @@ class BackupMaker:
         """Held by whoever has the shipper do something."""
         self._resumed = asyncio.Event()
         self._log_error = ""
-        self._held = contextlib.ExitStack()
-        """The lock on this shard's backups, once it was taken."""
-        self._is_held = False
-        self._claim_lock = threading.Lock()
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self, name: str | None, *, is_verified: bool) -> BackupView:
         """Begin one. Raises ConflictError, InputError, StorageError."""
-        shelf = await self._own_shelf()
+        shelf = await self._shelf.own()
         now_ms = self._clock()
         name = format_time(now_ms).replace(":", "-") if name is None else name
         if not is_backup_name(name):
@@ -163,7 +239,7 @@ class BackupMaker:
                 break  # Else it has ended meanwhile, and may not be among them.
         unfinished = self._unfinished()
         reaches = await asyncio.to_thread(
-            lambda: read_reaches(self._shown_shelf().files, manifests)
+            lambda: read_reaches(self._shelf.shown().files, manifests)
         )
         views = [
             view_of(manifest, reaches.get(manifest.timeline))
@@ -181,7 +257,7 @@ class BackupMaker:
 
     async def delete(self, name: str) -> None:
         """Delete one; if it is being made, it is given up. Raises as `get`."""
-        shelf = await self._own_shelf()
+        shelf = await self._shelf.own()
         if self._making is not None and self._making[0].name == name:
             await self._give_up()
         unfinished = self._unfinished()
@@ -201,7 +277,7 @@ class BackupMaker:
         if self._settings.backup_dir is None or self._snapshots is None:
             return
         try:
-            shelf = await self._own_shelf()
+            shelf = await self._shelf.own()
             async with self._shelf_lock:
                 await asyncio.to_thread(shelf.clear)
             await self._manifests()
@@ -226,7 +302,7 @@ class BackupMaker:
             await asyncio.wait([self._shipping], timeout=_LAST_STEP_S)
             self._log_ends.set()
             # A step that hangs in the system cannot be ended, and the server does not wait for it.
-        self._held.close()
+        self._shelf.close()
 
     # ── the log behind them ────────────────────────────────────────────────────────────────────
 
@@ -239,7 +315,7 @@ class BackupMaker:
         return LogShipper(
             self._shard.files,
             message_log,
-            self._shelf().files,
+            self._shelf.made().files,
             self._identity,
             take=pace.take,
             next_seq=self._shard.engine.sequencer.next_seq,
@@ -287,7 +363,7 @@ class BackupMaker:
         if shipper is None or self._resumed.is_set():
             return
         try:
-            await self._own_shelf()
+            await self._shelf.own()
         except ConflictError as error:
             shipper.refuse(str(error))
             self._log_error = str(error)  # It was told.
@@ -295,80 +371,27 @@ class BackupMaker:
         async with self._log_lock:
             if self._resumed.is_set():
                 return  # Another task was quicker.
-            found = await asyncio.to_thread(self._all_manifests)
+            found = await asyncio.to_thread(self._shelf.manifests)
             await asyncio.to_thread(shipper.resume, found)
             self._resumed.set()
         await self._prune_log()
 
     async def _prune_log(self) -> None:
         """Delete the parts of the log that no backup needs. No call waits for that."""
-        if self.shipper is None or not self._is_held:
+        if self.shipper is None or not self._shelf.is_held:
             return
         async with self._shelf_lock, self._log_lock:
             is_making = self._making is not None
             try:
-                found = await asyncio.to_thread(self._all_manifests)
+                found = await asyncio.to_thread(self._shelf.manifests)
                 await asyncio.to_thread(self.shipper.prune, found, is_making=is_making)
             except StorageError as error:
                 log.error("the log behind the backups is not deleted", error=str(error))
 
-    def _all_manifests(self) -> Sequence[BackupManifest]:
-        return self._shelf().manifests(skips_unreadable=False)
-
     # ── how it is made ─────────────────────────────────────────────────────────────────────────
 
-    def _directory(self) -> str:
-        """Raises ConflictError."""
-        if self._snapshots is None:
-            raise ConflictError(_CLUSTER)
-        if self._settings.backup_dir is None:
-            raise ConflictError(_NO_DIRECTORY)
-        return str(self._settings.backup_dir)
-
-    def _shelf_of(self, files: OsFiles) -> Shelf:
-        return Shelf(files, self._identity, self._shards, self._life)
-
-    def _shelf(self) -> Shelf:
-        return self._shelf_of(OsFiles(self._directory()))
-
-    async def _own_shelf(self) -> Shelf:
-        """The shelf, which no other server has. Raises ConflictError, StorageError."""
-        try:
-            return await asyncio.to_thread(self._claimed)
-        except (OtherLifeError, DirectoryKindError) as error:
-            raise ConflictError(str(error)) from error
-        except DirectoryLockedError as error:
-            raise ConflictError(
-                f"the directory of backups {self._directory()} is in use by another server, which "
-                "runs on a copy of this data directory: start one of them with another backup_dir "
-                "(--backup-dir)"
-            ) from error
-
-    def _claimed(self) -> Shelf:
-        """Raises ConflictError, StorageError."""
-        shelf = self._shelf()
-        shelf.require_own()
-        with self._claim_lock:
-            if not self._is_held:
-                # A copy of the data directory, e.g. of the whole machine, is in the same life.
-                name = f"_lock-{self._identity.shard:04d}"
-                self._held.enter_context(shelf.files.lock(name))
-                self._is_held = True
-            shelf.claim()
-        return shelf
-
-    def _shown_shelf(self) -> Shelf:
-        """The shelf for a caller that only reads: also where the disk is read-only. Raises
-        ConflictError, StorageError."""
-        shelf = self._shelf_of(OsFiles(self._directory(), readonly=True))
-        try:
-            shelf.require_own()
-        except (OtherLifeError, DirectoryKindError) as error:
-            raise ConflictError(str(error)) from error
-        return shelf
-
     async def _manifests(self) -> Sequence[BackupManifest]:
-        found = await asyncio.to_thread(lambda: self._shown_shelf().manifests())
+        found = await asyncio.to_thread(lambda: self._shelf.shown().manifests())
         self.last = found[-1] if found else None
         return found
 

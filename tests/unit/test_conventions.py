@@ -470,7 +470,6 @@ OVERSIZED = {
     "delayserver/recovery/standby.py:Standby",
     "delayserver/recovery/standby.py:Standby.__init__",
     "delayserver/serve/standby.py:StandbyFront.__init__",
-    "delayserver/server/backups.py:BackupMaker",
     "delayserver/server/engine.py:Engine.__init__",
     "delayserver/server/server.py:Server.__init__",
     "delayserver/server/threads.py",
@@ -481,7 +480,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 39
+OVERSIZED_MAX = 38
 
 
 def oversized(path: str, source: str) -> Iterator[str]:
