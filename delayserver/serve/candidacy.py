@@ -12,11 +12,8 @@ called in the one that follows.
 
 import asyncio
 import contextlib
-import os
-import random
 import signal
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
@@ -24,7 +21,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from delayserver.api.moving import Moving
-from delayserver.clocks import stopwatch_ms, wall_clock_ms
+from delayserver.clocks import wall_clock_ms
 from delayserver.cluster.follow import Follow
 from delayserver.cluster.forwarding import Tunnel
 from delayserver.cluster.membership import Address, entry_of
@@ -32,7 +29,7 @@ from delayserver.cluster.sharing import SnapshotCallback, TakeSnapshot
 from delayserver.parts.installed import PARTS
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import LAG_MAX_MS, Standby
-from delayserver.recovery.store import Surroundings
+from delayserver.recovery.store import of_this_machine
 from delayserver.security.tokens import TokenTable
 from delayserver.serve.node import NodeShard
 from delayserver.serve.owner import OwnerNode
@@ -113,7 +110,6 @@ def _prepare(node: NodeShard) -> Stand:
     link.listen(LINK_BACKLOG)
     own_link = f"{node.host}:{link.getsockname()[1]}"
     address = Address(membership.node, node.own_url, own_link, tunnels=True)
-    offset_ms = settings.clock_offset_ms
     place = ReplicaPlace(
         membership.number,
         node.keeper.placement.rank(shard, membership.node),
@@ -125,16 +121,7 @@ def _prepare(node: NodeShard) -> Stand:
         partial(engine.transactions, shard),
         node.keeper.adoptions,
     )
-    surroundings = Surroundings(
-        clock=lambda: wall_clock_ms() + offset_ms,
-        stopwatch=stopwatch_ms,
-        monotonic=time.monotonic,
-        random_bytes=os.urandom,
-        random=random.random,
-        parts=PARTS,
-        shard=shard,
-    )
-    replica = Replica(place, surroundings, settings)
+    replica = Replica(place, of_this_machine(settings, PARTS, shard=shard), settings)
     node.keeper.begin(replica, node.own_url, node.owner_url)
     return Stand(address, meeting, replica)
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ from delayserver.cluster.membership import Membership
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
 from delayserver.log_writer import LogWriter
+from delayserver.parts.installed import PARTS
 from delayserver.recovery.memory_faults import MemoryFaults
+from delayserver.recovery.store import of_this_machine
 from delayserver.serve.acceptor import Acceptor
 from delayserver.serve.app import REST_AFTER_S, App, make_app
 from delayserver.serve.certificates import Certificates
@@ -167,16 +170,18 @@ def _make_server(
     faults: MemoryFaults,
 ) -> Server:
     """A server that has recovered. Raises StorageError, AccessError."""
+    surroundings = replace(
+        of_this_machine(budget.settings, PARTS, shard=owner.place.shard),
+        progress=_progress,
+        schedule_hours_max=budget.schedule_hours_max,
+    )
     server = Server(
         budget.settings,
+        owner.around(surroundings),
         fatal=_end,
-        progress=_progress,
         verify_catalog=faults.was_seen,
-        schedule_hours_max=budget.schedule_hours_max,
-        shard=owner.place.shard,
         shards=owner.place.count,
         tokens_directory=owner.place.data_dir,
-        around=owner.around,
     )
     for name, text, value in figures:
         if name.endswith("_total"):

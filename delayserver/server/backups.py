@@ -15,7 +15,7 @@ Threads: belongs to the event loop.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -164,7 +164,6 @@ class BackupMaker:
         shards: int,
         life: str,
         tokens_directory: Path,
-        monotonic: Callable[[], float],
     ) -> None:
         """`shards`: how many the server has; `life`: that it is in; `tokens_directory`: where
         TOKENS is. The rest of a snapshot of an earlier process is removed. Raises DiskError."""
@@ -174,7 +173,7 @@ class BackupMaker:
         self._settings = shard.settings
         self._shards = shards
         self._tokens_directory = tokens_directory
-        self._monotonic = monotonic
+        self._monotonic = shard.monotonic
         self._identity = replace(shard.store.identity, version=FORMAT_VERSION)
         self._life = life
         is_alone = self._settings.cluster is None

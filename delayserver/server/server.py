@@ -11,8 +11,6 @@ Cost: one loop wake-up per commit group. Threads: everything belongs to the even
 
 import asyncio
 import contextlib
-import os
-import random
 import time
 import traceback
 from collections.abc import Callable
@@ -22,20 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.webhook import WebhookSender
 from delayserver.parts.installed import PARTS
-from delayserver.parts.part import Parts
 from delayserver.records import zones
 from delayserver.records.message import DueDelivery
 from delayserver.records.schedules import forget_zones
 from delayserver.records.subscriptions import StandIn, Subscription
-from delayserver.recovery.recover import Progress, Recovered
-from delayserver.recovery.store import WRITTEN_HOURS_MIN, Surroundings
+from delayserver.recovery.recover import Recovered
+from delayserver.recovery.store import Surroundings, of_this_machine
 from delayserver.server.alarm import Alarm
 from delayserver.server.backups import BackupMaker
 from delayserver.server.calls import Calls
@@ -77,72 +73,50 @@ def open_catalog_in(files: Files, settings: Settings, *, verify_all: bool = Fals
     )
 
 
+def telemetry_of(settings: Settings) -> "Telemetry | None":
+    """As the settings and the environment say; it takes long to import."""
+    if not settings.otel:
+        return None
+    from delayserver.server.telemetry import Telemetry, provider_of_environment
+
+    return Telemetry(provider_of_environment())
+
+
 class Server(Shard):
     """One shard: a data directory that is open, and everything that runs on it."""
 
     def __init__(
         self,
         settings: Settings,
+        surroundings: Surroundings | None = None,
         *,
-        clock: Callable[[], int] = wall_clock_ms,
-        stopwatch: Callable[[], int] = stopwatch_ms,
         fatal: Callable[[BaseException], None],
-        progress: Progress = lambda what, done, total: None,
         sender: WebhookSender | None = None,
         telemetry: "Telemetry | None" = None,
         verify_catalog: bool = False,
-        schedule_hours_max: int = WRITTEN_HOURS_MIN,
-        shard: int = 0,
         shards: int = 1,
         tokens_directory: Path | None = None,
-        around: Callable[[Surroundings], Surroundings] = lambda surroundings: surroundings,
-        parts: Parts = PARTS,
     ) -> None:
         """Lock the directory and recover its state. Nothing runs before `start`.
 
-        `verify_catalog`: all of it, however long it is. `schedule_hours_max`: files of hours that
-        the schedule log has open where it is written. `shard`: its number among `shards` of them;
-        `tokens_directory`: where the tokens of all of them are; `around` may put other parts into
-        the surroundings. Raises StorageError, and
-        AccessError where others could call without a token."""
-        offset_ms = settings.clock_offset_ms
+        `surroundings`: None: those of this machine. `verify_catalog`: all of it, however long it
+        is. `shards`: how many there are; `tokens_directory`: where the tokens of all of them are.
+        Raises StorageError, and AccessError where others could call without a token."""
+        surroundings = surroundings or of_this_machine(settings, PARTS)
         self._fatal = fatal
         files = TimedFiles(str(settings.data_dir))
         tokens_dir = settings.data_dir if tokens_directory is None else tokens_directory
         token_files = files if tokens_directory is None else OsFiles(str(tokens_directory))
-        self.telemetry = telemetry
-        if settings.otel and telemetry is None:
-            from delayserver.server.telemetry import Telemetry, provider_of_environment
-
-            self.telemetry = Telemetry(provider_of_environment())
-        own_clock: Callable[[], int] = (lambda: clock() + offset_ms) if offset_ms else clock
-        self.tokens = open_tokens(settings, token_files, tokens_dir, own_clock())
-        surroundings = Surroundings(
-            clock=own_clock,
-            stopwatch=stopwatch,
-            monotonic=time.monotonic,
-            random_bytes=os.urandom,
-            random=random.random,
-            parts=parts,
-            progress=progress,
-            schedule_hours_max=schedule_hours_max,
-            shard=shard,
-        )
+        self.telemetry = telemetry or telemetry_of(settings)
+        self.tokens = open_tokens(settings, token_files, tokens_dir, surroundings.clock())
         open_catalog = partial(open_catalog_in, files, settings, verify_all=verify_catalog)
-        super().__init__(settings, files, open_catalog, around(surroundings))
-        kind = Kind.DATA if settings.cluster is None else Kind.REPLICA
-        above = None if shards == 1 else token_files
-        life = life_of(files, self.store.identity, above)
-        keep_mark(files, kind, life)
+        super().__init__(settings, files, open_catalog, surroundings)
+        life = life_of(files, self.store.identity, None if shards == 1 else token_files)
+        keep_mark(files, Kind.DATA if settings.cluster is None else Kind.REPLICA, life)
         self.gauges = Gauges(
             self.engine, settings, self.clock, lambda: len(self.tokens.not_understood)
         )
         self.metrics = self.gauges.metrics
-        self.metrics.gauge(
-            "waiting_webhooks",
-            "Subscriptions that wait for a connection to be free",
-            lambda: self.engine.dispatcher.pushes.connections.waiting,
-        )
         files.on_sync = self.metrics.on_sync
         self._token_keeper = TokenKeeper(
             self.tokens, self.engine.slices, self.clock, self.not_understood
@@ -154,28 +128,26 @@ class Server(Shard):
             self._call_in_loop, self.metrics.loop_turn_seconds.observe, time.perf_counter
         )
         self.backups = BackupMaker(
-            self,
-            Waits(self),
-            shards=shards,
-            life=life,
-            tokens_directory=tokens_dir,
-            monotonic=time.monotonic,
+            *(self, Waits(self)), shards=shards, life=life, tokens_directory=tokens_dir
         )
-        self.gauges.add_backups(self.backups)
-        self.gauges.add_brokers(self.broker_bodies, self.sinks.of_brokers)
         self.calls = Calls(
-            self,
-            self.gauges,
-            self.tokens,
-            self.telemetry,
-            turns=self.turns,
-            backups=self.backups,
+            self, self.gauges, self.tokens, self.telemetry, turns=self.turns, backups=self.backups
         )
         self._runners = [
             part.run(decider, self)
             for part, decider in zip(self.engine.parts, self.engine.deciders, strict=True)
             if part.run is not None
         ]
+        self._add_metrics()
+
+    def _add_metrics(self) -> None:
+        self.gauges.add_backups(self.backups)
+        self.gauges.add_brokers(self.broker_bodies, self.sinks.of_brokers)
+        self.metrics.gauge(
+            "waiting_webhooks",
+            "Subscriptions that wait for a connection to be free",
+            lambda: self.engine.dispatcher.pushes.connections.waiting,
+        )
         self.metrics.counter(
             "attempts_broken",
             "Attempts that ended by an error that nobody had foreseen",

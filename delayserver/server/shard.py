@@ -127,6 +127,7 @@ class Shard(ShardMover):
         self.settings = settings
         self.clock = surroundings.clock
         self.stopwatch = surroundings.stopwatch
+        self.monotonic = surroundings.monotonic
         self.random = surroundings.random
         self.files = files
         self.space_bytes = files.free_bytes

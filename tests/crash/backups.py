@@ -25,9 +25,11 @@ from delayserver.client.errors import UnansweredError
 from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
 from delayserver.errors import NotFoundError
+from delayserver.parts.installed import PARTS
 from delayserver.queries.look_up import Queries
 from delayserver.records.message import State
 from delayserver.records.message_id import read_id
+from delayserver.recovery.store import of_this_machine
 from delayserver.server.server import Server
 from storage.errors import StorageError
 from storage.files import OsFiles
@@ -232,7 +234,13 @@ async def _states_in(
     settings = Settings(
         data_dir=place, clock_offset_ms=offset_ms, disk_reserve_bytes=0, segment_bytes=1 << 16
     )
-    server = Server(settings, fatal=fatal, shard=shard, shards=shards, tokens_directory=whole)
+    server = Server(
+        settings,
+        of_this_machine(settings, PARTS, shard=shard),
+        fatal=fatal,
+        shards=shards,
+        tokens_directory=whole,
+    )
     server.hold_back()
     await server.start()
     queries = Queries(server.calls)

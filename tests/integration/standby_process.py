@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
 from delayserver.api.moving import Moving
 from delayserver.config import Settings
+from delayserver.parts.installed import PARTS
+from delayserver.recovery.store import of_this_machine
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.serve import process
 from delayserver.serve.certificates import Certificates
@@ -55,7 +58,11 @@ async def main(directory: Path, owner: str) -> None:
     moving = Moving()
     await standby.close(moving)
     print("closed", flush=True)
-    server = Server(settings, fatal=process._end, progress=process._progress)
+    server = Server(
+        settings,
+        replace(of_this_machine(settings, PARTS), progress=process._progress),
+        fatal=process._end,
+    )
     itself = FixedOwner(ShardPlace.alone(directory))
     await process._serve(settings, server, [listener], certificates, itself, moving)
 

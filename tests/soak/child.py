@@ -27,11 +27,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from delayserver.clocks import wall_clock_ms
+from delayserver.config import Settings
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.webhook import WebhookRequest, WebhookResponse
+from delayserver.recovery import store
 from delayserver.serve import process
 from delayserver.server import backups, server
 from delayserver.server.metrics import TimedFiles
@@ -147,8 +150,8 @@ def _refuse(call: str, path: str) -> None:
 class SoakServer(server.Server):
     """The server, on the clock that is set."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, clock=AROUND.now_ms, **named)
+    def __init__(self, settings: Settings, surroundings: store.Surroundings, **named: Any) -> None:
+        super().__init__(settings, replace(surroundings, clock=AROUND.now_ms), **named)
 
 
 def plant_a_bug() -> None:

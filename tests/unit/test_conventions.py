@@ -471,7 +471,6 @@ OVERSIZED = {
     "delayserver/recovery/standby.py:Standby.__init__",
     "delayserver/serve/standby.py:StandbyFront.__init__",
     "delayserver/server/engine.py:Engine.__init__",
-    "delayserver/server/server.py:Server.__init__",
     "delayserver/server/threads.py",
     "delayserver/server/threads.py:FilerThread.__init__",
     "delayserver/shards/link.py",
@@ -480,7 +479,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 38
+OVERSIZED_MAX = 37
 
 
 def oversized(path: str, source: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.parts.installed import PARTS
 from delayserver.records.message import Payload
+from delayserver.recovery.store import of_this_machine
 from delayserver.server.engine import LOOK_TURNS
 from delayserver.server.server import Server
 from storage.rows import HOUR_MS
@@ -89,7 +92,11 @@ def test_a_step_of_the_clock_is_told_and_ends_no_lease(
     settings = Settings(data_dir=tmp_path, segment_bytes=1 << 16, disk_reserve_bytes=0)
 
     async def run() -> None:
-        server = Server(settings, clock=clock, stopwatch=clock.stopwatch_ms, fatal=_never)
+        server = Server(
+            settings,
+            replace(of_this_machine(settings, PARTS), clock=clock, stopwatch=clock.stopwatch_ms),
+            fatal=_never,
+        )
         calls, leases = server.calls, server.engine.leasing.leases
         await server.start()
         await calls.subscriptions.put(pull.name, lambda known, decided: pull)
