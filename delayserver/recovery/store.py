@@ -8,16 +8,12 @@ the thread that its module names.
 """
 
 import contextlib
-import os
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.parts.part import Parts
 from delayserver.records.kept_leases import NONE_KEPT
@@ -66,20 +62,6 @@ class Surroundings:
     """Whether deliveries may leave now, and questions be answered: where others could take over,
     only under a lease."""
     openers: Openers = OWN_DIRECTORY
-
-
-def of_this_machine(settings: Settings, parts: Parts, *, shard: int = 0) -> Surroundings:
-    """The surroundings of a shard that a process of this machine serves, or follows."""
-    offset_ms = settings.clock_offset_ms
-    return Surroundings(
-        clock=(lambda: wall_clock_ms() + offset_ms) if offset_ms else wall_clock_ms,
-        stopwatch=stopwatch_ms,
-        monotonic=time.monotonic,
-        random_bytes=os.urandom,
-        random=random.random,
-        parts=parts,
-        shard=shard,
-    )
 
 
 class Store:

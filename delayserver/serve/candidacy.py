@@ -26,14 +26,13 @@ from delayserver.cluster.follow import Follow
 from delayserver.cluster.forwarding import Tunnel
 from delayserver.cluster.membership import Address, entry_of
 from delayserver.cluster.sharing import SnapshotCallback, TakeSnapshot
-from delayserver.parts.installed import PARTS
 from delayserver.recovery.replica import Replica, ReplicaPlace
 from delayserver.recovery.standby import LAG_MAX_MS, Standby
-from delayserver.recovery.store import of_this_machine
 from delayserver.security.tokens import TokenTable
 from delayserver.serve.node import NodeShard
 from delayserver.serve.owner import OwnerNode
 from delayserver.serve.standby import StandbyFront
+from delayserver.server.server import of_this_machine
 from delayserver.server.token_keeper import open_tokens
 from delayserver.shards.exposition import standby_metrics
 from delayserver.shards.map import ClusterMap
@@ -121,7 +120,7 @@ def _prepare(node: NodeShard) -> Stand:
         partial(engine.transactions, shard),
         node.keeper.adoptions,
     )
-    replica = Replica(place, of_this_machine(settings, PARTS, shard=shard), settings)
+    replica = Replica(place, of_this_machine(settings, shard), settings)
     node.keeper.begin(replica, node.own_url, node.owner_url)
     return Stand(address, meeting, replica)
 

@@ -31,9 +31,7 @@ from delayserver.cluster.membership import Membership
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError, InputError
 from delayserver.log_writer import LogWriter
-from delayserver.parts.installed import PARTS
 from delayserver.recovery.memory_faults import MemoryFaults
-from delayserver.recovery.store import of_this_machine
 from delayserver.serve.acceptor import Acceptor
 from delayserver.serve.app import REST_AFTER_S, App, make_app
 from delayserver.serve.certificates import Certificates
@@ -52,7 +50,7 @@ from delayserver.serve.reporting import (
 )
 from delayserver.serve.uvicorn_interface import check_uvicorn
 from delayserver.server.descriptors import Budget, within_limit
-from delayserver.server.server import Server
+from delayserver.server.server import Server, of_this_machine
 from delayserver.shards.exposition import Figure
 from delayserver.shards.place import ShardPlace
 from storage.directory import CATALOG_DIRECTORY
@@ -171,7 +169,7 @@ def _make_server(
 ) -> Server:
     """A server that has recovered. Raises StorageError, AccessError."""
     surroundings = replace(
-        of_this_machine(budget.settings, PARTS, shard=owner.place.shard),
+        of_this_machine(budget.settings, owner.place.shard),
         progress=_progress,
         schedule_hours_max=budget.schedule_hours_max,
     )

@@ -11,6 +11,8 @@ Cost: one loop wake-up per commit group. Threads: everything belongs to the even
 
 import asyncio
 import contextlib
+import os
+import random
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from delayserver.clocks import stopwatch_ms, wall_clock_ms
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
 from delayserver.delivery.delayed_fetch import PullRequest
@@ -31,7 +34,7 @@ from delayserver.records.message import DueDelivery
 from delayserver.records.schedules import forget_zones
 from delayserver.records.subscriptions import StandIn, Subscription
 from delayserver.recovery.recover import Recovered
-from delayserver.recovery.store import Surroundings, of_this_machine
+from delayserver.recovery.store import Surroundings
 from delayserver.server.alarm import Alarm
 from delayserver.server.backups import BackupMaker
 from delayserver.server.calls import Calls
@@ -73,6 +76,20 @@ def open_catalog_in(files: Files, settings: Settings, *, verify_all: bool = Fals
     )
 
 
+def of_this_machine(settings: Settings, shard: int = 0) -> Surroundings:
+    """The surroundings of a shard that a process of this machine serves, or follows."""
+    offset_ms = settings.clock_offset_ms
+    return Surroundings(
+        clock=(lambda: wall_clock_ms() + offset_ms) if offset_ms else wall_clock_ms,
+        stopwatch=stopwatch_ms,
+        monotonic=time.monotonic,
+        random_bytes=os.urandom,
+        random=random.random,
+        parts=PARTS,
+        shard=shard,
+    )
+
+
 def telemetry_of(settings: Settings) -> "Telemetry | None":
     """As the settings and the environment say; it takes long to import."""
     if not settings.otel:
@@ -102,7 +119,7 @@ class Server(Shard):
         `surroundings`: None: those of this machine. `verify_catalog`: all of it, however long it
         is. `shards`: how many there are; `tokens_directory`: where the tokens of all of them are.
         Raises StorageError, and AccessError where others could call without a token."""
-        surroundings = surroundings or of_this_machine(settings, PARTS)
+        surroundings = surroundings or of_this_machine(settings)
         self._fatal = fatal
         files = TimedFiles(str(settings.data_dir))
         tokens_dir = settings.data_dir if tokens_directory is None else tokens_directory

@@ -25,12 +25,10 @@ from delayserver.client.errors import UnansweredError
 from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
 from delayserver.errors import NotFoundError
-from delayserver.parts.installed import PARTS
 from delayserver.queries.look_up import Queries
 from delayserver.records.message import State
 from delayserver.records.message_id import read_id
-from delayserver.recovery.store import of_this_machine
-from delayserver.server.server import Server
+from delayserver.server.server import Server, of_this_machine
 from storage.errors import StorageError
 from storage.files import OsFiles
 from storage.shards import read_shard_count, shard_directory
@@ -236,7 +234,7 @@ async def _states_in(
     )
     server = Server(
         settings,
-        of_this_machine(settings, PARTS, shard=shard),
+        of_this_machine(settings, shard),
         fatal=fatal,
         shards=shards,
         tokens_directory=whole,

@@ -17,15 +17,13 @@ import uvloop
 
 from delayserver.api.moving import Moving
 from delayserver.config import Settings
-from delayserver.parts.installed import PARTS
-from delayserver.recovery.store import of_this_machine
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.serve import process
 from delayserver.serve.certificates import Certificates
 from delayserver.serve.fixed_owner import FixedOwner
 from delayserver.serve.listening import BACKLOG, bind
 from delayserver.serve.standby import StandbyFront
-from delayserver.server.server import Server
+from delayserver.server.server import Server, of_this_machine
 from delayserver.shards.map import ClusterMap
 from delayserver.shards.place import ShardPlace
 from storage.files import OsFiles
@@ -60,7 +58,7 @@ async def main(directory: Path, owner: str) -> None:
     print("closed", flush=True)
     server = Server(
         settings,
-        replace(of_this_machine(settings, PARTS), progress=process._progress),
+        replace(of_this_machine(settings), progress=process._progress),
         fatal=process._end,
     )
     itself = FixedOwner(ShardPlace.alone(directory))

@@ -12,11 +12,9 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
-from delayserver.parts.installed import PARTS
 from delayserver.records.message import Payload
-from delayserver.recovery.store import of_this_machine
 from delayserver.server.engine import LOOK_TURNS
-from delayserver.server.server import Server
+from delayserver.server.server import Server, of_this_machine
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
 from tests.unit.server.ended import Failing, fail, outcome
@@ -94,7 +92,7 @@ def test_a_step_of_the_clock_is_told_and_ends_no_lease(
     async def run() -> None:
         server = Server(
             settings,
-            replace(of_this_machine(settings, PARTS), clock=clock, stopwatch=clock.stopwatch_ms),
+            replace(of_this_machine(settings), clock=clock, stopwatch=clock.stopwatch_ms),
             fatal=_never,
         )
         calls, leases = server.calls, server.engine.leasing.leases

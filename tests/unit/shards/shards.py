@@ -17,10 +17,9 @@ from delayserver.api.problems import problem_of
 from delayserver.config import Settings
 from delayserver.errors import AccessError, DelayServerError, NotFoundError, OverloadedError
 from delayserver.parts.installed import PARTS
-from delayserver.recovery.store import of_this_machine
 from delayserver.security.tokens import Caller, Token
 from delayserver.serve.app import make_app
-from delayserver.server.server import Server
+from delayserver.server.server import Server, of_this_machine
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from delayserver.shards.place import ShardPlace
 from delayserver.shards.router import Router
@@ -118,7 +117,7 @@ class RealShards:
             files = OsFiles(str(data_dir))
             open_identity(files, random_bytes=_not_random(shard), shard=shard)
             made = Settings(data_dir=data_dir, **settings)
-            server = Server(made, of_this_machine(made, PARTS, shard=shard), fatal=_fail)
+            server = Server(made, of_this_machine(made, shard), fatal=_fail)
             self.servers.append(server)
             self._apps.append(make_app(server.calls, ShardPlace.alone(data_dir))[0])
             self.routers.append(Router(_PeersOf(self, shard), made, PARTS))
