@@ -449,7 +449,7 @@ OVERSIZED = {
     "delayserver/cli/pipeline_archive.py:archive",
     "delayserver/cli/pipeline_lateness.py:lateness",
     "delayserver/cli/pipeline_load.py:load",
-    "delayserver/cli/schedules.py:put",
+    "delayserver/parts/schedules/commands.py:put",
     "delayserver/cli/session.py:server_command",
     "delayserver/parts/sources/commands.py:put",
     "delayserver/cli/subscriptions.py:subscribe",
