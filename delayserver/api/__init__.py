@@ -4,7 +4,6 @@ access           who may call
 scopes           which call needs which scope
 hot              the calls that are made for each message, without a framework
 intake           messages of a client, from bytes to checked messages
-schedule_intake  schedules as clients write them
 json_pieces      a long array of JSON, decoded some of its items at a time
 packed           batches in MessagePack
 arrow            batches as a stream of Apache Arrow

@@ -22,7 +22,6 @@ from delayserver.queries.dead_letters import DeadLetterView
 from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload, shown_headers
-from delayserver.records.schedules import CatchUp, KnownSchedule, Overlap
 from delayserver.records.subscriptions import RetrySchedule
 from delayserver.records.tables import Heartbeat, OnEvent
 from delayserver.times import format_duration, format_time
@@ -41,7 +40,6 @@ from delayserver.wire.messages import (
     ToRetryDocument,
 )
 from delayserver.wire.pulls import AckedDocument
-from delayserver.wire.schedules import ScheduleDocument
 from delayserver.wire.subscriptions import DeadLetterDocument
 from storage.errors import DamageError
 
@@ -136,7 +134,7 @@ def heartbeat_document(
 ) -> HeartbeatDocument:
     """Returns the document that a caller gets for a heartbeat. `problem`: why the heartbeat is not
     understood; empty where it is."""
-    payload = _stored_payload(heartbeat.payload)
+    payload = stored_payload(heartbeat.payload)
     return HeartbeatDocument(
         heartbeat.key,
         format_duration(heartbeat.timeout_ms),
@@ -148,38 +146,7 @@ def heartbeat_document(
     )
 
 
-def schedule_document(
-    known: KnownSchedule, subject: str, planned: Iterable[int], last_id: str | None
-) -> ScheduleDocument:
-    """The answer to a look-up of a schedule. `planned`: its next times, in ms."""
-    schedule, state = known.definition, known.state
-    payload = _stored_payload(schedule.payload)
-    every_ms, jitter_ms = schedule.every_ms, schedule.jitter_ms
-    return ScheduleDocument(
-        schedule.name,
-        subject,
-        schedule.cron or None,
-        format_duration(every_ms) if every_ms else None,
-        schedule.timezone,
-        format_duration(jitter_ms) if jitter_ms else None,
-        _name_among(CatchUp, schedule.catch_up),
-        _name_among(Overlap, schedule.overlap),
-        _time_or_none(schedule.start_ms),
-        _time_or_none(schedule.end_ms),
-        schedule.runs_max,
-        payload.headers or {},
-        [format_time(one) for one in planned],
-        format_time(state.last_planned_ms) if last_id is not None else None,
-        last_id,
-        state.runs,
-        state.skipped,
-        state.is_paused,
-        *body_fields(payload),
-        known.problem or _UNSET,
-    )
-
-
-def _stored_payload(sealed: bytes) -> Payload:
+def stored_payload(sealed: bytes) -> Payload:
     """Returns the payload that a definition publishes; `null` where that cannot be read."""
     try:
         return decode_payload(sealed, "catalog", 0, 0)
@@ -187,13 +154,9 @@ def _stored_payload(sealed: bytes) -> Payload:
         return Payload(b"null", Content.JSON)
 
 
-def _name_among(kind: type[IntEnum], value: int) -> Any:
+def name_among(kind: type[IntEnum], value: int) -> Any:
     """The name of a value of an enumeration; of one that is not known the name of the default."""
     return (kind(value) if value in list(kind) else next(iter(kind))).name.lower()
-
-
-def _time_or_none(time_ms: int | None) -> str | None:
-    return None if time_ms is None else format_time(time_ms)
 
 
 def pending_document(view: PendingView) -> PendingDocument:
@@ -307,7 +270,7 @@ def dead_letter_document(letter: DeadLetterView) -> DeadLetterDocument:
 def _watched(payload: Payload) -> tuple[tuple[str, ...] | _Unset, OnEventName | _Unset]:
     if payload.watch is None:
         return _UNSET, _UNSET
-    return payload.watch.keys, _name_among(OnEvent, payload.watch.on_event)
+    return payload.watch.keys, name_among(OnEvent, payload.watch.on_event)
 
 
 def _to_document(payload: Payload) -> ToDocument | _Unset:

@@ -6,7 +6,7 @@ itself, and the handler asks with `Caller.require`; everywhere else it was asked
 `delayserver.api.rest.authorize` asks. Cost: none. Threads: any.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -87,14 +87,6 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("PUT", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("GET", "/v1/heartbeats/{key}"): Rule(_EITHER, CoveredSubject.BODY),
     ("DELETE", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("GET", "/v1/schedules"): Rule(_EITHER, CoveredSubject.BODY),
-    ("POST", "/v1/schedules/preview"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("PUT", "/v1/schedules/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("GET", "/v1/schedules/{name}"): Rule(_EITHER, CoveredSubject.BODY),
-    ("DELETE", "/v1/schedules/{name}"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("POST", "/v1/schedules/{name}/pause"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("POST", "/v1/schedules/{name}/resume"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("POST", "/v1/schedules/{name}/trigger"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("PUT", "/v1/imports/{import_id}"): ADMIN,
     ("POST", "/v1/imports"): ADMIN,
     ("GET", "/v1/imports/{import_id}"): ADMIN,
@@ -114,6 +106,8 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/healthz"): PUBLIC,
     ("GET", "/readyz"): PUBLIC,
 }
+PUBLISH_BODY = Rule(_PUBLISH, CoveredSubject.BODY)
+EITHER_BODY = Rule(_EITHER, CoveredSubject.BODY)
 DOCS_PATH = "/docs"
 DOCUMENT_PATH = "/openapi.json"
 CONSOLE_PATH = "/console"
@@ -127,6 +121,19 @@ _UNGUARDED_PATHS = PUBLIC_PATHS | {
     f"{DOCS_PATH}/swagger-ui.css",
     f"{DOCS_PATH}/swagger-ui-bundle.js",
 }
+
+
+def named_rules(collection: str, verbs: Iterable[str]) -> dict[tuple[str, str], Rule]:
+    """The rules of definitions under names: a caller that may publish to the subject may change
+    one, and a caller that may publish or consume sees it."""
+    one = f"/v1/{collection}/{{name}}"
+    return {
+        ("GET", f"/v1/{collection}"): EITHER_BODY,
+        ("PUT", one): PUBLISH_BODY,
+        ("GET", one): EITHER_BODY,
+        ("DELETE", one): PUBLISH_BODY,
+        **{("POST", f"{one}/{verb}"): PUBLISH_BODY for verb in verbs},
+    }
 
 
 def rule_of(parts: Parts, method: str, path: str) -> Rule:

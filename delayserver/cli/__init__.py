@@ -10,8 +10,7 @@
     pulling        pull, ack, nack, extend
     dead_letters   dead-letters
     timers         heartbeat put, heartbeat get, heartbeat delete, event
-    schedules      schedules put, list, show, preview, pause, resume, trigger, delete
-    sources        sources put, list, show, pause, resume, delete
+    (parts)        the commands of each part: `delayserver.parts.commands`
     operations     stats, forecast, shards, ready, check, repair
     backups        backup, backups list, backups delete, restore
     tokens         token create, token list, token revoke, token export, token import
@@ -23,7 +22,7 @@
     pipeline_lateness pipeline lateness
     pipeline_watch  pipeline watch
     serve          serve: every setting is an option
-    named          show, pause, resume, delete of schedules and sources
+    named          list, show, pause, resume, delete of definitions under names
     here           the server that the settings of this environment start
     demo           a small shop, and a server that is killed in the middle
 
@@ -46,6 +45,7 @@ import delayserver
 from delayserver.cli.command_options import with_options
 from delayserver.cli.output import help_text
 from delayserver.cli.session import ConnectionOptions
+from delayserver.parts.commands import COMMANDS as PART_COMMANDS
 
 COMMANDS: Final = {
     "serve": ("serve",),
@@ -55,8 +55,7 @@ COMMANDS: Final = {
     "pulling": ("pull", "ack", "nack", "extend"),
     "dead_letters": ("dead-letters",),
     "timers": ("heartbeat", "event"),
-    "schedules": ("schedules",),
-    "parts.sources.commands": ("sources",),
+    **PART_COMMANDS,
     "operations": (
         *("stats", "subjects", "forecast", "shards", "whoami"),
         *("ready", "check", "repair"),
@@ -95,8 +94,7 @@ def make_app(modules: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     )
     app.callback()(_root)
     for name in modules:
-        package = "delayserver" if name.startswith("parts.") else "delayserver.cli"
-        import_module(f"{package}.{name}").register(app)
+        import_module(name if name in PART_COMMANDS else f"delayserver.cli.{name}").register(app)
     return app
 
 

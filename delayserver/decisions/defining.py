@@ -126,6 +126,18 @@ class Defining(ABC, Generic[W, D, S]):
     def _stands(self, name: str, known: Known[D, S] | None) -> None:
         """This is under a name now, since that was decided, or was before and is again."""
 
+    @abstractmethod
+    def pause(
+        self, name: str, now_ms: int, *, expected: Versions = None
+    ) -> tuple[Known[D, S], Group | None]:
+        """Have it do nothing until it is resumed. Raises as `delete`."""
+
+    @abstractmethod
+    def resume(
+        self, name: str, now_ms: int, *, expected: Versions = None
+    ) -> tuple[Known[D, S], Group | None]:
+        """Have it go on. Raises as `delete`."""
+
     def _check_new(self, known: Known[D, S], now_ms: int) -> None:
         """Raises InputError where a client's definition could never do anything."""
 

@@ -16,7 +16,7 @@ Cost: none; a record of a part costs one look-up in a dictionary. Threads: immut
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from storage.catalog import Table
 from storage.rows import RecordKind
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from delayserver.api.scopes import Rule
     from delayserver.config import Settings
     from delayserver.decisions.groups import Groups
+    from delayserver.decisions.messages import Messages
     from delayserver.decisions.publishing import Publishing
     from delayserver.decisions.sequencer import Sequencer
     from delayserver.security.targets import TargetPolicy
     from delayserver.server.metrics import Metrics
+    from delayserver.timers.timeouts import Timeouts
     from storage.catalog import Catalog
 
 Write = tuple[Table, bytes, bytes | None]
@@ -48,7 +50,12 @@ class Core(Protocol):
     catalog: "Catalog"
     sequencer: "Sequencer"
     groups: "Groups"
+    messages: "Messages"
     publishing: "Publishing"
+    timeouts: "Timeouts"
+    """With the stopwatch: lengths of time are counted on it."""
+    random: Callable[[], float]
+    """Numbers from 0 to before 1."""
     not_understood: Callable[[str, str, str], None]
     """Told of a definition that is not understood: its kind, its name and the reason."""
 
@@ -67,6 +74,23 @@ class Decider(Protocol):
 
     def add_metrics(self, metrics: "Metrics") -> None:
         """Add the counters and gauges of the part."""
+        ...
+
+
+@runtime_checkable
+class TimedDecider(Protocol):
+    """A decider that has more methods: some of its work is due by the clock."""
+
+    def run_due(self, now_ms: int) -> bool:
+        """Do the work that is due and fits into a turn of the event loop; True: there is more."""
+        ...
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long to wait for the next call of `run_due` at most."""
+        ...
+
+    def look_again(self) -> None:
+        """The clock was set, or the files of time zones have changed."""
         ...
 
 
@@ -102,6 +126,8 @@ class Halves:
     states: Table
     subject_id: Callable[[bytes], int]
     """The subject in a value of `definitions`. Raises msgspec.DecodeError."""
+    state_seq: Callable[[bytes], int]
+    """The seq of the record that made a value of `states`; 0: it cannot be read."""
     lack: str
     """The answer that is missing if there is no state, such as "how far it is"."""
 
@@ -126,7 +152,8 @@ class Feature:
     """The path segment under which its definitions have names, in the plural: `/v1/COLLECTION` is
     the list of all shards, and `/v1/COLLECTION/{name}` is for the shard of the name."""
     verbs: tuple[str, ...] = ()
-    """Each `POST /v1/COLLECTION/{name}/VERB` answers with the definition, and its ETag."""
+    """Each `POST /v1/COLLECTION/{name}/VERB` answers with the definition and its ETag, or with 201
+    and the message that it has published."""
     examples: Mapping[str, list[Any]] = field(default_factory=dict)
     """By the name of a document of the API, examples for OpenAPI."""
 

@@ -14,8 +14,6 @@ subscriptions  definitions of the receivers of messages
 receivers      which subscriptions get a message
 direct         messages that say themselves where they go
 named          definitions under names, each with a state
-schedules      publishes again and again
-recurrence     a cron expression on the clock of a time zone, or every so often
 zones          time zones as this machine has them
 definitions    the ten tables that no hour file tells of, and their log
 understanding  a definition is understood, or not understood and why

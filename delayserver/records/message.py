@@ -152,7 +152,7 @@ class ScheduledRun(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     schedule: str
     state: bytes
-    """`delayserver.records.schedules.ScheduleState`, packed."""
+    """A `ScheduleState` of `delayserver.parts.schedules`, packed."""
 
 
 _NO_OUTCOMES = OutcomeSubjects()
@@ -300,13 +300,24 @@ def decode_payload(sealed: bytes, where: str, offset: int, seq: int) -> Payload:
 
     `where`, `offset`, `seq`: the place and the record that an error names. Raises DamageError
     unless the bytes match their checksum (I8)."""
-    data = unseal(sealed)
-    if data is None:
-        raise DamageError(where, offset, "a payload does not match its checksum", seq, seq)
+    data = unseal_payload(sealed, where, offset, seq)
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
         raise DamageError(where, offset, f"a payload cannot be read ({error})", seq, seq) from error
+
+
+def unseal_payload(sealed: bytes, where: str, offset: int, seq: int) -> bytes:
+    """The encoded payload in a sealed one; arguments and errors as `decode_payload`."""
+    data = unseal(sealed)
+    if data is None:
+        raise DamageError(where, offset, "a payload does not match its checksum", seq, seq)
+    return data
+
+
+def read_run(data: bytes) -> "ScheduledRun | None":
+    """The run in an encoded payload that was unsealed. Raises msgspec.DecodeError."""
+    return _decoder.decode(data).run
 
 
 def decode_payloads(sealed: Sequence[bytes]) -> list[Payload] | None:

@@ -75,7 +75,7 @@ class RetrySchedule:
         return RetrySchedule(max_attempts, tuple(delays_ms)[:ATTEMPTS_MAX])
 
     def delay_ms(self, attempt: int) -> int:
-        """What lies between this attempt and the next, before jitter."""
+        """The wait between this attempt and the next, before jitter."""
         beyond = attempt - len(self.backoff_ms)
         if beyond <= 0:
             return self.backoff_ms[attempt - 1]
@@ -93,7 +93,7 @@ class KafkaTarget(
     """Brokers to begin with, `host:port` with commas between them."""
     topic: str
     key: str = "{key}"
-    """What the key of a record is: that of the message, its `{subject}` or `{id}`, or this text."""
+    """The key of a record: that of the message, its `{subject}` or `{id}`, or this text."""
     exactly_once: bool = False
     """Whether a record and that it is settled are one transaction."""
     username: str = ""
@@ -185,9 +185,9 @@ class Subscription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     linger_ms: int = 0
     """How long after it fell due a message waits for others to fill a batch."""
     spread_ms: int = 0
-    """What fell due during downtime or a pause is handed out over this time; 0: at once."""
+    """Messages that fell due during downtime or a pause are handed out over so long; 0: at once."""
     drop_older_than_ms: int = 0
-    """What could not be handed out within this time is a dead letter; 0: it never is."""
+    """A message that is not handed out within this time is a dead letter; 0: it never is."""
     paused: bool = False
     deleted: bool = False
     subject_since_ms: int = 0

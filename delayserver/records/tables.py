@@ -43,7 +43,6 @@ from numpy.typing import NDArray
 
 from delayserver.records.direct import DIRECT_FIRST_ID, is_direct
 from delayserver.records.message import Payload, decode_payload
-from delayserver.records.schedules import SCHEDULES, read_state
 from delayserver.records.subscriptions import DIRECT, StandIn, Subscription, decode_subscription
 from delayserver.records.understanding import Understanding, parts_of
 from storage.buckets import DAY_HOURS, is_day, places_of, start_ms
@@ -790,7 +789,7 @@ def _check_archived(key: bytes, value: bytes) -> None:
     unpack_archived(value)
 
 
-# ── SCHEDULES, SCHEDULE_STATES (values: `records.schedules`), and those of parts ────────────────
+# ── definitions under names, and their states: tables of parts ──────────────────────────────────
 
 
 def named_key(name: str) -> bytes:
@@ -809,20 +808,6 @@ def named_writes(
     yield states, named_key(name), state
     if definition is not None or state is None:  # without a state it is over
         yield definitions, named_key(name), definition
-
-
-def _check_schedule(key: bytes, value: bytes) -> None:
-    schedule, problem = whole(SCHEDULES, value)
-    must(named_key(schedule.name) == key, "a schedule of another name")
-    decode_payload(schedule.payload, CATALOG_DIRECTORY, 0, 0)
-    must_be_understood(problem)
-
-
-def _check_schedule_state(key: bytes, value: bytes) -> None:
-    key.decode()
-    _, tail, problem = read_state(value)
-    must(tail is not None, problem)
-    must_be_understood(problem)
 
 
 # ── DAMAGE ───────────────────────────────────────────────────────────────────────────────────────
@@ -895,8 +880,6 @@ CHECKS: Checks = {
     Table.HEARTBEATS: _check_heartbeat,
     Table.IMPORTS: _check_import,
     Table.ARCHIVES: _check_archived,
-    Table.SCHEDULES: _check_schedule,
-    Table.SCHEDULE_STATES: _check_schedule_state,
     Table.DAMAGE: _check_damage,
 }
 

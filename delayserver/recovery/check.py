@@ -7,7 +7,7 @@
     subjects                         the subjects of filed rows; numbered from 1 without gaps
     watches                          hours that are kept
     heartbeats                       subjects that are known
-    schedules                        subjects that are known, and where they stand
+    definitions of parts             subjects that are known, and where they stand
     the eight tables of definitions  the definitions log: the same entries
     imports behind the checkpoint    the staged files: they are needed still
     keys, changes, dead letters, …   themselves: each entry can be read
@@ -29,7 +29,6 @@ import numpy as np
 
 from delayserver.parts.installed import PARTS
 from delayserver.parts.part import Halves, Parts, checks_of
-from delayserver.records.schedules import unpack_schedule
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     UNREADABLE,
@@ -78,12 +77,6 @@ from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
 from storage.staging import Manifest, Part, import_of, verify
 from storage.tiered_catalog import TieredCatalog
 
-_SCHEDULES = Halves(
-    Table.SCHEDULES,
-    Table.SCHEDULE_STATES,
-    lambda value: unpack_schedule(value).subject_id,
-    "when it runs",
-)
 _ATTEMPTS = 5
 _DIFFERENCES_MAX = 20
 
@@ -427,7 +420,6 @@ def _check_entries(catalog: Catalog, report: Report, parts: Parts) -> None:
     _check_subjects(catalog, report)
     _check_watches(catalog, report)
     _check_heartbeats(catalog, report)
-    _check_halves(catalog, "schedule", _SCHEDULES, report)
     for part in parts:
         if part.halves is not None:
             _check_halves(catalog, part.name, part.halves, report)

@@ -45,7 +45,6 @@ from delayserver.recovery.recover import file_message_log
 from delayserver.recovery.repair_catalog import (
     Rebuilt,
     Tables,
-    mend_parts,
     name_what_is_lost,
     rebuild,
 )
@@ -288,13 +287,13 @@ class _Repair:
             checkpoint = max([self._filed_seq(first_seq, findings), *through])
         if catalog is not None and is_current:
             defined = {table: catalog[table] for table in TABLE_NUMBERS}
-        rebuilt = Rebuilt()
+        rebuilt = Rebuilt(self._parts)
         hours = self._hour_files.mend_schedule(catalog, is_current, findings, rebuilt, checkpoint)
         self._hour_files.mend_dispatch(findings)
         is_damaged = not is_current and bool(self._lost_definitions)
         names, losses = name_what_is_lost(defined, rebuilt, is_damaged=is_damaged)
         if not is_current:
-            losses += rebuilt.mend_schedules(defined) + mend_parts(defined, self._parts)
+            losses += rebuilt.mend_parts(defined)
         for table, pairs in names.items():
             defined[table].update(pairs)
         self.report.losses += losses

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from delayserver.parts.part import Parts
+from delayserver.parts.part import Halves, Parts, Write, effects_of
 from delayserver.records.content import content_digest
 from delayserver.records.direct import is_direct
-from delayserver.records.message import decode_payload, encode_payload
-from delayserver.records.schedules import read_state
+from delayserver.records.message import decode_payload, encode_payload, unseal_payload
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -32,7 +31,6 @@ from delayserver.records.tables import (
     HourState,
     change_key,
     hour_key,
-    named_key,
     number_key,
     pack_change,
     pack_checkpoint,
@@ -58,6 +56,7 @@ _Place = tuple[int, int]
 class Rebuilt:
     """The tables as far as the schedule log knows them."""
 
+    parts: Parts
     subject_ids: set[int] = field(default_factory=set)
     subscription_ids: set[int] = field(default_factory=set)
     _keys: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
@@ -66,8 +65,8 @@ class Rebuilt:
     _replayed: dict[int, Change] = field(default_factory=dict)
     """By message: where it was published, if it was delivered again."""
     _watches: Values = field(default_factory=dict)
-    _runs: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
-    """The state of each schedule after the newest run."""
+    _states: dict[tuple[Table, bytes], tuple[int, bytes]] = field(default_factory=dict)
+    """The newest state of each definition that a message carries, and the seq of the message."""
 
     def hour(self) -> Callable[[Rows, bytes], None]:
         """A function to take in one hour: called with rows and payloads of each frame, in order."""
@@ -75,7 +74,7 @@ class Rebuilt:
         return lambda rows, blob: self._read(rows, blob, entries)
 
     def _read(self, rows: Rows, blob: bytes, entries: dict[int, int]) -> None:
-        is_entry = (rows["flags"] & FLAG_REMOVAL) == 0
+        is_entry, effects = (rows["flags"] & FLAG_REMOVAL) == 0, effects_of(self.parts)
         self.subject_ids.update(rows["subject_id"][is_entry].tolist())
         self.subscription_ids.update(rows["subscription_id"].tolist())
         for row, entry in zip(rows, is_entry.tolist(), strict=True):
@@ -90,8 +89,8 @@ class Rebuilt:
                 key_hash = bytes(row["key_hash"])
                 if int(row["flags"]) & FLAG_WATCHES:
                     self._put_watches(message_seq, due_ms, sealed)
-                if kind is RecordKind.RUN:
-                    self._put_run(sealed)
+                if kind in effects:
+                    self._put_states(seq, effects[kind](unseal_payload(sealed, "schedule", 0, 0)))
                 if kind in PUBLISHES:
                     if key_hash != NO_KEY:
                         self._put_key(key_hash, seq, due_ms, published_digest(sealed))
@@ -132,14 +131,11 @@ class Rebuilt:
             value = pack_watch(due_ms, watch.on_event)
             self._watches |= {watch_key(key, message_seq): value for key in watch.keys}
 
-    def _put_run(self, sealed: bytes) -> None:
-        run = decode_payload(sealed, "schedule", 0, 0).run
-        if run is not None:
-            # A state of a newer version is kept as it is.
-            key, (state, _, _) = named_key(run.schedule), read_state(run.state)
-            known = self._runs.get(key)
-            if known is None or known[0] < state.seq:
-                self._runs[key] = state.seq, run.state
+    def _put_states(self, seq: int, writes: Iterable[Write]) -> None:
+        for table, key, state in writes:
+            known = self._states.get((table, key))
+            if state is not None and (known is None or known[0] < seq):
+                self._states[table, key] = seq, state
 
     def _put_replayed(self, message_seq: int, subject_id: int, sealed: bytes) -> None:
         origin = decode_payload(sealed, "schedule", 0, 0).origin
@@ -173,26 +169,24 @@ class Rebuilt:
         """The table WATCHES."""
         return self._watches
 
-    def mend_schedules(self, defined: Tables) -> list[str]:
-        """Bring the schedules in `defined` as far as their filed runs are, so that no run is made
-        again, and take out schedules of which a half is lost. Returns the losses in words."""
-        schedules, states = defined[Table.SCHEDULES], defined[Table.SCHEDULE_STATES]
-        for key in schedules:
-            run, known = self._runs.get(key), states.get(key)
-            if run is not None and (known is None or read_state(known)[0].seq < run[0]):
-                states[key] = run[1]
-        return _without_halves("schedule", schedules, states)
+    def mend_parts(self, defined: Tables) -> list[str]:
+        """Bring the definitions of parts in `defined` as far as the messages say that carry their
+        state, so that no step is made again, and take out those of which a half is lost. Returns
+        the losses in words."""
+        return [
+            loss
+            for part in self.parts
+            if part.halves is not None
+            for loss in self._mend_halves(part.name, part.halves, defined)
+        ]
 
-
-def mend_parts(defined: Tables, parts: Parts) -> list[str]:
-    """Take out the definitions of parts in `defined` of which a half is lost. Returns the losses in
-    words."""
-    return [
-        loss
-        for part in parts
-        if (halves := part.halves) is not None
-        for loss in _without_halves(part.name, defined[halves.definitions], defined[halves.states])
-    ]
+    def _mend_halves(self, word: str, halves: Halves, defined: Tables) -> list[str]:
+        definitions, states = defined[halves.definitions], defined[halves.states]
+        for key in definitions:
+            found, known = self._states.get((halves.states, key)), states.get(key)
+            if found is not None and (known is None or halves.state_seq(known) < found[0]):
+                states[key] = found[1]
+        return _without_halves(word, definitions, states)
 
 
 def _without_halves(word: str, definitions: Values, states: Values) -> list[str]:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from delayserver.parts.part import Parts, effects_of
 from delayserver.records.message import Payload, decode_payload
-from delayserver.records.schedules import SCHEDULE_CHANGES
 from delayserver.records.tables import (
     HEARTBEATS,
     KEYS_AHEAD_KEY,
@@ -36,8 +35,6 @@ from delayserver.records.tables import (
     heartbeat_key,
     import_key,
     lost_subject,
-    named_key,
-    named_writes,
     number_key,
     pack_cancels,
     pack_change,
@@ -137,7 +134,8 @@ class Effects:
             for row in watching[start : start + ROWS_SLICE].tolist():
                 self._note_watches(MessageRow(*row), blob)
         cancels = (rows["kind"] == RecordKind.CANCEL) & (rows["payload_length"] == 0)
-        # A run is a new message, and also a step of its schedule, whose steps have an order.
+        # Another kind of publish is a new message, and also a step of a part, whose steps have an
+        # order.
         others = select(rows, (rows["kind"] != RecordKind.PUBLISH) & ~cancels)
         for start in range(0, len(others), ROWS_SLICE):
             for row in others[start : start + ROWS_SLICE].tolist():
@@ -175,20 +173,6 @@ class Effects:
         """Note that messages are settled, which an event has come upon: they watch nothing."""
         self.writes[Table.WATCHES] += [(key, None) for key in watch_keys]
 
-    def _note_run(self, row: MessageRow, blob: bytes) -> None:
-        run = _payload_of(row, blob).run
-        assert run is not None
-        self.writes[Table.SCHEDULE_STATES].append((named_key(run.schedule), run.state))
-
-    def _note_schedule(self, payload: bytes) -> None:
-        change, _ = SCHEDULE_CHANGES.read(payload)
-        tables = Table.SCHEDULES, Table.SCHEDULE_STATES
-        for write in named_writes(tables, change.name, change.schedule, change.state):
-            self._write(*write)
-
-    def _write(self, table: Table, key: bytes, value: bytes | None) -> None:
-        self.writes[table].append((key, value))
-
     def _note_effect(self, row: MessageRow, blob: bytes) -> None:
         subscription_id, target_seq = row.subscription_id, row.target_seq
         payload = None
@@ -222,9 +206,6 @@ class Effects:
                 key = dead_letter_key(subscription_id, target_seq)
                 writes[Table.DEAD_LETTERS].append((key, None))
                 return
-            case RecordKind.RUN:
-                self._note_run(row, blob)
-                return
             case _:
                 self._note_definition(row, payload)
                 return
@@ -255,11 +236,9 @@ class Effects:
                 value = payload if heartbeat.subject_id else None
                 if heartbeat.key:
                     writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
-            case RecordKind.SCHEDULE:
-                self._note_schedule(payload)
             case _:
-                for write in self._of_parts[RecordKind(row.kind)](payload):
-                    self._write(*write)
+                for table, key, value in self._of_parts[RecordKind(row.kind)](payload):
+                    writes[table].append((key, value))
 
     # ── of damage ──────────────────────────────────────────────────────────────────────────────
 

@@ -40,14 +40,13 @@ from delayserver.decisions.outcomes import Outcomes
 from delayserver.decisions.publishing import Publishing
 from delayserver.decisions.redriving import Redriving
 from delayserver.decisions.retries import Retries
-from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.dispatcher import ROUTE_ITEMS, Dispatcher
 from delayserver.delivery.ports import DispatcherPorts
-from delayserver.parts.part import Parts
+from delayserver.parts.part import Parts, TimedDecider
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery
@@ -148,6 +147,7 @@ class Engine:
         self.hours = hours = Hours()
         self.wheel = wheel = Wheel(first_hour * HOUR_MS)
         self.timeouts = timeouts = Timeouts(stopwatch)
+        self.random = random
         self.slices = slices = Slices(ports.call_soon, stopwatch)
         self.watches = watches = Watches(catalog, ports.forget_watches)
         self.groups = groups = Groups(settings, sequencer, ports, may_deliver)
@@ -195,17 +195,6 @@ class Engine:
             timeouts,
             on_not_understood=ports.not_understood,
         )
-        self.schedules = Scheduling(
-            settings,
-            catalog,
-            sequencer,
-            groups,
-            messages,
-            self.publishing,
-            stopwatch=stopwatch,
-            random=random,
-            on_not_understood=ports.not_understood,
-        )
         self.subscribing = Subscribing(
             registry,
             sequencer,
@@ -237,6 +226,7 @@ class Engine:
         self.parts = parts
         self.deciders = [part.decide(self) for part in parts]
         """Those of `parts`, in the same order."""
+        self._timed = [decider for decider in self.deciders if isinstance(decider, TimedDecider)]
 
     def part(self, kind: type[D]) -> D:
         """The decisions of a part, by their class."""
@@ -271,7 +261,7 @@ class Engine:
         # subscription that is made then does not get the messages that others had at noon.
         if by_ms := self.clock_watch.look(now_ms, began_ms):
             self._ports.clock_was_set(by_ms)
-            self.schedules.look_again()
+            self.look_again()
         self.subscribing.advance(now_ms)
         self.messages.advanced_ms = self.dispatcher.queues.now_ms = now_ms
         self.sequencer.refresh()
@@ -282,7 +272,8 @@ class Engine:
         if not more:
             self.timeouts.advance()
             more = self.heartbeats.fire_due(now_ms, TurnBudget())
-        more |= self.schedules.run_due(now_ms)
+        for decider in self._timed:
+            more |= decider.run_due(now_ms)
         wake_in_ms = self.dispatcher.pump.wake(now_ms, TurnBudget())
         if settled := self.hours.pop_settled(
             now_ms, self.sequencer.next_seq, self.groups.filed_seq
@@ -290,13 +281,20 @@ class Engine:
             self._ports.retire(settled, self.groups.filed_seq)
         if more or wake_in_ms == 0 or self.wheel.is_behind(now_ms, self.hours.loaded_until_ms):
             return 0
-        wait_ms = min(self.wheel.next_ms() - now_ms, self.schedules.wait_ms(now_ms))
+        wait_ms = self.wheel.next_ms() - now_ms
+        for decider in self._timed:
+            wait_ms = min(wait_ms, decider.wait_ms(now_ms))
         if (over_ms := self.timeouts.next_ms()) is not None:
             wait_ms = min(wait_ms, over_ms - began_ms)
         if wake_in_ms is not None:
             wait_ms = min(wait_ms, wake_in_ms)
         # Rows of hours that are being loaded make the wheel wait, not spin.
         return max(wait_ms, 1)
+
+    def look_again(self) -> None:
+        """The clock was set, or the files of time zones have changed."""
+        for decider in self._timed:
+            decider.look_again()
 
     def _must_look(self, stood_ms: int) -> bool:
         """Whether no length of time ends in this turn, since the event loop has stood still: a
@@ -444,6 +442,5 @@ class Engine:
                 self.slices.begin(freeing(gone), told_nothing)
             self.watches.prune(self._prune_seq)
             self.heartbeats.prune(self._prune_seq)
-            self.schedules.prune(self._prune_seq)
             for decider in self.deciders:
                 decider.prune(self._prune_seq)

@@ -82,9 +82,6 @@ class Gauges:
         counter(
             "heartbeats_fired", "Heartbeats that were not renewed", lambda: heartbeats.fired_total
         )
-        schedules = engine.schedules
-        counter("schedule_runs", "Runs of schedules", lambda: schedules.runs_total)
-        counter("schedule_runs_skipped", "Runs that were left out", lambda: schedules.skipped_total)
         watch = engine.clock_watch
         counter("clock_set_ahead", "Times that the clock was set ahead", lambda: watch.ahead_total)
         counter("clock_set_back", "Times that the clock was set back", lambda: watch.back_total)
@@ -96,7 +93,6 @@ class Gauges:
         engine = self._engine
         return {
             "subscription": sum(isinstance(one, StandIn) for one in engine.registry),
-            "schedule": len(engine.schedules.not_understood),
             **{
                 part.name: len(decider.not_understood)
                 for part, decider in zip(engine.parts, engine.deciders, strict=True)
@@ -189,7 +185,6 @@ class Gauges:
         )
         gauge("waiting_slices", "Long works that go on in turns to come", engine.slices.__len__)
         gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
-        gauge("schedules", "Schedules", engine.schedules.__len__)
 
     def _oldest_open_hour(self) -> tuple[float, int]:
         """How long it is over, and the number of rows that keep it open."""

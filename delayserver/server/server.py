@@ -31,7 +31,6 @@ from delayserver.delivery.webhook import WebhookSender
 from delayserver.parts.installed import PARTS
 from delayserver.records import zones
 from delayserver.records.message import DueDelivery
-from delayserver.records.schedules import forget_zones
 from delayserver.records.subscriptions import StandIn, Subscription
 from delayserver.recovery.recover import Recovered
 from delayserver.recovery.store import Surroundings
@@ -388,8 +387,7 @@ class Server(Shard):
         self._token_keeper.refresh()
         if zones.have_changed():
             log.info("the files of time zones have changed")
-            forget_zones()
-            self.engine.schedules.look_again()
+            self.engine.look_again()
             self.tick_soon()
         self._disk_timer = self._loop.call_later(DISK_CHECK_S, self._call, self._check_disk)
 

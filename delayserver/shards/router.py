@@ -3,9 +3,8 @@
     /v1/messages/{id}[/attempts, /replay]            the shard in the id
     /v1/subjects/{subject}/keys/{key}                the shard of the key
     /v1/heartbeats/{key}                             the shard of the heartbeat
-    /v1/schedules/{name}…                            the shard of the schedule
-    GET  /v1/schedules                               all, merged by name
-    /v1/COLLECTION[/{name}…] of a part               as schedules
+    /v1/COLLECTION/{name}… of a part                 the shard of the name
+    GET  /v1/COLLECTION of a part                    all, merged by name
     …/dead-letters/{id}                              the shard in the id
     POST /v1/messages/cancel                         each message at its shard, all at once
     GET  /v1/subjects, /v1/dead-letters              all, merged by name and added up
@@ -90,7 +89,6 @@ class Router:
             ("GET", r"/v1/subjects", lists.subjects),
             ("GET", r"/v1/subjects/[^/]+/messages", lists.pending),
             ("PUT GET DELETE", r"/v1/heartbeats/(.*)", self._heartbeat),
-            *self._named("schedules", ("pause", "resume", "trigger"), lists),
             *(route for part in parts for route in self._named(part.collection, part.verbs, lists)),
             ("POST", r"/v1/events/.*", self._event),
             ("GET", r"/v1/stats", self._stats),

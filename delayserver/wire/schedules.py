@@ -1,7 +1,7 @@
 """Schedules as clients write them.
 
 Whether an expression ever runs, and how far away a time may be, is decided where a schedule is read
-(`delayserver.api.schedule_intake`). Cost: of a decoder of msgspec. Threads: values.
+(`delayserver.parts.schedules.intake`). Cost: of a decoder of msgspec. Threads: values.
 """
 
 from typing import Annotated, Final

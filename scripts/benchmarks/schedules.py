@@ -29,7 +29,7 @@ from report import Figure, make_console, make_parser, parse, report
 from servers import BenchmarkError, Served, add_directory, delay_server, disk_directory
 
 from delayserver.config import Settings
-from delayserver.decisions.scheduling import WantedSchedule
+from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.records.message import Payload
 from delayserver.server.server import Server
 from storage.buckets import DAY_MS
@@ -63,7 +63,7 @@ async def fill(directory: Path, count: int) -> None:
             "UTC",
             start_ms=now_ms + DAY_MS * 80 + number,
         )
-        server.engine.schedules.put(wanted, now_ms)
+        server.engine.part(Scheduling).put(wanted, now_ms)
         if number % GROUP == 0:
             await server.calls.all_durable()
     await server.calls.checkpoint()

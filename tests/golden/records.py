@@ -14,6 +14,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.parts.schedules.records import (
+    CatchUp,
+    Overlap,
+    Schedule,
+    ScheduleChange,
+    ScheduleState,
+    pack_schedule,
+    pack_schedule_change,
+    unpack_schedule,
+    unpack_state,
+)
 from delayserver.parts.sources.records import (
     OnError,
     Source,
@@ -42,17 +53,6 @@ from delayserver.records.message import (
     decode_payload,
     encode_payload,
     row_flags,
-)
-from delayserver.records.schedules import (
-    CatchUp,
-    Overlap,
-    Schedule,
-    ScheduleChange,
-    ScheduleState,
-    pack_schedule,
-    pack_schedule_change,
-    unpack_schedule,
-    unpack_state,
 )
 from delayserver.records.subscriptions import (
     AmqpTarget,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from delayserver.parts.schedules.records import Schedule, ScheduleChange, ScheduleState
 from delayserver.parts.sources.records import Source, SourceChange, SourceState, UnpublishedRecord
 from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
@@ -17,7 +18,6 @@ from delayserver.records.message import (
     ScheduledRun,
     Watch,
 )
-from delayserver.records.schedules import Schedule, ScheduleChange, ScheduleState
 from delayserver.records.subscriptions import (
     AmqpTarget,
     KafkaTarget,

@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.schedules.records import Overlap
+from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.parts.sources.records import SourceRecord
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.pipeline.audits.audit import audit_here
@@ -19,7 +20,6 @@ from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.forecast import forecast
 from delayserver.records.direct import Destination
 from delayserver.records.message import MessageOptions, OutcomeSubjects, Payload
-from delayserver.records.schedules import Overlap
 from delayserver.records.subscriptions import KafkaTarget
 from storage.rows import HOUR_MS
 from tests.pipeline.store import FAILED, OK, START_MS, Store
@@ -51,7 +51,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store.publish("direct", [HOUR_MS - MINUTE_MS], options=to("a.example"))
     store.publish("direct", [5 * HOUR_MS], options=to("b.example"))
     engine = store.server.engine
-    engine.schedules.put(
+    engine.part(Scheduling).put(
         WantedSchedule(
             "s",
             "order.run",
@@ -83,7 +83,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     answers["direct"] = [OK]
     store.replay(plain, 1000, mail.id)
     store.run(40 * MINUTE_MS, answer)
-    engine.schedules.trigger("s", store.clock.now_ms)
+    engine.part(Scheduling).trigger("s", store.clock.now_ms)
     store.run(2 * HOUR_MS, answer)
     store.checkpoint()
     store.kill()

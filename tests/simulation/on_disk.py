@@ -11,8 +11,8 @@ from pathlib import Path
 
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.parts.sources.records import SourceRecord
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.records.message import DueDelivery, Payload, Watch
@@ -165,8 +165,8 @@ def make_directory(directory: Path) -> None:
     payload = Payload(body("e", next_ms + 18))
     far_ms = now_ms + 300 * DAY_MS
     wanted = WantedSchedule("s", "e", payload, "@daily", 0, "Europe/Berlin", start_ms=far_ms)
-    server.engine.schedules.put(wanted, now_ms)
-    server.engine.schedules.trigger("s", now_ms)
+    server.engine.part(Scheduling).put(wanted, now_ms)
+    server.engine.part(Scheduling).trigger("s", now_ms)
     # Nobody reads the topic of a source, but a record of it has been taken.
     topic = KafkaTarget("127.0.0.1:9", "t")
     source, _, _ = server.engine.part(Sourcing).put(

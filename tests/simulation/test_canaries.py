@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions import retries, scheduling
+from delayserver.decisions import retries
 from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.heartbeats import Heartbeats
@@ -31,7 +31,6 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.overlay import Overlay
 from delayserver.decisions.publishing import Accepted, Publishing
 from delayserver.decisions.retries import Retries
-from delayserver.decisions.scheduling import Scheduling
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.decisions.subscribing import Subscribing
 from delayserver.delivery import ranks, single_file
@@ -45,6 +44,10 @@ from delayserver.delivery.settler import Settler
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
+from delayserver.parts.schedules import scheduling
+from delayserver.parts.schedules.records import ScheduleChange, pack_schedule_change
+from delayserver.parts.schedules.recurrence import Planned
+from delayserver.parts.schedules.scheduling import Scheduling
 from delayserver.parts.sources.sourcing import Sourcing
 from delayserver.records.horizon import Horizon, Mark
 from delayserver.records.message import (
@@ -55,8 +58,6 @@ from delayserver.records.message import (
     encode_payload,
     row_flags,
 )
-from delayserver.records.recurrence import Planned
-from delayserver.records.schedules import ScheduleChange, pack_schedule_change
 from delayserver.records.subscriptions import SubjectSpan, Subscription
 from delayserver.records.tables import Archived, named_writes
 from delayserver.recovery import recover as recovery

@@ -22,7 +22,6 @@ from delayserver.backup import restoring
 from delayserver.backup.shelf import BackupManifest, Shelf, encode_manifest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.delivery.connections import Connections
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.pump import Pump
@@ -31,6 +30,7 @@ from delayserver.delivery.reader import Reader
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import KafkaTarget, SubjectSpan, Subscription
@@ -278,7 +278,9 @@ def what_is_not_understood_stands_still() -> None:
     quick = subscribe(server, "quick")
     subscribe(server, "newer")
     for name in ("ours", "newer"):
-        engine.schedules.put(WantedSchedule(name, "ticks", Payload(BODY), "", 1000, "UTC"), now_ms)
+        engine.part(Scheduling).put(
+            WantedSchedule(name, "ticks", Payload(BODY), "", 1000, "UTC"), now_ms
+        )
         topic = KafkaTarget("127.0.0.1:9", name)
         engine.part(Sourcing).put(WantedSource(name, "taken", topic, "due", "g"), now_ms)
         engine.heartbeats.put(name, 60_000, "beats", Payload(BODY), now_ms)
@@ -307,7 +309,7 @@ def what_is_not_understood_stands_still() -> None:
     engine = server.engine
     stands_still = {
         "subscription": {one.name for one in engine.registry if one.pause_reason},
-        "schedule": set(engine.schedules.not_understood),
+        "schedule": set(engine.part(Scheduling).not_understood),
         "source": {one.definition.name for one in engine.part(Sourcing).all() if one.problem},
         "heartbeat": set(engine.heartbeats.not_understood),
     }
@@ -316,7 +318,7 @@ def what_is_not_understood_stands_still() -> None:
             raise Violation(f"each {kind} that stands still: {names}")
     if not any(one[0].subscription_id == quick.id for one in server.sending):
         raise Violation("what everybody understands is not delivered")
-    if engine.schedules.get("ours").state.runs != 1:
+    if engine.part(Scheduling).get("ours").state.runs != 1:
         raise Violation("a schedule that is understood does not run")
     for table, pairs in writes.items():
         if any(machine.catalog.get(table, key) != value for key, value in pairs):

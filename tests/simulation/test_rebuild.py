@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.installed import PARTS
 from delayserver.records.content import content_digest, have_same_content
 from delayserver.records.message import Origin, Payload, encode_payload
 from delayserver.records.tables import (
@@ -32,7 +33,7 @@ LIVES = 5
 def rebuilt_from(world: World) -> Rebuilt:
     """What the schedule log of a world tells, up to its checkpoint."""
     stamp = open_identity(world.disk, random_bytes=None).stamp
-    rebuilt = Rebuilt()
+    rebuilt = Rebuilt(PARTS)
     for hour, state in read_hours(world.catalog).items():
         mender = Mender(
             world.disk.open(bucket_path(LogKind.SCHEDULE, hour)),

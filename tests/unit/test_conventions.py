@@ -444,7 +444,7 @@ OVERSIZED = {
     "delayserver/api/hot/protocol.py:_HotProtocol.data_received",
     "delayserver/api/intake.py",
     "delayserver/api/intake.py:Intake",
-    "delayserver/cli/schedules.py:put",
+    "delayserver/parts/schedules/commands.py:put",
     "delayserver/parts/sources/commands.py:put",
     "delayserver/client/consumer.py:AsyncConsumer.__init__",
     "delayserver/client/producer.py:AsyncProducer",

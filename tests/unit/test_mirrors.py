@@ -40,8 +40,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "tests/integration/test_api_schedules.py": (
         "delayserver/wire/schedules.py",
-        "delayserver/api/rest/schedules.py",
-        "delayserver/api/schedule_intake.py",
+        "delayserver/parts/schedules/rest.py",
+        "delayserver/parts/schedules/intake.py",
     ),
     "tests/integration/test_api_sources.py": ("delayserver/parts/sources/rest.py",),
     "tests/integration/test_api_subscriptions.py": ("delayserver/api/rest/subscriptions.py",),
@@ -170,7 +170,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/cli/demo/receiver.py",
         "delayserver/cli/demo/shop.py",
     ),
-    "tests/unit/cli/test_schedules.py": ("delayserver/cli/named.py",),
+    "tests/unit/parts/schedules/test_commands.py": ("delayserver/cli/named.py",),
     "tests/unit/cli/test_subscriptions.py": ("delayserver/cli/options.py",),
     "tests/unit/client/test_batching.py": ("delayserver/client/batches.py",),
     "tests/unit/client/test_blocking.py": ("delayserver/client/loop_thread.py",),
@@ -186,7 +186,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/unit/client/test_sources.py": ("delayserver/client/definitions.py",),
     "tests/unit/decisions/test_imports.py": ("delayserver/decisions/importer.py",),
     "tests/unit/decisions/test_outcomes.py": ("delayserver/decisions/outcome_messages.py",),
-    "tests/unit/decisions/test_scheduling.py": (
+    "tests/unit/parts/schedules/test_scheduling.py": (
         "delayserver/decisions/defining.py",
         "delayserver/records/named.py",
     ),

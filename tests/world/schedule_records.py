@@ -10,8 +10,7 @@ Cost: about 50 µs per run. Threads: none.
 
 from collections import Counter
 
-from delayserver.records.message import PLANNED_HEADER, SCHEDULE_HEADER, Payload
-from delayserver.records.schedules import (
+from delayserver.parts.schedules.records import (
     ENDED_MS,
     SCHEDULE_CHANGES,
     CatchUp,
@@ -24,6 +23,7 @@ from delayserver.records.schedules import (
     unpack_schedule,
     unpack_state,
 )
+from delayserver.records.message import PLANNED_HEADER, SCHEDULE_HEADER, Payload
 from delayserver.times import parse_time_ms
 from storage.catalog import Catalog, Table
 from tests.world.violation import Violation

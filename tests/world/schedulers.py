@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.errors import DelayServerError
+from delayserver.parts.schedules.records import CatchUp, Overlap
+from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.records.message import Payload
-from delayserver.records.schedules import CatchUp, Overlap
 from delayserver.server.engine import Engine
 from storage.rows import HOUR_MS
 from tests.world.schedule_records import ScheduleRecords
@@ -58,13 +58,13 @@ class Schedulers:
     def _act(
         self, engine: Engine, records: ScheduleRecords, name: str, do: str, now_ms: int
     ) -> None:
-        schedules = engine.schedules
+        schedules = engine.part(Scheduling)
         try:
             match do:
                 case "put":
                     schedules.put(self._wanted(name, now_ms), now_ms)
                 case "pause":
-                    schedules.pause(name)
+                    schedules.pause(name, now_ms)
                 case "resume":
                     schedules.resume(name, now_ms)
                 case "trigger":
@@ -102,4 +102,4 @@ class Schedulers:
 def end_schedules(engine: Engine, records: ScheduleRecords) -> None:
     """Delete all of them: a server that has some never comes to rest."""
     for name in records.known.copy():
-        engine.schedules.delete(name)
+        engine.part(Scheduling).delete(name)

@@ -16,6 +16,7 @@ import msgspec
 
 from delayserver.config import Settings
 from delayserver.decisions.retries import RETRY_COMMIT_MS
+from delayserver.parts.schedules.scheduling import Scheduling
 from delayserver.records.subscriptions import Subscription
 from storage import staging
 from storage.buckets import bucket_path
@@ -541,7 +542,7 @@ class World:
 
     def _end_schedules(self) -> None:
         """All that was due has run; a server that goes on with them would never come to rest."""
-        server, schedules = self._running, self._running.engine.schedules
+        server, schedules = self._running, self._running.engine.part(Scheduling)
         self.clock.move(RETRY_COMMIT_MS)
         for _ in range(2000):
             server.tick()

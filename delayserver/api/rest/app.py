@@ -26,7 +26,6 @@ from delayserver.api.rest import (
     docs_page,
     messages,
     operations,
-    schedules,
     subscriptions,
     timers,
     tokens,
@@ -85,7 +84,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    kinds = (messages, subscriptions, bulk, operations, backups, timers, schedules)
+    kinds = (messages, subscriptions, bulk, operations, backups, timers)
     routers = [kind.router for kind in kinds]
     routers += [part.routes() for part in calls.parts if part.routes is not None]
     for router in (*routers, tokens.router):

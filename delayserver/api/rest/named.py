@@ -1,4 +1,10 @@
-"""Definitions under names, as the routes of each kind show and change them: schedules, sources.
+"""Definitions under names: the routes by which each kind is shown and changed.
+
+    GET    /v1/COLLECTION                 list
+    PUT    /v1/COLLECTION/{name}          put
+    GET    /v1/COLLECTION/{name}          get
+    DELETE /v1/COLLECTION/{name}          delete
+    POST   /v1/COLLECTION/{name}/pause    pause; resume
 
 A caller that may publish to the subject may change it, one that may publish or consume sees it. It
 carries its version as `ETag`.
@@ -6,29 +12,33 @@ carries its version as `ETag`.
 Cost: none beyond that of the calls. Threads: belongs to the event loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import structlog
-from fastapi import Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
 from delayserver.api.documents import NAMED_PAGE_MAX, encode
-from delayserver.api.rest.authorize import require
+from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     INVALID,
     LOGGED,
     MISSING,
     PROBLEM,
+    IfMatch,
+    IfNoneMatch,
+    NamePath,
     Parts,
+    PartsOf,
     Responses,
     json_answer,
 )
-from delayserver.api.rest.openapi import answer
+from delayserver.api.rest.openapi import answer, json_body
 from delayserver.decisions.defining import Defining, W
 from delayserver.decisions.group import Group
 from delayserver.errors import NotFoundError
@@ -113,11 +123,11 @@ class NamedRoutes(Generic[W, D, S, N]):
         if_match: str | None,
         decide: Callable[..., tuple[Known[D, S], Group | None]],
     ) -> Response:
-        """Have `decide` called with the name, and with `expected`: the versions that may be
+        """Have `decide` called with the name, the time, and `expected`: the versions that may be
         changed."""
         expected = expected_versions(if_match)
         self.own(name)
-        known, group = decide(name, expected=expected)
+        known, group = decide(name, self.parts.calls.clock(), expected=expected)
         await self.parts.calls.soon_durable(group)
         return self._answer(known)
 
@@ -148,6 +158,108 @@ class NamedRoutes(Generic[W, D, S, N]):
         response = json_answer(self._shown(known), status)
         response.headers["ETag"] = entity_tag(known.version)
         return response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedKind(Generic[W, D, S, N]):
+    """A kind of definition, as its routes are made. The texts are those of the OpenAPI document."""
+
+    word: str
+    """The word for one; the collection has it in the plural."""
+    decider: type[Defining[W, D, S]]
+    model: type[msgspec.Struct]
+    """The body of a PUT."""
+    read: Callable[[NamedRoutes[W, D, S, N], str, Request], Awaitable[W]]
+    """Reads a PUT of that name. Raises InputError, TooLargeError, AccessError."""
+    one: type[N]
+    many: type[msgspec.Struct]
+    """Made of a list of `one`, and the cursor of the next page."""
+    document: Callable[[Parts, Known[D, S]], N]
+    put_text: str
+    get_text: str
+    delete_text: str
+    pause_text: str
+    resume_text: str
+
+
+def routes_of(kind: NamedKind[W, D, S, N]) -> Callable[..., Awaitable[NamedRoutes[W, D, S, N]]]:
+    """The dependency of a route that wants the definitions of a kind for its caller."""
+
+    async def routes(parts: PartsOf, caller: CallerOf) -> NamedRoutes[W, D, S, N]:
+        return NamedRoutes(parts, caller, parts.calls.part(kind.decider), kind.document)
+
+    return routes
+
+
+def _endpoints(kind: NamedKind[W, D, S, N]) -> dict[str, Callable[..., Awaitable[Any]]]:
+    """By verb, the function that answers."""
+    OfCaller = Annotated[NamedRoutes[Any, Any, Any, Any], Depends(routes_of(kind))]
+
+    async def get_many(
+        routes: OfCaller, limit: LimitQuery = NAMED_PAGE_MAX, cursor: CursorQuery = None
+    ) -> Response:
+        return json_answer(kind.many(*routes.page(cursor, limit)))
+
+    async def put(
+        name: NamePath,
+        request: Request,
+        routes: OfCaller,
+        if_match: IfMatch = None,
+        if_none_match: IfNoneMatch = None,
+    ) -> Response:
+        return await routes.put(await kind.read(routes, name, request), if_match, if_none_match)
+
+    async def get(name: NamePath, routes: OfCaller) -> Response:
+        return routes.get(name)
+
+    async def delete(name: NamePath, routes: OfCaller, if_match: IfMatch = None) -> None:
+        await routes.delete(name, if_match)
+
+    async def pause(name: NamePath, routes: OfCaller, if_match: IfMatch = None) -> Response:
+        return await routes.change(name, if_match, routes.known.pause)
+
+    async def resume(name: NamePath, routes: OfCaller, if_match: IfMatch = None) -> Response:
+        return await routes.change(name, if_match, routes.known.resume)
+
+    return {
+        "list": get_many,
+        "put": put,
+        "get": get,
+        "delete": delete,
+        "pause": pause,
+        "resume": resume,
+    }
+
+
+def add_named_routes(router: APIRouter, kind: NamedKind[W, D, S, N]) -> None:
+    """Add the routes above of a kind."""
+    word, plural, endpoints = kind.word, f"{kind.word}s", _endpoints(kind)
+    list_text = (
+        f"{plural.capitalize()} in the order of their names, those that the token may publish or "
+        "consume."
+    )
+    many, one = {200: answer(kind.many)}, {200: answer(kind.one)}
+    for method, path, verb, text, responses, more in (
+        ("GET", "", "list", list_text, INVALID | many, {}),
+        (
+            *("PUT", "/{name}", "put", kind.put_text, put_answers(kind.one)),
+            {"status_code": 201, "openapi_extra": json_body(kind.model)},
+        ),
+        ("GET", "/{name}", "get", kind.get_text, MISSING | one, {}),
+        ("DELETE", "/{name}", "delete", kind.delete_text, CHANGED, {"status_code": 204}),
+        ("POST", "/{name}/pause", "pause", kind.pause_text, CHANGED | one, {}),
+        ("POST", "/{name}/resume", "resume", kind.resume_text, CHANGED | one, {}),
+    ):
+        router.add_api_route(
+            f"/v1/{plural}{path}",
+            endpoints[verb],
+            methods=[method],
+            name=f"{verb}_{plural if verb == 'list' else word}",
+            description=text,
+            tags=[plural],
+            responses=responses,
+            **more,
+        )
 
 
 def subject_of(parts: Parts, known: Known[D, S]) -> str:

@@ -37,14 +37,6 @@ _EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "HeartbeatModel": [{"timeout": "10s", "subject": "worker.lost", "body": {"worker": 7}}],
     "MoveModel": [{"delay": "10m"}],
-    "ScheduleModel": [
-        {
-            "subject": "report.daily",
-            "body": {"shop": 7},
-            "cron": "0 9 * * MON-FRI",
-            "timezone": "Europe/Berlin",
-        }
-    ],
     "SubscriptionModel": [
         {"subject": "order.unpaid", "type": "webhook", "url": "http://127.0.0.1:9000/unpaid"},
         {"subject": "order.*", "type": "pull", "lease": "30s"},
@@ -139,10 +131,6 @@ _OF_ONE_SHARD: Final = frozenset(
         ("/v1/messages/{message_id}", "get delete patch"),
         ("/v1/subjects/{subject}/keys/{key}", "get delete patch put"),
         ("/v1/heartbeats/{key}", "put get delete"),
-        ("/v1/schedules/{name}", "put get delete"),
-        ("/v1/schedules/{name}/pause", "post"),
-        ("/v1/schedules/{name}/resume", "post"),
-        ("/v1/schedules/{name}/trigger", "post"),
         ("/v1/subscriptions/{name}/dead-letters/redrive", "post"),
         ("/v1/subscriptions/{name}/dead-letters/{message_id}", "delete"),
         ("/v1/imports", "post"),
@@ -305,18 +293,17 @@ def _add_examples(paths: dict[str, Any], parts: Parts) -> None:
     begin = paths["/v1/backups"]["post"]
     begin["responses"]["202"]["headers"] = _LOCATION
     paths["/v1/cluster"]["get"]["responses"]["200"]["headers"] = _VERSION
-    trigger = paths["/v1/schedules/{name}/trigger"]["post"]
-    trigger["responses"]["201"]["headers"] = _LOCATION | _ETAG
-    for kind, verbs in (
-        ("schedules", ("pause", "resume")),
-        *((part.collection, part.verbs) for part in parts if part.collection),
-    ):
-        named = paths[f"/v1/{kind}/{{name}}"]
+    for part in filter(attrgetter("collection"), parts):
+        path = f"/v1/{part.collection}/{{name}}"
         for status in ("200", "201"):
-            named["put"]["responses"][status]["headers"] = _ETAG
-        named["get"]["responses"]["200"]["headers"] = _ETAG
-        for one in verbs:
-            paths[f"/v1/{kind}/{{name}}/{one}"]["post"]["responses"]["200"]["headers"] = _ETAG
+            paths[path]["put"]["responses"][status]["headers"] = _ETAG
+        paths[path]["get"]["responses"]["200"]["headers"] = _ETAG
+        for verb in part.verbs:
+            responses = paths[f"{path}/{verb}"]["post"]["responses"]
+            if "201" in responses:
+                responses["201"]["headers"] = _LOCATION | _ETAG
+            else:
+                responses["200"]["headers"] = _ETAG
     for path in ("/v1/messages/{message_id}", "/v1/subjects/{subject}/keys/{key}"):
         for method in ("get", "patch"):
             paths[path][method]["responses"]["200"]["headers"] = _ETAG

@@ -15,8 +15,7 @@ from delayserver.cli.options import (
     given,
     option,
 )
-from delayserver.cli.output import help_text, rows
-from delayserver.cli.session import NAMED_PAGE_MAX, Session, path, server_command
+from delayserver.cli.session import Session, path, server_command
 
 HELP = """Publish the records of a topic of Kafka, each once."""
 
@@ -25,10 +24,8 @@ SourceArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    group = typer.Typer(rich_markup_mode="rich")
-    app.add_typer(group, name="sources", help=help_text(HELP))
-    server_command(group, None, "sources", "sources pause orders")(sources)
-    server_command(group, "list", "sources list --json")(sources)
+    columns = ("name", "subject", "topic", "published", "skipped", "paused", "error")
+    group = named.add_group(app, "sources", "orders", HELP, columns)
     server_command(
         group,
         "put",
@@ -45,18 +42,6 @@ def register(app: typer.Typer) -> None:
         resume="Go on where it is; one that an error has stopped tries that record again.",
         delete="End a source. Its messages stay.",
     )
-
-
-def sources(
-    session: Session,
-    *,
-    limit: Annotated[int, typer.Option(min=1, help="Most sources to list.")] = 1000,
-) -> None:
-    """List sources in the order of their names, or look at one and change it."""
-    answer = session.pages(path("sources"), "sources", limit, page_max=NAMED_PAGE_MAX)
-    columns = ("name", "subject", "topic", "published", "skipped", "paused", "error")
-    empty = "There are no sources; make one with `delayserver sources put`."
-    session.show(answer, lambda: rows(answer["sources"], columns, empty=empty))
 
 
 def put(

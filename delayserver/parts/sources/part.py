@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from delayserver.api.scopes import CoveredSubject, Rule
+from delayserver.api.scopes import named_rules
 from delayserver.parts.part import Feature, Halves, Host, Runner, Write
 from delayserver.parts.sources.records import (
     SOURCE_CHANGES,
     check_source,
     check_source_state,
+    read_source_state,
     unpack_source,
 )
 from delayserver.parts.sources.sourcing import Sourcing
 from delayserver.records.tables import named_writes
-from delayserver.security.tokens import Action
 from storage.catalog import Table
 from storage.rows import RecordKind
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from delayserver.parts.sources.feeds import FeedOpener
 
-_PUBLISH: Final = Rule((Action.PUBLISH,), CoveredSubject.BODY)
-_EITHER: Final = Rule((Action.PUBLISH, Action.CONSUME), CoveredSubject.BODY)
+VERBS: Final = ("pause", "resume")
 
 
 def _effect(payload: bytes) -> Iterator[Write]:
@@ -60,6 +59,7 @@ SOURCES_PART: Final = Feature(
         Table.SOURCES,
         Table.SOURCE_STATES,
         lambda value: unpack_source(value).subject_id,
+        lambda value: read_source_state(value)[0].seq,
         "how far it is",
     ),
     decide=lambda core: Sourcing(
@@ -72,16 +72,9 @@ SOURCES_PART: Final = Feature(
     ),
     run=_run,
     routes=_routes,
-    rules={
-        ("GET", "/v1/sources"): _EITHER,
-        ("PUT", "/v1/sources/{name}"): _PUBLISH,
-        ("GET", "/v1/sources/{name}"): _EITHER,
-        ("DELETE", "/v1/sources/{name}"): _PUBLISH,
-        ("POST", "/v1/sources/{name}/pause"): _PUBLISH,
-        ("POST", "/v1/sources/{name}/resume"): _PUBLISH,
-    },
+    rules=named_rules("sources", VERBS),
     collection="sources",
-    verbs=("pause", "resume"),
+    verbs=VERBS,
     examples={
         "SourceModel": [
             {

@@ -3,34 +3,14 @@
 Cost: about 100 µs per call. Threads: belongs to the event loop.
 """
 
-from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request
 from msgspec import UNSET
 
-from delayserver.api.documents import NAMED_PAGE_MAX
-from delayserver.api.rest.authorize import CallerOf, require
-from delayserver.api.rest.common import (
-    INVALID,
-    MISSING,
-    IfMatch,
-    IfNoneMatch,
-    NamePath,
-    Parts,
-    PartsOf,
-    json_answer,
-    json_of,
-)
-from delayserver.api.rest.named import (
-    CHANGED,
-    CursorQuery,
-    LimitQuery,
-    NamedRoutes,
-    put_answers,
-    subject_of,
-)
-from delayserver.api.rest.openapi import answer, json_body
+from delayserver.api.rest.authorize import require
+from delayserver.api.rest.common import Parts, json_of
+from delayserver.api.rest.named import NamedKind, NamedRoutes, add_named_routes, subject_of
 from delayserver.api.rest.targets import check_client, kafka_topic, topic_fields
 from delayserver.parts.sources.records import KnownSource, OnError, Source, SourceState
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
@@ -49,45 +29,12 @@ GROUP_PREFIX: Final = "delayserver."
 Sources = NamedRoutes[WantedSource, Source, SourceState, SourceDocument]
 
 
-async def _sources(parts: PartsOf, caller: CallerOf) -> Sources:
-    return NamedRoutes(parts, caller, parts.calls.part(Sourcing), _document)
-
-
-SourcesOf = Annotated[Sources, Depends(_sources)]
-
-router = APIRouter()
-
-
-@router.get("/v1/sources", tags=["sources"], responses=INVALID | {200: answer(SourceListDocument)})
-async def list_sources(
-    sources: SourcesOf, limit: LimitQuery = NAMED_PAGE_MAX, cursor: CursorQuery = None
-) -> Response:
-    """Sources in the order of their names, those that the token may publish or consume."""
-    return json_answer(SourceListDocument(*sources.page(cursor, limit)))
-
-
-@router.put(
-    "/v1/sources/{name}",
-    tags=["sources"],
-    status_code=201,
-    responses=put_answers(SourceDocument),
-    openapi_extra=json_body(SourceModel),
-)
-async def put_source(
-    name: NamePath,
-    request: Request,
-    sources: SourcesOf,
-    if_match: IfMatch = None,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """Publish what stands in a topic, each offset once, from the first one on.
-
-    One that is there is changed, and goes on where it is, unless it is to read another topic."""
+async def _read(sources: Sources, name: str, request: Request) -> WantedSource:
     wanted = read(await json_of(request), SourceModel)
     # Before anybody is told which brokers are allowed.
     require(sources.caller, Action.PUBLISH, wanted.subject)
     check_client("kafka")
-    source = WantedSource(
+    return WantedSource(
         name,
         wanted.subject,
         kafka_topic(wanted, sources.parts.targets),
@@ -95,45 +42,6 @@ async def put_source(
         wanted.group or GROUP_PREFIX + name,
         OnError[wanted.on_error.upper()],
     )
-    return await sources.put(source, if_match, if_none_match)
-
-
-@router.get(
-    "/v1/sources/{name}", tags=["sources"], responses=MISSING | {200: answer(SourceDocument)}
-)
-async def get_source(name: NamePath, sources: SourcesOf) -> Response:
-    """A source, how far it is, and what it could not publish last."""
-    return sources.get(name)
-
-
-@router.delete("/v1/sources/{name}", tags=["sources"], status_code=204, responses=CHANGED)
-async def delete_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> None:
-    """End a source: when this answers, it takes nothing more. What it has published stays."""
-    await sources.delete(name, if_match)
-
-
-@router.post(
-    "/v1/sources/{name}/pause",
-    tags=["sources"],
-    responses=CHANGED | {200: answer(SourceDocument)},
-)
-async def pause_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> Response:
-    """Take nothing until it is resumed."""
-    calls = sources.parts.calls
-    pause = partial(calls.part(Sourcing).pause, now_ms=calls.clock())
-    return await sources.change(name, if_match, pause)
-
-
-@router.post(
-    "/v1/sources/{name}/resume",
-    tags=["sources"],
-    responses=CHANGED | {200: answer(SourceDocument)},
-)
-async def resume_source(name: NamePath, sources: SourcesOf, if_match: IfMatch = None) -> Response:
-    """Go on where it is; one that an error has stopped tries that record again."""
-    calls = sources.parts.calls
-    resume = partial(calls.part(Sourcing).resume, now_ms=calls.clock())
-    return await sources.change(name, if_match, resume)
 
 
 def _document(parts: Parts, known: KnownSource) -> SourceDocument:
@@ -163,3 +71,26 @@ def _document(parts: Parts, known: KnownSource) -> SourceDocument:
         not_understood=known.problem or UNSET,
         **topic_fields(source.topic),
     )
+
+
+router = APIRouter()
+add_named_routes(
+    router,
+    NamedKind(
+        word="source",
+        decider=Sourcing,
+        model=SourceModel,
+        read=_read,
+        one=SourceDocument,
+        many=SourceListDocument,
+        document=_document,
+        put_text="Publish what stands in a topic, each offset once, from the first one on.\n\n"
+        "One that is there is changed, and goes on where it is, unless it is to read another "
+        "topic.",
+        get_text="A source, how far it is, and what it could not publish last.",
+        delete_text="End a source: when this answers, it takes nothing more. What it has published "
+        "stays.",
+        pause_text="Take nothing until it is resumed.",
+        resume_text="Go on where it is; one that an error has stopped tries that record again.",
+    ),
+)

@@ -1,6 +1,7 @@
 """The protocol of a part: its effects, checks, rules and shard routes reach the core."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,17 @@ from fastapi.routing import APIRoute
 from delayserver.api.scopes import ADMIN, PUBLIC, CoveredSubject, Rule, rule_of
 from delayserver.config import Settings
 from delayserver.parts.installed import PARTS
-from delayserver.parts.part import Feature, checks_of, effects_of
+from delayserver.parts.part import Effect, Feature, Halves, checks_of, effects_of
 from delayserver.records.sharding import shard_of_name
 from delayserver.records.tables import can_be_read, check_entry
+from delayserver.recovery.repair_catalog import Rebuilt, Tables
 from delayserver.schedule.effects import Effects
 from delayserver.security.tokens import Action
 from delayserver.shards.peers import PeerCall
 from delayserver.shards.router import Router
 from storage.catalog import Table
 from storage.frame import seal
-from storage.rows import MESSAGE_DTYPE, RecordKind
+from storage.rows import MESSAGE_DTYPE, SCHEDULE_DTYPE, RecordKind
 from tests.unit.shards.shards import ToldPeers, own_answer
 from tests.world.storage.catalog import MemoryCatalog
 
@@ -59,6 +61,23 @@ def test_the_record_kinds_of_a_part_are_filed_by_its_own_effects() -> None:
     row["seq"], row["kind"], row["payload_length"] = 1, RecordKind.SOURCE, len(sealed)
     effects.note_records(row, sealed)
     assert effects.writes[Table.SOURCES] == [(b"a", b"a")]
+
+
+def test_a_repair_takes_the_newest_state_that_a_message_of_a_part_carries() -> None:
+    sources, states = Table.SOURCES, Table.SOURCE_STATES
+    halves = Halves(sources, states, lambda value: 0, lambda value: value[0], "how far it is")
+    effects: dict[RecordKind, Effect] = {RecordKind.RUN: lambda data: [(states, b"a", data)]}
+    rebuilt = Rebuilt((replace(TOY, halves=halves, effects=effects),))
+    for seq in (5, 7, 6):
+        row, sealed = np.zeros(1, SCHEDULE_DTYPE), seal(bytes([seq]))
+        row["seq"], row["kind"], row["payload_length"] = seq, RecordKind.RUN, len(sealed)
+        rebuilt.hour()(row, sealed)
+    for known, mended in ((None, 7), (6, 7), (8, 8)):
+        defined: Tables = {sources: {b"a": b"", b"b": b""}, states: {}}
+        if known is not None:
+            defined[states][b"a"] = bytes([known])
+        assert rebuilt.mend_parts(defined) == ["the toy 'b': put it again"]
+        assert defined == {sources: {b"a": b""}, states: {b"a": bytes([mended])}}
 
 
 def test_the_calls_of_a_part_need_the_scope_that_it_says_and_others_that_of_an_admin() -> None:

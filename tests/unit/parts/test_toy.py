@@ -1,4 +1,5 @@
-"""A feature that the core has never heard of is recovered, checked and shown by its part alone."""
+"""A feature that the core has never heard of is recovered, checked, shown and asked as time passes
+by its part alone."""
 
 import random
 from collections.abc import Mapping
@@ -28,6 +29,9 @@ class Notes:
         self._core = core
         self.kept_total = 0
         self.not_understood: Mapping[str, str] = {}
+        self.later: dict[str, int] = {}
+        """Words that are to be kept at a time, in ms."""
+        self.looks = 0
 
     def prune(self, through_seq: int) -> None:
         """Nothing is held in memory."""
@@ -39,6 +43,20 @@ class Notes:
         self._core.sequencer.append(RecordKind.SOURCE, payload=seal(word.encode()))
         self._core.groups.wake()
         self.kept_total += 1
+
+    def run_due(self, now_ms: int) -> bool:
+        """One word in each turn."""
+        due = [word for word, at_ms in self.later.items() if at_ms <= now_ms]
+        for word in due[:1]:
+            del self.later[word]
+            self.keep(word)
+        return len(due) > 1
+
+    def wait_ms(self, now_ms: int) -> int:
+        return min(self.later.values(), default=now_ms + 10**9) - now_ms
+
+    def look_again(self) -> None:
+        self.looks += 1
 
 
 def _check(key: bytes, value: bytes) -> None:
@@ -82,4 +100,21 @@ def test_a_part_of_a_test_is_recovered_after_a_kill_checked_and_shown() -> None:
     catalog.commit({Table.SOURCES: [(b"wood", b"iron")]})
     (found,) = check(files, catalog, parts=(NOTES,)).damage[:1]
     assert "another one" in str(found)
+    server.close()
+
+
+def test_a_part_of_a_test_is_asked_as_time_passes_and_told_that_the_clock_was_set() -> None:
+    clock = SimulatedClock()
+    server = _server(SimulatedFiles(), MemoryCatalog(), clock)
+    engine, notes = server.engine, server.engine.part(Notes)
+    began_ms = clock.now_ms
+    notes.later = {"oak": began_ms + 20, "elm": began_ms + 20}
+    assert engine.advance(began_ms) == 20 and notes.kept_total == 0
+    clock.move(20)
+    assert engine.advance(clock.now_ms) == 0 and notes.kept_total == 1
+    assert engine.advance(clock.now_ms) > 0 and notes.kept_total == 2
+    assert notes.looks == 0
+    clock.set(-3_600_000)
+    engine.advance(clock.now_ms)
+    assert notes.looks == 1
     server.close()

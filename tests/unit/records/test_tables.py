@@ -6,9 +6,9 @@ import pytest
 
 from delayserver.parts.installed import PARTS
 from delayserver.parts.part import checks_of
+from delayserver.parts.schedules.records import Schedule, ScheduleState, pack_schedule
 from delayserver.parts.sources.records import Source, SourceState, pack_source, pack_source_state
 from delayserver.records.message import Payload, encode_payload
-from delayserver.records.schedules import Schedule, ScheduleState, pack_schedule
 from delayserver.records.subscriptions import KafkaTarget, Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,

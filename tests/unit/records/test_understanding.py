@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.errors import InputError
+from delayserver.parts.schedules.records import SCHEDULES, Schedule
 from delayserver.parts.sources.records import SOURCES, SourceState, read_source_state
 from delayserver.records import understanding
-from delayserver.records.schedules import SCHEDULES, Schedule
 from delayserver.records.subscriptions import (
     Registry,
     StandIn,

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from delayserver.parts.installed import PARTS
+from delayserver.parts.schedules.records import Schedule, ScheduleState, pack_schedule
 from delayserver.records.definitions import definitions_among
 from delayserver.records.message import Origin, Payload, encode_payload
-from delayserver.records.schedules import Schedule, ScheduleState, pack_schedule
 from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,

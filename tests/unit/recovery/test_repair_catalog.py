@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from delayserver.parts.installed import PARTS
+from delayserver.parts.schedules.records import ScheduleState, unpack_state
 from delayserver.records.attempts import History
 from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.message import Origin, Payload, ScheduledRun, encode_payload
-from delayserver.records.schedules import ScheduleState, unpack_state
 from delayserver.records.subscriptions import decode_subscription
 from delayserver.records.tables import (
     Change,
@@ -23,7 +24,7 @@ from tests.unit.fakes import START_MS
 
 def test_a_schedule_is_where_its_newest_run_has_brought_it_and_half_of_one_is_lost() -> None:
     states = [ScheduleState(seq, 1, 0, 100 + seq) for seq in range(9)]
-    rebuilt = Rebuilt()
+    rebuilt = Rebuilt(PARTS)
     take = rebuilt.hour()
     for seq, name in ((5, "s"), (3, "s"), (6, "newer"), (7, "gone"), (8, "half")):
         run = ScheduledRun(name, states[seq].pack())
@@ -36,7 +37,7 @@ def test_a_schedule_is_where_its_newest_run_has_brought_it_and_half_of_one_is_lo
     schedules, known = defined[Table.SCHEDULES], defined[Table.SCHEDULE_STATES]
     schedules.update({b"s": b"1", b"newer": b"2", b"half": b"3", b"stateless": b"4"})
     known.update({b"s": states[4].pack(), b"newer": states[8].pack(), b"nameless": b"5"})
-    losses = rebuilt.mend_schedules(defined)
+    losses = rebuilt.mend_parts(defined)
     assert {key: unpack_state(value).seq for key, value in known.items()} == {
         b"s": 5,
         b"newer": 8,
@@ -54,18 +55,18 @@ def test_a_run_of_a_newer_server_is_kept_as_it_is() -> None:
     sealed = encode_payload(Payload(b"1", run=ScheduledRun("s", state)))
     rows = np.zeros(1, SCHEDULE_DTYPE)
     rows["kind"], rows["payload_length"] = RecordKind.RUN, len(sealed)
-    rebuilt = Rebuilt()
+    rebuilt = Rebuilt(PARTS)
     rebuilt.hour()(rows, sealed)
     defined: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
     defined[Table.SCHEDULES][b"s"] = b"1"
-    assert rebuilt.mend_schedules(defined) == []
+    assert rebuilt.mend_parts(defined) == []
     assert defined[Table.SCHEDULE_STATES] == {b"s": state}
 
 
 def test_the_dead_letters_of_a_lost_subscription_can_be_asked_for() -> None:
     defined: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
     defined[Table.DEAD_LETTERS] = {dead_letter_key(3, 9): b"a letter"}
-    lost, losses = name_what_is_lost(defined, Rebuilt(), is_damaged=False)
+    lost, losses = name_what_is_lost(defined, Rebuilt(PARTS), is_damaged=False)
     assert [*lost[Table.SUBSCRIPTIONS]] == [number_key(3)]
     definition = decode_subscription(lost[Table.SUBSCRIPTIONS][number_key(3)])
     assert (definition.name, definition.deleted) == ("lost-subscription-3", True)
@@ -94,7 +95,7 @@ def test_where_a_message_was_that_was_replayed_is_derived_again() -> None:
         ([(move, moved), (replayed, replay)], (4, START_MS + 2)),
         ([(replayed, replay), (move, moved)], (4, START_MS + 2)),
     ):
-        rebuilt = Rebuilt()
+        rebuilt = Rebuilt(PARTS)
         for rows, blob in hours:
             rebuilt.hour()(rows, blob)
         assert {key: unpack_change(value) for key, value in rebuilt.changes().items()} == {
@@ -107,7 +108,7 @@ def test_what_says_itself_where_it_goes_has_lost_no_subscription_and_is_moved_as
     rows = np.zeros(1, SCHEDULE_DTYPE)
     rows["seq"], rows["message_seq"], rows["due_ms"] = 4, 3, START_MS
     rows["kind"], rows["subject_id"], rows["subscription_id"] = RecordKind.MOVE, 1, DIRECT_FIRST_ID
-    rebuilt = Rebuilt()
+    rebuilt = Rebuilt(PARTS)
     rebuilt.hour()(rows, b"")
     assert {key: unpack_change(value) for key, value in rebuilt.changes().items()} == {
         change_key(3, 0): Change(ChangeState.MOVED, 4, START_MS, 0, 1)

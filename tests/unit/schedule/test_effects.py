@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from delayserver.decisions.group import Group
-from delayserver.records.message import Origin, Payload, ScheduledRun, encode_payload
-from delayserver.records.schedules import (
+from delayserver.parts.schedules.records import (
     Schedule,
     ScheduleChange,
     ScheduleState,
     pack_schedule,
     pack_schedule_change,
 )
+from delayserver.records.message import Origin, Payload, ScheduledRun, encode_payload
 from delayserver.records.subscriptions import encode_subscription
 from delayserver.records.tables import (
     Change,

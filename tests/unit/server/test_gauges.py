@@ -116,7 +116,7 @@ AT_THE_LIMIT = {
         "integration/test_api_subscriptions.py::test_one_subscription_too_many_is_refused"
     ),
     "heartbeats": "unit/decisions/test_heartbeats.py::test_there_is_a_limit",
-    "schedules": "unit/decisions/test_scheduling.py::test_there_are_no_more_than_the_limit",
+    "schedules": "unit/parts/schedules/test_scheduling.py::test_there_are_no_more_than_the_limit",
     "sources": "unit/parts/sources/test_sourcing.py::test_there_are_no_more_than_the_limit",
 }
 """By quantity, how the test is called that goes to its limit."""

@@ -9,16 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from delayserver.records.attempts import DeliveryAttempt, History
-from delayserver.records.definitions import TABLE_NUMBERS
-from delayserver.records.direct import Destination
-from delayserver.records.message import MessageOptions, Origin, Payload, ScheduledRun, Watch
-from delayserver.records.schedules import (
+from delayserver.parts.schedules.records import (
     Schedule,
     ScheduleChange,
     ScheduleState,
     unpack_state,
 )
+from delayserver.records.attempts import DeliveryAttempt, History
+from delayserver.records.definitions import TABLE_NUMBERS
+from delayserver.records.direct import Destination
+from delayserver.records.message import MessageOptions, Origin, Payload, ScheduledRun, Watch
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,

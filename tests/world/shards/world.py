@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from delayserver.decisions.retries import RETRY_COMMIT_MS
+from delayserver.parts.schedules.scheduling import Scheduling
 from delayserver.records.sharding import shard_of_name
 from delayserver.shards.allotment import quiet_ms
 from storage.rows import HOUR_MS
@@ -282,7 +283,7 @@ class ShardsWorld:
         for _ in range(200):
             now_ms = machine.clock.now_ms
             engines = [shard.running.engine for shard in machine.shards]
-            if all(engine.schedules.wait_ms(now_ms) > 0 for engine in engines):
+            if all(engine.part(Scheduling).wait_ms(now_ms) > 0 for engine in engines):
                 break
             machine.let_pass(10)
             self._make_whole()

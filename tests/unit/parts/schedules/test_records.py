@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.records.message import Payload, encode_payload
-from delayserver.records.recurrence import Planned
-from delayserver.records.schedules import (
+from delayserver.parts.schedules.records import (
     ENDED,
     ENDED_MS,
     STATE_BYTES,
@@ -27,6 +25,8 @@ from delayserver.records.schedules import (
     unpack_state,
     upcoming,
 )
+from delayserver.parts.schedules.recurrence import Planned
+from delayserver.records.message import Payload, encode_payload
 from delayserver.times import format_time, parse_time_ms
 
 MINUTE_MS, DAY_MS = 60_000, 86_400_000

@@ -27,7 +27,7 @@ reads all states, 100,000 in 0.2 s, and a look takes 20 µs. Threads: belongs to
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -45,18 +45,7 @@ from delayserver.errors import (
     OverloadedError,
     StoppingError,
 )
-from delayserver.records.message import (
-    PLANNED_HEADER,
-    SCHEDULE_HEADER,
-    Payload,
-    ScheduledRun,
-    State,
-    decode_payload,
-    encode_payload,
-)
-from delayserver.records.named import Known
-from delayserver.records.recurrence import Planned
-from delayserver.records.schedules import (
+from delayserver.parts.schedules.records import (
     ENDED,
     ENDED_MS,
     SCHEDULES,
@@ -68,6 +57,7 @@ from delayserver.records.schedules import (
     ScheduleState,
     as_zones_are,
     behind,
+    forget_zones,
     next_times,
     pack_schedule,
     pack_schedule_change,
@@ -77,10 +67,24 @@ from delayserver.records.schedules import (
     stepped,
     upcoming,
 )
+from delayserver.parts.schedules.recurrence import Planned
+from delayserver.records.message import (
+    PLANNED_HEADER,
+    SCHEDULE_HEADER,
+    Payload,
+    ScheduledRun,
+    State,
+    decode_payload,
+    encode_payload,
+)
+from delayserver.records.named import Known
 from delayserver.timers.due_table import NEVER_MS, DueTable
 from delayserver.times import format_time
 from storage.catalog import Catalog, Table
 from storage.rows import RecordKind
+
+if TYPE_CHECKING:
+    from delayserver.server.metrics import Metrics
 
 MISSED_MS: Final = 10_000
 """A run that begins later than this behind its planned time was missed."""
@@ -177,6 +181,14 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
     def __len__(self) -> int:
         return len(self._table)
 
+    def add_metrics(self, metrics: "Metrics") -> None:
+        """Add the counters and gauges of schedules."""
+        metrics.counter("schedule_runs", "Runs of schedules", lambda: self.runs_total)
+        metrics.counter(
+            "schedule_runs_skipped", "Runs that were left out", lambda: self.skipped_total
+        )
+        metrics.gauge("schedules", "Schedules", self.__len__)
+
     def start(self) -> None:
         """Take over the schedules of earlier processes."""
         if self._is_started:
@@ -188,6 +200,7 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
 
     def look_again(self) -> None:
         """The clock was set, or the files of zones have changed: look at each schedule once."""
+        forget_zones()
         self.start()
         self._table.hurry()
 
@@ -237,7 +250,9 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
             return known
         return known._replace(state=as_zones_are(known.definition, known.state))
 
-    def pause(self, name: str, *, expected: Versions = None) -> tuple[KnownSchedule, Group | None]:
+    def pause(
+        self, name: str, now_ms: int, *, expected: Versions = None
+    ) -> tuple[KnownSchedule, Group | None]:
         """Run it no more until it is resumed. Raises as `delete`."""
         return self._change(name, expected, {"is_paused": True})
 

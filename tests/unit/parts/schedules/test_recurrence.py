@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.errors import InputError
-from delayserver.records.recurrence import Cron, Every, check_expression
+from delayserver.parts.schedules.recurrence import Cron, Every, check_expression
 from delayserver.times import format_time, parse_time_ms
 
 ZONES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -12,15 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.decisions.scheduling import (
-    MISSED_MS,
-    RETRY_MS,
-    STEPS_MAX,
-    Scheduling,
-    WantedSchedule,
-    preview,
-    run_key,
-)
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -30,9 +22,8 @@ from delayserver.errors import (
     PreconditionError,
     StoppingError,
 )
-from delayserver.records import recurrence, zones
-from delayserver.records.message import Content, Payload, decode_payload
-from delayserver.records.schedules import (
+from delayserver.parts.schedules import recurrence
+from delayserver.parts.schedules.records import (
     ENDED_MS,
     CatchUp,
     Overlap,
@@ -45,6 +36,17 @@ from delayserver.records.schedules import (
     unpack_state,
     upcoming,
 )
+from delayserver.parts.schedules.scheduling import (
+    MISSED_MS,
+    RETRY_MS,
+    STEPS_MAX,
+    Scheduling,
+    WantedSchedule,
+    preview,
+    run_key,
+)
+from delayserver.records import zones
+from delayserver.records.message import Content, Payload, decode_payload
 from delayserver.times import format_time
 from storage.catalog import Table
 from storage.errors import DiskFullError
@@ -223,7 +225,7 @@ def test_what_passes_while_it_is_paused_is_missed_also_a_moment_ago() -> None:
     for catch_up, planned in ((CatchUp.NONE, []), (CatchUp.LAST, [3]), (CatchUp.ALL, [1, 2, 3])):
         parts = Parts()
         parts.put(catch_up=catch_up)
-        parts.schedules.pause("daily")
+        parts.schedules.pause("daily", START_MS)
         assert not parts.advance(3 * MINUTE_MS + 5) and parts.runs() == []
         assert parts.schedules.wait_ms(START_MS) > 10**12
         known, _ = parts.schedules.resume("daily", START_MS + 3 * MINUTE_MS + 5)
@@ -311,13 +313,13 @@ def test_putting_it_again_changes_what_differs_and_nothing_else() -> None:
 def test_a_trigger_runs_now_and_counts_and_leaves_the_next_run_as_it_is() -> None:
     parts = Parts()
     parts.put(runs_max=3)
-    parts.schedules.pause("daily")
+    parts.schedules.pause("daily", START_MS)
     # A time that is planned is left to the run that is.
     _, key = parts.schedules.trigger("daily", START_MS + MINUTE_MS)
     assert key == run_key("daily", START_MS + MINUTE_MS + 1)
     parts = Parts()
     parts.put(runs_max=3)
-    parts.schedules.pause("daily")
+    parts.schedules.pause("daily", START_MS)
     first, key = parts.schedules.trigger("daily", START_MS + 5)
     second, _ = parts.schedules.trigger("daily", START_MS + 5)
     assert first.due_ms == second.due_ms == START_MS + 5
@@ -341,7 +343,7 @@ def test_versions_that_are_expected() -> None:
     with pytest.raises(PreconditionError) as caught:
         schedules.put(wanted(), START_MS, only_new=True)
     assert caught.value.version == known.version
-    paused, _ = schedules.pause("daily", expected={known.version})
+    paused, _ = schedules.pause("daily", START_MS, expected={known.version})
     for call in (
         lambda: schedules.resume("daily", START_MS, expected={known.version}),
         lambda: schedules.delete("daily", expected={known.version}),
@@ -364,7 +366,8 @@ def test_one_that_was_deleted_never_runs() -> None:
     parts.schedules.delete("daily")
     parts.advance(MINUTE_MS)
     assert parts.runs() == [] and len(parts.schedules) == 0
-    for call in (parts.schedules.get, parts.schedules.delete, parts.schedules.pause):
+    pause = partial(parts.schedules.pause, now_ms=START_MS)
+    for call in (parts.schedules.get, parts.schedules.delete, pause):
         with pytest.raises(NotFoundError, match="no schedule 'daily'"):
             call("daily")
     assert parts.put()
@@ -375,7 +378,7 @@ def test_another_process_goes_on_where_the_state_stands() -> None:
     for name in ("gone", "paused", "runs"):
         parts.put(name=name)
     parts.schedules.delete("gone")
-    parts.schedules.pause("paused")
+    parts.schedules.pause("paused", START_MS)
     parts.advance(MINUTE_MS)
     parts.store()
     before = {name: parts.state(name) for name in ("paused", "runs")}
@@ -567,7 +570,7 @@ def test_a_schedule_that_is_not_understood_stands_still_and_harms_nobody(kind: s
     with pytest.raises(ConflictError, match="not understood here"):
         parts.schedules.trigger("daily", START_MS)
     # It can be paused and resumed, and keeps its bytes.
-    assert parts.schedules.pause("daily")[0].state.is_paused
+    assert parts.schedules.pause("daily", START_MS)[0].state.is_paused
     paused = parts.schedules.get("daily")
     assert paused.problem and paused.state.is_paused
     parts.schedules.resume("daily", START_MS + 5 * MINUTE_MS)
@@ -606,13 +609,13 @@ def test_a_state_that_is_not_understood_is_changed_as_far_as_it_can_be_kept() ->
     parts.stored_as("daily", None, newer)
     parts.look(START_MS + 5 * MINUTE_MS)
     assert not parts.runs() and parts.schedules.not_understood
-    parts.schedules.pause("daily")
+    parts.schedules.pause("daily", START_MS)
     (change,) = parts.changes("daily")[-1:]
     assert change.state is not None and change.state.endswith(b"newer")
     assert unpack_state(change.state[:-5]).is_paused
     parts.stored_as("daily", None, b"short")
     with pytest.raises(ConflictError, match="put it again, or delete it"):
-        parts.schedules.pause("daily")
+        parts.schedules.pause("daily", START_MS)
     parts.put(MINUTE_MS, payload=Payload(b"2", Content.JSON))
     assert parts.state().runs == 0 and not parts.schedules.get("daily").problem
 
@@ -633,7 +636,7 @@ def test_a_change_of_anything_but_the_times_drops_nothing_that_waits(changed: An
     parts = Parts()
     fields = {"catch_up": CatchUp.ALL, "end_ms": START_MS + 60 * MINUTE_MS}
     parts.put(**fields)
-    parts.schedules.pause("daily")
+    parts.schedules.pause("daily", START_MS)
     parts.put(5 * MINUTE_MS + 1, **{**fields, **changed})
     parts.schedules.resume("daily", START_MS + 5 * MINUTE_MS + 1)
     parts.look(START_MS + 5 * MINUTE_MS + 1)
@@ -658,7 +661,7 @@ def test_what_waits_on_the_clock_of_another_zone_is_run_by_that_clock() -> None:
 def test_what_waits_is_counted_where_it_is_to_run_at_other_times(cron: str) -> None:
     parts = Parts()
     parts.put(cron=cron)
-    parts.schedules.pause("daily")
+    parts.schedules.pause("daily", START_MS)
     first_ms = parts.state().next_ms
     now_ms = first_ms + 4 * MINUTE_MS + 1
     parts.put(now_ms - START_MS, every_ms=7 * MINUTE_MS)

@@ -32,11 +32,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.parts.schedules.recurrence import NO_READING, Cron, Every, Planned
 from delayserver.records import zones
 from delayserver.records.message import decode_payload
 from delayserver.records.named import Known, NamedDefinition, NamedState
-from delayserver.records.recurrence import NO_READING, Cron, Every, Planned
+from delayserver.records.tables import must, must_be_understood, named_key, whole
 from delayserver.records.understanding import Understanding, reason_of
+from storage.directory import CATALOG_DIRECTORY
 
 ENDED_MS: Final = 0
 """In the place of a planned time: there is no next one."""
@@ -335,3 +337,22 @@ def upcoming(schedule: Schedule, state: ScheduleState, now_ms: int, most: int) -
             return
         yield planned_ms
         planned_ms = behind(schedule, state, planned_ms).time_ms
+
+
+# ── the checks of both tables ────────────────────────────────────────────────────────────────────
+
+
+def check_schedule(key: bytes, value: bytes) -> None:
+    """Check an entry of the table SCHEDULES. Raises one of UNREADABLE."""
+    schedule, problem = whole(SCHEDULES, value)
+    must(named_key(schedule.name) == key, "a schedule of another name")
+    decode_payload(schedule.payload, CATALOG_DIRECTORY, 0, 0)
+    must_be_understood(problem)
+
+
+def check_schedule_state(key: bytes, value: bytes) -> None:
+    """Check an entry of the table SCHEDULE_STATES. Raises one of UNREADABLE."""
+    key.decode()
+    _, tail, problem = read_state(value)
+    must(tail is not None, problem)
+    must_be_understood(problem)

@@ -1,4 +1,4 @@
-"""Schedules as clients write them: from bytes to what `delayserver.decisions.scheduling` takes.
+"""Schedules as clients write them: from bytes to what `scheduling` takes.
 
 All that is wrong with one is named at once. The expression itself is asked whether it ever runs.
 Whether there is a time before its end is decided behind that, and of a new one alone: one that has
@@ -13,11 +13,11 @@ from typing import Any, Final, cast
 import msgspec
 
 from delayserver.api.intake import Intake
-from delayserver.decisions.scheduling import WantedSchedule
 from delayserver.errors import InputError
+from delayserver.parts.schedules.records import CatchUp, Overlap
+from delayserver.parts.schedules.recurrence import EVERY_MIN_MS, check_expression
+from delayserver.parts.schedules.scheduling import WantedSchedule
 from delayserver.records.message import Payload
-from delayserver.records.recurrence import EVERY_MIN_MS, check_expression
-from delayserver.records.schedules import CatchUp, Overlap
 from delayserver.records.zones import check_zone
 from delayserver.times import parse_duration_ms, parse_time_ms
 from delayserver.wire.reading import in_one, readable_fields

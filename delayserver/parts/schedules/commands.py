@@ -18,8 +18,7 @@ from delayserver.cli.options import (
     option,
     with_body,
 )
-from delayserver.cli.output import help_text, rows
-from delayserver.cli.session import NAMED_PAGE_MAX, Session, path, server_command
+from delayserver.cli.session import Session, path, server_command
 
 HELP = (
     """Publish a message again and again: at the times of a cron expression, or every so often."""
@@ -47,10 +46,8 @@ RunsOption = Annotated[int | None, option("--max-runs", "It ends with this run."
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    group = typer.Typer(rich_markup_mode="rich")
-    app.add_typer(group, name="schedules", help=help_text(HELP))
-    server_command(group, None, "schedules", "schedules pause daily")(schedules)
-    server_command(group, "list", "schedules list --json")(schedules)
+    columns = ("name", "subject", "cron", "every", "timezone", "next_at", "runs", "paused")
+    group = named.add_group(app, "schedules", "daily", HELP, columns, _first)
     server_command(
         group,
         "put",
@@ -74,19 +71,7 @@ def register(app: typer.Typer) -> None:
     )
 
 
-def schedules(
-    session: Session,
-    *,
-    limit: Annotated[int, typer.Option(min=1, help="Most schedules to list.")] = 1000,
-) -> None:
-    """List schedules in the order of their names, or look at one and change it."""
-    answer = session.pages(path("schedules"), "schedules", limit, page_max=NAMED_PAGE_MAX)
-    columns = ("name", "subject", "cron", "every", "timezone", "next_at", "runs", "paused")
-    empty = "There are no schedules; make one with `delayserver schedules put`."
-    session.show(answer, lambda: rows(_first(answer["schedules"]), columns, empty=empty))
-
-
-def _first(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _first(found: named.Documents) -> named.Documents:
     """With the next time alone, which is enough for a table."""
     return [one | {"next_at": next(iter(one["next_at"]), None)} for one in found]
 
