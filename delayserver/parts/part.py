@@ -8,8 +8,11 @@
 The core is given a tuple of parts as an argument. Nothing registers itself by being imported, so a
 server with another tuple is another server: a test adds a part of its own.
 
-A part that is left out of the tuple leaves its tables unread. A directory that holds such records
-can only be served, checked and repaired with the part.
+A part that is left out of the tuple leaves its tables unread, and they are kept as they are. A
+message log that holds records of it can only be served, checked and repaired with the part.
+
+A part brings its record kind and its table by number, from 192 to 255: `RecordKind(192)` and
+`Table("part_192")`. `effects` and `checks` say the rest, and nothing in the core changes.
 
 Cost: none; a record of a part costs one look-up in a dictionary. Threads: immutable values.
 """

@@ -904,8 +904,11 @@ CHECKS: Checks = {
 def check_entry(table: Table, key: bytes, value: bytes, more: Checks) -> None:
     """Check an entry of the catalog by the rules of its table. `more`: the checks of the tables of
     parts. Raises one of UNREADABLE; NotUnderstoodError where it is intact as far as can be
-    told."""
-    (CHECKS.get(table) or more[table])(key, value)
+    told, or belongs to a part that this server does not have."""
+    rule = CHECKS.get(table) or more.get(table)
+    if rule is None:
+        raise NotUnderstoodError("this server does not have the part that it belongs to")
+    rule(key, value)
 
 
 def can_be_read(table: Table, key: bytes, value: bytes, more: Checks) -> bool:

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from delayserver.parts.installed import PARTS
-from delayserver.parts.part import Halves, Parts, checks_of
+from delayserver.parts.part import Halves, Parts, checks_of, effects_of
 from delayserver.records.schedules import unpack_schedule
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -56,7 +56,7 @@ from delayserver.recovery.definitions import differences, read_generation
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from storage import kinds
 from storage.buckets import bucket_path
-from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
+from storage.catalog import PART_TABLES, TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
 from storage.definitions_log import DIRECTORY as DEFINITIONS_DIRECTORY
@@ -127,24 +127,27 @@ def _check_all(
     try:
         catalog = LmdbCatalog(path, max_bytes=catalog_max_bytes, readonly=True)
     except CatalogError as error:
-        report = check_directory(files, None, progress=progress)
+        report = check_directory(files, None, progress=progress, kinds=effects_of(parts))
         report.add(CATALOG_DIRECTORY, f"{error}")
         return report
     except DamageError:
-        return _without_catalog(files, find_damage(path, TABLES, verify_all=True), progress)
+        damage = find_damage(path, TABLES, verify_all=True)
+        return _without_catalog(files, damage, progress, parts)
     try:
         progress("catalog", 0, 1)
         damage = catalog.verify()
         if damage:
             # LMDB must not be let near it.
-            return _without_catalog(files, damage, progress)
+            return _without_catalog(files, damage, progress, parts)
         return check(files, catalog, progress=progress, parts=parts)
     finally:
         catalog.close()
 
 
-def _without_catalog(files: Files, damage: list[Damage], progress: Progress) -> Report:
-    report = check_directory(files, None, progress=progress)
+def _without_catalog(
+    files: Files, damage: list[Damage], progress: Progress, parts: Parts
+) -> Report:
+    report = check_directory(files, None, progress=progress, kinds=effects_of(parts))
     for found in damage:
         report.add(found.path, found.reason, offset=found.offset, end=found.end)
     return report
@@ -165,10 +168,10 @@ def check(
         tiered = TieredCatalog(catalog, files, stamp=stamp, readonly=True)
     except DamageError as error:
         found = Damage(error.path, error.offset, error.offset, error.reason, torn=False)
-        return _without_catalog(files, [found], progress)
+        return _without_catalog(files, [found], progress, parts)
     try:
         if damage := tiered.verify_runs():
-            return _without_catalog(files, damage, progress)
+            return _without_catalog(files, damage, progress, parts)
         return _check_with_keys(files, tiered, progress, parts)
     finally:
         tiered.close_runs()
@@ -178,7 +181,7 @@ def _check_with_keys(files: Files, catalog: Catalog, progress: Progress, parts: 
     try:
         promised = _Promised(files, catalog)
     except (struct.error, CatalogError) as error:
-        report = check_directory(files, catalog, progress=progress)
+        report = check_directory(files, catalog, progress=progress, kinds=effects_of(parts))
         report.add(CATALOG_DIRECTORY, f"hours or checkpoint cannot be read: {error}")
         return report
     report = check_directory(
@@ -188,6 +191,7 @@ def _check_with_keys(files: Files, catalog: Catalog, progress: Progress, parts: 
         visit=promised.visit,
         committed=promised.lengths(),
         filed_seq=promised.checkpoint_seq,
+        kinds=effects_of(parts),
     )
     promised.compare(report)
     _check_definitions(files, catalog, report)
@@ -410,13 +414,14 @@ def _compare_definitions(files: Files, catalog: Catalog, stamp: int) -> Iterator
 
 def _check_entries(catalog: Catalog, report: Report, parts: Parts) -> None:
     more = checks_of(parts)
-    for table in Table:
+    for table in (*Table, *PART_TABLES):
         try:
             for key, value in catalog.scan(table):
                 try:
                     check_entry(table, key, value, more)
                 except NotUnderstoodError as error:
-                    reason = f"{table}: {key.decode()!r} is not understood here ({error})"
+                    name = key.decode(errors="backslashreplace")
+                    reason = f"{table}: {name!r} is not understood here ({error})"
                     report.add(CATALOG_DIRECTORY, reason, severity=Severity.NOTE)
                 except UNREADABLE as error:
                     report.add(
