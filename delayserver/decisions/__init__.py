@@ -24,7 +24,5 @@ watches           which messages an event completes
 heartbeats        a message that is published unless a client keeps saying that all is well
 defining          definitions under names, each with a state that moves on
 scheduling        publishes again and again, each planned time once
-imports           adopts the staged rows of a bulk load, all or nothing
-importer          looks at a staged import before anything is decided
 imported_keys     keys of an import, until the catalog has them
 """

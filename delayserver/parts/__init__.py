@@ -6,4 +6,5 @@ order to read it in:
 part          the protocol of a part: everything that a feature registers
 installed     the parts of this server, in one tuple
 sources       topics whose records are published, each once
+imports       bulk loads, and archives that let the server delete an hour
 """

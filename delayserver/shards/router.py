@@ -15,9 +15,7 @@
     GET  /v1/subscriptions[/{name}]                  the own shard's, with the waiting of all
     PUT, DELETE, pause, resume of a subscription     the home of all definitions
     …/dead-letters, …/dead-letters/redrive           all, merged by seq; those of the ids
-    /v1/imports…, PUT /v1/archives/{hour}            the shard that `shard=` or the manifest says
-    GET  /v1/imports/{id}                            that, or the one that has it
-    GET  /v1/archives                                that, or all, merged by hour
+    other calls of a part                            as its `shard_routes` say
     /v1/backups[/{name}]                             all, each its part
 
 An error in a call is reported by a shard, in its own words: a call that cannot be read here, or
@@ -50,7 +48,6 @@ from delayserver.shards.all_shards import (
     made_answer,
 )
 from delayserver.shards.exposition import merge_metrics
-from delayserver.shards.import_routes import ImportRoutes
 from delayserver.shards.many_cancels import ManyCancels
 from delayserver.shards.merged_backups import MergedBackups
 from delayserver.shards.merged_lists import MergedLists
@@ -80,7 +77,7 @@ class Router:
         """`settings`: those of all shards."""
         every = self._all = AllShards(peers)
         lists, subscriptions = MergedLists(every, settings), MergedSubscriptions(every)
-        imports, backups = ImportRoutes(every, lists), MergedBackups(every)
+        backups = MergedBackups(every)
         routes: list[tuple[str, str, _Serve]] = [
             ("GET DELETE PATCH", r"/v1/messages/([^/]+)", self._by_id),
             ("GET", r"/v1/messages/([^/]+)/attempts", self._by_id),
@@ -104,11 +101,12 @@ class Router:
             ("GET", r"/v1/subscriptions/[^/]+/dead-letters", lists.dead_letters),
             ("POST", r"/v1/subscriptions/[^/]+/dead-letters/redrive", self._redrive),
             ("DELETE", r"/v1/subscriptions/[^/]+/dead-letters/([^/]+)", self._by_id),
-            ("POST", r"/v1/imports", imports.adopt),
-            ("PUT", r"/v1/imports/[^/]+", imports.of_shard),
-            ("GET", r"/v1/imports/[^/]+(?:/duplicates)?", imports.one),
-            ("GET", r"/v1/archives", imports.archives),
-            ("PUT", r"/v1/archives/[^/]+", imports.of_shard),
+            *(
+                route
+                for part in parts
+                if part.shard_routes is not None
+                for route in part.shard_routes(every, lists)
+            ),
             ("POST", r"/v1/backups", backups.begin),
             ("GET", r"/v1/backups", backups.page),
             ("GET", r"/v1/backups/[^/]+", backups.one),

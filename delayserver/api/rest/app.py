@@ -21,7 +21,6 @@ from delayserver.api.map_call import ShardMap
 from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument, problem_of
 from delayserver.api.rest import (
     backups,
-    bulk,
     console,
     docs_page,
     messages,
@@ -85,7 +84,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    kinds = (messages, subscriptions, bulk, operations, backups, timers, schedules)
+    kinds = (messages, subscriptions, operations, backups, timers, schedules)
     routers = [kind.router for kind in kinds]
     routers += [part.routes() for part in calls.parts if part.routes is not None]
     for router in (*routers, tokens.router):

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.imports.records import Archived
 from delayserver.records.attempts import DeliveryAttempt, History
 from delayserver.records.definitions import TABLE_NUMBERS
 from delayserver.records.direct import Destination
@@ -24,7 +25,6 @@ from delayserver.records.tables import (
     DEFINITIONS_KEY,
     KEYS_AHEAD_KEY,
     LIVE_KEY,
-    Archived,
     DeadLetter,
     Heartbeat,
     ImportRecord,
