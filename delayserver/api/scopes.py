@@ -57,8 +57,6 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/messages/batch"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("POST", "/v1/messages/cancel"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("GET", "/v1/messages/{message_id}"): Rule(_EITHER, CoveredSubject.MESSAGE),
-    ("GET", "/v1/messages/{message_id}/attempts"): Rule(_EITHER, CoveredSubject.MESSAGE),
-    ("POST", "/v1/messages/{message_id}/replay"): Rule(_PUBLISH, CoveredSubject.MESSAGE),
     ("DELETE", "/v1/messages/{message_id}"): Rule(_PUBLISH, CoveredSubject.MESSAGE),
     ("PATCH", "/v1/messages/{message_id}"): Rule(_PUBLISH, CoveredSubject.MESSAGE),
     ("GET", "/v1/subjects"): Rule(_EITHER, CoveredSubject.BODY),

@@ -4,6 +4,7 @@
     options        how values are written on the command line
     output         how answers are shown: tables for people, JSON for programs
     messages       publish, replace, get, cancel, move, list
+    attempts       messages attempts, messages replay
     bulk           publish-many, cancel-many
     subscriptions  subscribe, subscriptions
     pulling        pull, ack, nack, extend
@@ -54,7 +55,8 @@ from delayserver.cli.session import (
 
 COMMANDS: Final = {
     "serve": ("serve",),
-    "messages": ("publish", "replace", "get", "cancel", "move", "list", "messages"),
+    "messages": ("publish", "replace", "get", "cancel", "move", "list"),
+    "parts.attempts.commands": ("messages",),
     "bulk": ("publish-many", "cancel-many"),
     "subscriptions": ("subscribe", "subscriptions"),
     "pulling": ("pull", "ack", "nack", "extend"),

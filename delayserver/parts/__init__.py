@@ -6,5 +6,6 @@ order to read it in:
 part          the protocol of a part: everything that a feature registers
 installed     the parts of this server, in one tuple
 sources       topics whose records are published, each once
+attempts      how each attempt to deliver a message went, and another one
 imports       bulk loads, and archives that let the server delete an hour
 """

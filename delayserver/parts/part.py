@@ -107,6 +107,18 @@ class Decider(Protocol):
         ...
 
 
+class NoDecisions:
+    """The decider of a part that decides nothing: it only reads, or asks the core."""
+
+    not_understood = None
+
+    def prune(self, through_seq: int) -> None:
+        """Nothing is held in memory."""
+
+    def add_metrics(self, metrics: "Metrics") -> None:
+        """There are none."""
+
+
 class Host(Protocol):
     """The server in which a part runs."""
 
@@ -169,11 +181,11 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """A feature. Everything has a default but the name and the decisions."""
+    """A feature. Everything has a default but the name."""
 
     name: str
     """The word for one definition, for logs, reports and metrics."""
-    decide: Callable[[Core], Decider]
+    decide: Callable[[Core], Decider] = lambda core: NoDecisions()
     effects: Mapping[RecordKind, Effect] = field(default_factory=dict)
     checks: Mapping[Table, Check] = field(default_factory=dict)
     halves: Halves | None = None

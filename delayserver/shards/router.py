@@ -1,6 +1,6 @@
 """The router: has a call answered by the shard that it is for, or by all of them, as one server.
 
-    /v1/messages/{id}[/attempts, /replay]            the shard in the id
+    /v1/messages/{id}[/…]                            the shard in the id, also for calls of parts
     /v1/subjects/{subject}/keys/{key}                the shard of the key
     /v1/heartbeats/{key}                             the shard of the heartbeat
     /v1/schedules/{name}…                            the shard of the schedule
@@ -80,8 +80,7 @@ class Router:
         backups = MergedBackups(every)
         routes: list[tuple[str, str, _Serve]] = [
             ("GET DELETE PATCH", r"/v1/messages/([^/]+)", self._by_id),
-            ("GET", r"/v1/messages/([^/]+)/attempts", self._by_id),
-            ("POST", r"/v1/messages/([^/]+)/replay", self._by_id),
+            ("GET POST", r"/v1/messages/([^/]+)/[^/]+", self._by_id),
             ("POST", r"/v1/messages/cancel", ManyCancels(every).cancel_many),
             ("GET DELETE PATCH PUT", r"/v1/subjects/([^/]+)/keys/(.*)", self._by_key),
             ("GET", r"/v1/subjects", lists.subjects),

@@ -491,7 +491,7 @@ def _pass(machine: Machine, server: SimulatedServer, by_ms: int) -> None:
 
 
 def an_hour_that_came_back_counts_as_archived(patch: Patch) -> None:
-    patch.setattr(Archives, "cover", lambda self, hour: hour in self._archived)
+    patch.setattr(Archives, "lets_go", lambda self, hour: hour in self._archived)
 
 
 # ── I10 ────────────────────────────────────────────────────────────────────────────────────────

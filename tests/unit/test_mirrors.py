@@ -36,7 +36,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/integration/test_api_operations.py": (
         "delayserver/wire/operations.py",
         "delayserver/api/rest/operations.py",
-        "delayserver/queries/attempts.py",
+        "delayserver/parts/attempts/attempts.py",
     ),
     "tests/integration/test_api_schedules.py": (
         "delayserver/wire/schedules.py",

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
+from delayserver.parts.attempts.attempts import AttemptQueries
 from delayserver.parts.imports.archives import confirming, retired_hours
 from delayserver.parts.imports.records import Archived
-from delayserver.queries.attempts import AttemptQueries
 from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import State
 from delayserver.records.subscriptions import Registry, Subscription

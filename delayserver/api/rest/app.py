@@ -35,7 +35,6 @@ from delayserver.api.rest.common import Parts
 from delayserver.api.rest.openapi import complete, operation_id
 from delayserver.api.scopes import DOCUMENT_PATH
 from delayserver.errors import DelayServerError, InputError
-from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
@@ -78,7 +77,6 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
         path=path,
         cluster=cluster,
         queries=Queries(calls),
-        attempts=AttemptQueries(calls),
         dead_letters=DeadLetters(calls),
         listing=Listing(calls),
         targets=TargetPolicy(calls.settings.webhook_targets),
