@@ -26,7 +26,7 @@ from contextlib import suppress
 from enum import StrEnum
 from itertools import takewhile
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import lmdb
 
@@ -36,6 +36,7 @@ from storage.catalog_file import seal, seal_columns, unseal, unseal_many
 from storage.errors import EXHAUSTED, CatalogError, DamageError, DiskFullError, ExhaustedError
 from storage.files import DIRECTORY_MODE, FILE_MODE, Files
 from storage.frame import Damage
+from storage.rows import PART_NUMBERS
 
 MAX_BYTES: Final = 64 * 1024**3
 """The size to which it may grow by default, and the size that a reader maps."""
@@ -81,8 +82,22 @@ class Table(StrEnum):
     DAMAGE = "damage"
     """Path + offset → the damage that was found there, and when."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Self | None":
+        """The table of a part: `Table("part_192")`. It is not among those that `Table` lists, and
+        the file has it once an entry was put into it."""
+        if not isinstance(value, str) or value not in _PART_NAMES:
+            return None
+        table = str.__new__(cls, value)
+        table._name_, table._value_ = value.upper(), value
+        cls._value2member_map_[value] = table
+        return table
 
-TABLES = frozenset(table.value for table in Table)
+
+_PART_NAMES: Final = {f"part_{number}": number for number in PART_NUMBERS}
+PART_TABLES: Final = {Table(name): number for name, number in _PART_NAMES.items()}
+"""The tables that parts may have, with their numbers in the definitions log."""
+TABLES: Final = frozenset(table.value for table in (*Table, *PART_TABLES))
 
 Writes = Mapping[Table, Sequence[tuple[bytes, bytes | None]]]
 """Per table the pairs to write; a value of None removes the key. Later pairs win."""
@@ -245,7 +260,7 @@ class LmdbCatalog:
             self._environment = lmdb.open(
                 path,
                 map_size=max_bytes,
-                max_dbs=len(Table),
+                max_dbs=len(TABLES),
                 max_readers=256,
                 readonly=readonly,
                 mode=FILE_MODE,
@@ -260,8 +275,19 @@ class LmdbCatalog:
                 with suppress(*([lmdb.NotFoundError] if readonly else [])):
                     name = table.value.encode()
                     self._tables[table] = self._environment.open_db(name, create=not readonly)
+            for table in self._found_of_parts():
+                self._open_of_part(table, create=False)
         except lmdb.Error as error:
             raise CatalogError("open", f"{error}") from error
+
+    def _found_of_parts(self) -> list[Table]:
+        with self._environment.begin() as transaction:
+            names = [key.decode() for key, _ in transaction.cursor()]
+        return [table for table in PART_TABLES if table.value in names]
+
+    def _open_of_part(self, table: Table, *, create: bool = True) -> None:
+        name = table.value.encode()
+        self._tables[table] = self._environment.open_db(name, create=create)
 
     def verify(self) -> list[Damage]:
         """Read every page and every value. Returns the damage, in the order in which it was found.
@@ -349,6 +375,9 @@ class LmdbCatalog:
 
     def _commit(self, writes: Writes, many: ManyWrites, emptied: Sequence[Table]) -> None:
         try:
+            for table in writes:
+                if table not in self._tables and writes[table]:
+                    self._open_of_part(table)
             with self._environment.begin(write=True) as transaction:
                 for table in emptied:
                     transaction.drop(self._tables[table], delete=False)

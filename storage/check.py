@@ -17,7 +17,7 @@ Cost: reads every byte once; about 1.5 µs per row with a payload. Memory: one f
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
@@ -26,7 +26,7 @@ from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from storage.buckets import bucket_path, end_ms, parse_bucket_file, start_ms
-from storage.catalog import Catalog, Table
+from storage.catalog import PART_TABLES, Catalog, Table
 from storage.definitions_log import definitions_path, parse_definitions_name
 from storage.directory import open_identity
 from storage.errors import CatalogError, DamageError, DiskError, StorageError, UnreadableError
@@ -188,19 +188,21 @@ def check_directory(
     visit: Callable[[Frame], None] = lambda frame: None,
     committed: Mapping[str, int] | None = None,
     filed_seq: int = 0,
+    kinds: Collection[RecordKind] = (),
 ) -> Report:
     """Check all logs, and that the catalog can be read (None: leave it out).
 
     `visit` is called with every frame that verified, in the order of its file. `committed` tells
     how many bytes of each schedule file, and of the definitions log, a checkpoint covers,
     `filed_seq` up to which record nobody needs the message log; both must have been read before.
+    `kinds`: those of the records of parts.
     Raises NotADataDirectoryError, FormatVersionError, DamageError for a broken FORMAT file."""
     try:
         identity = open_identity(files, random_bytes=None, of=ANY)
     except FileNotFoundError:
         raise NotADataDirectoryError(files.root) from None
     report = Report(files.root, identity.version)
-    check = _Check(files, identity.stamp, report, progress, visit=visit)
+    check = _Check(files, identity.stamp, report, progress, visit=visit, kinds=kinds)
     check.run(committed, filed_seq)
     if catalog is not None:
         progress("catalog", 0, 1)
@@ -221,9 +223,11 @@ def assert_clean(
 
 
 def _check_tables(catalog: Catalog, report: Report) -> None:
-    for table in Table:
+    for table in (*Table, *PART_TABLES):
         try:
-            report.tables[table] = sum(1 for _ in catalog.scan(table))
+            count = sum(1 for _ in catalog.scan(table))
+            if count or table not in PART_TABLES:
+                report.tables[table] = count
         except (CatalogError, DamageError) as error:
             report.add("catalog", f"table {table}: {error}")
 
@@ -239,12 +243,14 @@ class _Check:
         progress: Progress,
         *,
         visit: Callable[[Frame], None],
+        kinds: Collection[RecordKind],
     ) -> None:
         self._files = files
         self._stamp = stamp
         self._report = report
         self._progress = progress
         self._visit = visit
+        self._kinds = _known((*RecordKind, *kinds))
 
     def run(self, committed: Mapping[str, int] | None, filed_seq: int) -> None:
         """Check all files."""
@@ -305,7 +311,7 @@ class _Check:
                     expected = behind or 0
                 elif isinstance(found, Frame):
                     self._contiguous(found, expected)
-                    self._frame(found, _message_rules(found.header, found.rows))
+                    self._frame(found, _message_rules(found.header, found.rows, self._kinds))
                     expected = found.last_seq + 1
                 elif not found.torn:
                     damage = found if behind is None else found.before(behind)
@@ -519,7 +525,7 @@ def _known(values: Iterable[int]) -> Mask:
 
 
 _PUBLISHES, _SCHEDULES, _REMOVES = map(_known, (PUBLISHES, SCHEDULES, REMOVES))
-_RECORD_KINDS, _OUTCOMES = _known(RecordKind), _known(Outcome)
+_OUTCOMES = _known(Outcome)
 _FLAGS = np.uint8(FLAG_WATCHES | FLAG_REPLAY | FLAG_OPTIONS | 0xF0)
 """Of a row that makes an entry. An entry may have these, and a tombstone the one that is left."""
 
@@ -530,7 +536,7 @@ def _is_no_priority(flags: NDArray[np.uint8]) -> Mask:
     return is_none
 
 
-def _message_rules(header: Header, rows: Rows) -> list[Rule]:
+def _message_rules(header: Header, rows: Rows, known: Mask) -> list[Rule]:
     seqs, kinds, targets = rows["seq"], rows["kind"], rows["target_seq"]
     schedules, removes = _SCHEDULES[kinds], _REMOVES[kinds]
     expected = np.arange(len(rows), dtype=np.uint64) + np.uint64(header.first_seq)
@@ -541,7 +547,7 @@ def _message_rules(header: Header, rows: Rows) -> list[Rule]:
     is_publish = _PUBLISHES[kinds]
     return [
         ("seqs have gaps or do not match the header", (seqs != expected) | wrong_last),
-        ("unknown kinds of records", ~_RECORD_KINDS[kinds]),
+        ("unknown kinds of records", ~known[kinds]),
         ("flags that are not known", (rows["flags"] & ~_FLAGS) != 0),
         ("a priority that is none", _is_no_priority(rows["flags"])),
         ("flags of what schedules nothing", (rows["flags"] != 0) & ~schedules),

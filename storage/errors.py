@@ -15,6 +15,7 @@ StorageError
 ├── DirectoryKindError      a directory is something else than its opener needs, or is half made
 ├── OtherLifeError          a directory belongs to another server, or to one before a restore
 ├── FormatVersionError      written by a version of this software that is newer than this one
+├── UnknownKindError        a record of a part that this server does not have, or of a newer server
 ├── FormatOutdatedError     written by an older version, and not carried over yet
 ├── RepairUnfinishedError   a repair was interrupted, and some files are old, some new
 ├── StagingError            a staged import does not match its manifest; nothing of it counts
@@ -198,6 +199,19 @@ class FormatVersionError(StorageError):
         )
         self.found = found
         self.known = known
+
+
+class UnknownKindError(StorageError):
+    """A record of the message log whose kind this server cannot file."""
+
+    def __init__(self, kind: int, seq: int) -> None:
+        super().__init__(
+            f"messages: the record {seq} is of kind {kind}, which this server does not know; start "
+            "a server that has the part it belongs to, and is at least as new as the one that "
+            "wrote it"
+        )
+        self.kind = kind
+        self.seq = seq
 
 
 class FormatOutdatedError(StorageError):

@@ -11,10 +11,13 @@ due_ms        milliseconds since the epoch, UTC
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+PART_NUMBERS: Final = range(192, 256)
+"""The numbers of the record kinds and of the tables that parts bring (`delayserver.parts`)."""
 
 
 class LogKind(IntEnum):
@@ -69,6 +72,16 @@ class RecordKind(IntEnum):
     SOURCE = 21
     """The payload is the state of a source, with or without its definition, or its end. It is in
     the frame of the messages that were made from the records it has taken."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Self | None":
+        """The kind of a part: `RecordKind(192)`. It is not among those that `RecordKind` lists."""
+        if not isinstance(value, int) or value not in PART_NUMBERS:
+            return None
+        kind = int.__new__(cls, value)
+        kind._name_, kind._value_ = f"PART_{value}", value
+        cls._value2member_map_[value] = kind
+        return kind
 
 
 PUBLISHES = (RecordKind.PUBLISH, RecordKind.RUN)

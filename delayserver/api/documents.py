@@ -17,7 +17,6 @@ import msgspec
 from delayserver.backup.shelf import BackupView
 from delayserver.delivery.batch import body_fields
 from delayserver.delivery.delayed_fetch import Pulled
-from delayserver.queries.attempts import AttemptsView
 from delayserver.queries.dead_letters import DeadLetterView
 from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
@@ -28,8 +27,6 @@ from delayserver.times import format_duration, format_time
 from delayserver.wire.bulk import BackupDocument, BackupPartDocument
 from delayserver.wire.fields import MASK, OnEventName
 from delayserver.wire.messages import (
-    AttemptDocument,
-    AttemptsDocument,
     DebounceDocument,
     DeliveryDocument,
     HeartbeatDocument,
@@ -75,28 +72,6 @@ def backup_document(view: BackupView) -> BackupDocument:
             BackupPartDocument(view.shard, view.state, shown(view.taken_ms), view.checkpoint_seq)
         ],
         log_reaches_at=shown(view.log_reaches_ms),
-    )
-
-
-def attempts_document(view: AttemptsView) -> AttemptsDocument:
-    """The attempts of a message."""
-    return AttemptsDocument(
-        [
-            AttemptDocument(
-                subscription=one.subscription,
-                attempt=one.attempt.number,
-                at=format_time(one.attempt.began_ms),
-                duration=None
-                if one.attempt.duration_ms is None
-                else format_duration(one.attempt.duration_ms),
-                outcome="failed" if one.attempt.error else "delivered",
-                status=one.attempt.status or None,
-                answer=one.attempt.answer or None,
-                error=one.attempt.error or None,
-            )
-            for one in view.attempts
-        ],
-        view.dropped,
     )
 
 

@@ -49,7 +49,7 @@ from delayserver.parts.commands import COMMANDS as PART_COMMANDS
 
 COMMANDS: Final = {
     "serve": ("serve",),
-    "messages": ("publish", "replace", "get", "cancel", "move", "list", "messages"),
+    "messages": ("publish", "replace", "get", "cancel", "move", "list"),
     "bulk": ("publish-many", "cancel-many"),
     "subscriptions": ("subscribe", "subscriptions"),
     "pulling": ("pull", "ack", "nack", "extend"),

@@ -8,4 +8,6 @@ installed     the parts of this server, in one tuple
 commands      their modules for the command line
 schedules     publish again and again, each planned time once
 sources       topics whose records are published, each once
+attempts      how each attempt to deliver a message went, and another one
+imports       bulk loads, and archives that let the server delete an hour
 """

@@ -2,19 +2,23 @@
 
     Feature ── effects, checks, halves ──▶ replay, check, repair     records and tables on the disk
             ── decide ───────────────────▶ Engine, Gauges, Calls     decisions on the event loop
-            ── run ──────────────────────▶ Server                    work beside the calls
+            ── run, work ────────────────▶ Server, Shard             work beside the calls
+            ── keep ─────────────────────▶ Replay                    hours that must not go yet
             ── routes, rules, verbs ─────▶ FastAPI, scopes, Router   the calls of the API
 
 The core is given a tuple of parts as an argument. Nothing registers itself by being imported, so a
 server with another tuple is another server: a test adds a part of its own.
 
-A part that is left out of the tuple leaves its tables unread. A directory that holds such records
-can only be served, checked and repaired with the part.
+A part that is left out of the tuple leaves its tables unread, and they are kept as they are. A
+message log that holds records of it can only be served, checked and repaired with the part.
+
+A part brings its record kind and its table by number, from 192 to 255: `RecordKind(192)` and
+`Table("part_192")`. `effects` and `checks` say the rest, and nothing in the core changes.
 
 Cost: none; a record of a part costs one look-up in a dictionary. Threads: immutable values.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -31,9 +35,17 @@ if TYPE_CHECKING:
     from delayserver.decisions.publishing import Publishing
     from delayserver.decisions.sequencer import Sequencer
     from delayserver.security.targets import TargetPolicy
+    from delayserver.server.calls import Calls
     from delayserver.server.metrics import Metrics
+    from delayserver.server.shard import Shard
+    from delayserver.server.threads import Worker
+    from delayserver.shards.all_shards import AllShards
+    from delayserver.shards.merged_lists import MergedLists
     from delayserver.timers.timeouts import Timeouts
     from storage.catalog import Catalog
+    from storage.check import Report
+    from storage.files import Files
+    from storage.frame import Frame
 
 Write = tuple[Table, bytes, bytes | None]
 """A table, a key, and the value; None deletes the key."""
@@ -41,6 +53,24 @@ Effect = Callable[[bytes], Iterable[Write]]
 """The writes to the catalog that the payload of a record means, in their order."""
 Check = Callable[[bytes, bytes], None]
 """Checks a key and a value. Raises one of `records.tables.UNREADABLE`."""
+
+
+Serve = Callable[..., Any]
+"""Takes a call of several shards and the values in its path; see `delayserver.shards.router`."""
+Route = tuple[str, str, Serve]
+"""Methods with spaces between them, the pattern of a path, and what serves it."""
+
+
+class CorePorts(Protocol):
+    """Work that is done elsewhere. No call waits."""
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function in the next turn of the event loop."""
+        ...
+
+    def space_bytes(self) -> int:
+        """The free bytes on the device of the data directory."""
+        ...
 
 
 class Core(Protocol):
@@ -56,16 +86,21 @@ class Core(Protocol):
     """With the stopwatch: lengths of time are counted on it."""
     random: Callable[[], float]
     """Numbers from 0 to before 1."""
+    ports: CorePorts
     not_understood: Callable[[str, str, str], None]
     """Told of a definition that is not understood: its kind, its name and the reason."""
+
+    def prune(self) -> None:
+        """Have all parts forget what the catalog knows, unless one of them `holds` it."""
+        ...
 
 
 class Decider(Protocol):
     """The object of a part on the event loop, one for each shard."""
 
     @property
-    def not_understood(self) -> Mapping[str, str]:
-        """By name, why a definition is not understood here."""
+    def not_understood(self) -> Mapping[str, str] | None:
+        """By name, why a definition is not understood here. None: the part has no definitions."""
         ...
 
     def prune(self, through_seq: int) -> None:
@@ -94,6 +129,18 @@ class TimedDecider(Protocol):
         ...
 
 
+class NoDecisions:
+    """The decider of a part that decides nothing: it only reads, or asks the core."""
+
+    not_understood = None
+
+    def prune(self, through_seq: int) -> None:
+        """Nothing is held in memory."""
+
+    def add_metrics(self, metrics: "Metrics") -> None:
+        """There are none."""
+
+
 class Host(Protocol):
     """The server in which a part runs."""
 
@@ -118,6 +165,30 @@ class Runner(Protocol):
         ...
 
 
+class HourKeeper(Protocol):
+    """The object of a part on the replay thread that may keep hours past their retention."""
+
+    def lets_go(self, hour: int) -> bool:
+        """Whether a settled hour may be deleted."""
+        ...
+
+    def remove(self, hour: int) -> None:
+        """The hour is deleted with the next checkpoint."""
+        ...
+
+
+class Inspector(Protocol):
+    """The look of a part at a data directory that is checked."""
+
+    def visit(self, frame: "Frame") -> None:
+        """Take in a frame of the message log that verified."""
+        ...
+
+    def compare(self, report: "Report") -> None:
+        """Add the disagreements, after all files were visited."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Halves:
     """A kind of definition that has a row in each of two tables, under the same key."""
@@ -134,16 +205,30 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """A feature. Everything has a default but the name and the decisions."""
+    """A feature. Everything has a default but the name."""
 
     name: str
     """The word for one definition, for logs, reports and metrics."""
-    decide: Callable[[Core], Decider]
+    decide: Callable[[Core], Decider] = lambda core: NoDecisions()
     effects: Mapping[RecordKind, Effect] = field(default_factory=dict)
     checks: Mapping[Table, Check] = field(default_factory=dict)
     halves: Halves | None = None
     run: Callable[[Any, Host], Runner] | None = None
     """Makes the runner from what `decide` has made. None: nothing runs."""
+    work: "Callable[[Any, Shard], Worker[Any]] | None" = None
+    """Makes a thread of the part from what `decide` has made. None: it needs none."""
+    holds: Callable[[Any], bool] | None = None
+    """Whether the overlays must keep changes that the catalog knows, since what `decide` has made
+    decides from an older look-up. Once it does not any more, it calls `Core.prune`."""
+    keep: Callable[..., HourKeeper] | None = None
+    """Makes a keeper of settings, catalog, hours, dispatch log, effects, and the function that
+    makes a checkpoint. None: an hour goes when its retention is over."""
+    inspect: "Callable[[Files, Catalog], Inspector] | None" = None
+    """Begins a check of more than the tables. None: there is no more."""
+    look: "Callable[[Any, Calls], Awaitable[None]] | None" = None
+    """Brings the numbers of what `decide` has made up to date, before they are shown."""
+    stats: Callable[[Any], dict[str, object]] = lambda decider: {}
+    """The fields of `/v1/stats` that are those of the part."""
     routes: "Callable[[], APIRouter] | None" = None
     """Imports FastAPI, so it is called when the first call needs that. None: no routes."""
     rules: "Mapping[tuple[str, str], Rule]" = field(default_factory=dict)
@@ -154,6 +239,8 @@ class Feature:
     verbs: tuple[str, ...] = ()
     """Each `POST /v1/COLLECTION/{name}/VERB` answers with the definition and its ETag, or with 201
     and the message that it has published."""
+    shard_routes: "Callable[[AllShards, MergedLists], list[Route]] | None" = None
+    """Its other calls where there are several shards; each may be for one shard alone."""
     examples: Mapping[str, list[Any]] = field(default_factory=dict)
     """By the name of a document of the API, examples for OpenAPI."""
 

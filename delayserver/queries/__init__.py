@@ -2,6 +2,5 @@
 
 look_up       the state of a message, the pending messages, and how much falls due when
 listing       the messages of a subject that wait, a page at a time
-attempts      how each attempt to deliver a message went
 dead_letters  messages that no attempt delivered
 """

@@ -98,8 +98,8 @@ class Queries:
         return {"version": delayserver.__version__, **self._calls.gauges.stats()}
 
     async def count_later(self) -> None:
-        """Count the messages of hours that are not loaded and the dead letters, and list the hours
-        that wait to be archived, as of the last checkpoint."""
+        """Count the messages of hours that are not loaded and the dead letters, and have the parts
+        count, as of the last checkpoint."""
         calls = self._calls
         through_hour = calls.live_through_hour()
         # There may be two years of hours.
@@ -110,9 +110,7 @@ class Queries:
             for hour, state in hours.items()
             if hour > through_hour
         )
-        if calls.settings.archive:
-            retired = await calls.retired_hours()
-            calls.gauges.archive_waiting = [one for one in retired if one.archived is None]
+        await calls.look()
 
     async def forecast(self, bucket_ms: int) -> list[dict[str, object]]:
         """How many messages fall due per bucket, a whole number of hours. For hours in memory, it

@@ -1,16 +1,16 @@
-"""The ten tables that no hour file tells of, and how the definitions log keeps them.
+"""The tables that no hour file tells of, and how the definitions log keeps them.
 
 Subjects, subscriptions, why and when a message died, heartbeats, adopted imports, confirmed
-archives, schedules, sources and how far they are stand in the message log until a checkpoint, and
-in the catalog from then on. The definitions log (`storage.definitions_log`) holds them besides: so
-the catalog can be built again.
+archives, schedules, sources, how far they are, and the tables of parts stand in the message log
+until a checkpoint, and in the catalog from then on. The definitions log
+(`storage.definitions_log`) holds them besides: so the catalog can be built again.
 
 Cost: 1 µs per change. Threads: functions without state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from storage.catalog import Catalog, Table
+from storage.catalog import PART_TABLES, Catalog, Table
 from storage.definitions_log import Definition, State
 
 TABLE_NUMBERS = {
@@ -24,6 +24,7 @@ TABLE_NUMBERS = {
     Table.SCHEDULE_STATES: 14,
     Table.SOURCES: 15,
     Table.SOURCE_STATES: 16,
+    **PART_TABLES,
 }
 """In a row of the definitions log."""
 DEFINED_TABLES = {number: table for table, number in TABLE_NUMBERS.items()}

@@ -14,7 +14,6 @@ read them; FORMAT.md describes them.
     WATCHES         which messages an event completes                 watch key, message seq
     HEARTBEATS      the message to publish if a renewal does not come key
     IMPORTS         bulk loads that were adopted                      id
-    ARCHIVES        hours of which an external copy exists            hour
     SCHEDULES       definitions that publish again and again          name
     SCHEDULE_STATES when each of them runs next, and ran last         name
     SOURCES         topics that messages are taken from               name
@@ -31,7 +30,6 @@ Cost: less than a microsecond per entry. Threads: functions without state.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
@@ -257,12 +255,12 @@ class HourState:
 
 
 def hour_key(hour: int) -> bytes:
-    """A key of the tables HOURS (an hour or a day) and ARCHIVES."""
+    """A key of the table HOURS: an hour or a day."""
     return _HOUR_KEY.pack(hour)
 
 
 def parse_hour_key(key: bytes) -> int:
-    """The hour in a key of the tables HOURS and ARCHIVES. Raises struct.error."""
+    """The hour in a key of the table HOURS. Raises struct.error."""
     hour: int = _HOUR_KEY.unpack(key)[0]
     return hour
 
@@ -298,6 +296,15 @@ def read_hour(catalog: Catalog, hour: int) -> HourState | None:
 def _check_hour(key: bytes, value: bytes) -> None:
     is_of_day = bool(HourState.unpack(value).by_hour)
     must(is_of_day == is_day(parse_hour_key(key)), "counts by hour are of days, and of each")
+
+
+class Extent(NamedTuple):
+    """The extent of an hour's files. They only grow: the same extent is the same content."""
+
+    schedule_bytes: int
+    dispatch_bytes: int
+    last_seq: int
+    """The last seq of its entries. An hour that was deleted and came back has a later one."""
 
 
 # ── KEYS ─────────────────────────────────────────────────────────────────────────────────────────
@@ -733,62 +740,6 @@ def _check_import(key: bytes, value: bytes) -> None:
     must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
 
 
-# ── ARCHIVES (a key: that of HOURS) ──────────────────────────────────────────────────────────────
-
-
-class Extent(NamedTuple):
-    """The extent of an hour's files. They only grow: the same extent is the same content."""
-
-    schedule_bytes: int
-    dispatch_bytes: int
-    last_seq: int
-    """The last seq of its entries. An hour that was deleted and came back has a later one."""
-
-
-class Archived(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table ARCHIVES (MessagePack): the extent of an archive of an hour."""
-
-    schedule_bytes: int
-    dispatch_bytes: int
-    last_seq: int
-    count: int
-    """Entries: messages, and those that were moved or tried again."""
-    checksum: str
-    """A checksum by the archive's maker, for people who compare."""
-    location: str
-    archived_ms: int
-
-    @property
-    def extent(self) -> Extent:
-        """The part of the hour that the archive covers."""
-        return Extent(self.schedule_bytes, self.dispatch_bytes, self.last_seq)
-
-
-def pack_archived(archived: Archived) -> bytes:
-    """A value of the table ARCHIVES."""
-    return msgspec.msgpack.encode(archived)
-
-
-def unpack_archived(value: bytes) -> Archived:
-    """The archive in a value of the table ARCHIVES. Raises msgspec.DecodeError."""
-    return msgspec.msgpack.decode(value, type=Archived)
-
-
-def read_archived(catalog: Catalog) -> dict[int, Archived]:
-    """The whole table ARCHIVES. An entry that cannot be read is left out: its hour is archived
-    again."""
-    archived: dict[int, Archived] = {}
-    for key, value in catalog.scan(Table.ARCHIVES):
-        with suppress(msgspec.DecodeError, ValueError):
-            archived[parse_hour_key(key)] = unpack_archived(value)
-    return archived
-
-
-def _check_archived(key: bytes, value: bytes) -> None:
-    _must_be_long(key, _HOUR_KEY.size)
-    unpack_archived(value)
-
-
 # ── definitions under names, and their states: tables of parts ──────────────────────────────────
 
 
@@ -879,7 +830,6 @@ CHECKS: Checks = {
     Table.WATCHES: _check_watch,
     Table.HEARTBEATS: _check_heartbeat,
     Table.IMPORTS: _check_import,
-    Table.ARCHIVES: _check_archived,
     Table.DAMAGE: _check_damage,
 }
 
@@ -887,8 +837,11 @@ CHECKS: Checks = {
 def check_entry(table: Table, key: bytes, value: bytes, more: Checks) -> None:
     """Check an entry of the catalog by the rules of its table. `more`: the checks of the tables of
     parts. Raises one of UNREADABLE; NotUnderstoodError where it is intact as far as can be
-    told."""
-    (CHECKS.get(table) or more[table])(key, value)
+    told, or belongs to a part that this server does not have."""
+    rule = CHECKS.get(table) or more.get(table)
+    if rule is None:
+        raise NotUnderstoodError("this server does not have the part that it belongs to")
+    rule(key, value)
 
 
 def can_be_read(table: Table, key: bytes, value: bytes, more: Checks) -> bool:

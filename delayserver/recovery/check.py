@@ -9,7 +9,7 @@
     heartbeats                       subjects that are known
     definitions of parts             subjects that are known, and where they stand
     the eight tables of definitions  the definitions log: the same entries
-    imports behind the checkpoint    the staged files: they are needed still
+    records of parts                 as the part says, such as the staged files of an import
     keys, changes, dead letters, …   themselves: each entry can be read
 
 It may run beside a server. Therefore it reads the catalog's promises first, and the logs, which
@@ -24,21 +24,18 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from delayserver.parts.installed import PARTS
-from delayserver.parts.part import Halves, Parts, checks_of
+from delayserver.parts.part import Halves, Parts, checks_of, effects_of
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     UNREADABLE,
     HourState,
-    ImportRecord,
     NotUnderstoodError,
     change_prefix,
     check_entry,
     hour_key,
-    import_key,
     number_key,
     parse_number_key,
     parse_watch_key,
@@ -52,10 +49,9 @@ from delayserver.records.tables import (
     unpack_watch,
 )
 from delayserver.recovery.definitions import differences, read_generation
-from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from storage import kinds
 from storage.buckets import bucket_path
-from storage.catalog import TABLES, Catalog, LmdbCatalog, Table
+from storage.catalog import PART_TABLES, TABLES, Catalog, LmdbCatalog, Table
 from storage.catalog_file import find_damage
 from storage.check import NotADataDirectoryError, Progress, Report, Severity, check_directory
 from storage.definitions_log import DIRECTORY as DEFINITIONS_DIRECTORY
@@ -66,15 +62,13 @@ from storage.directory import (
     REPAIR_FILE,
     open_identity,
 )
-from storage.errors import CatalogError, DamageError, StagingError, StorageError
+from storage.errors import CatalogError, DamageError
 from storage.files import Files, OsFiles, size_of
-from storage.frame import Damage, Frame, unseal
+from storage.frame import Damage, Frame
 from storage.message_log import DIRECTORY as MESSAGES_DIRECTORY
 from storage.message_log import parse_segment_name
 from storage.replicated.log import OFFICE_KEY
-from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind, RecordKind
-from storage.staging import DIRECTORY as IMPORTS_DIRECTORY
-from storage.staging import Manifest, Part, import_of, verify
+from storage.rows import FLAG_REMOVAL, HOUR_MS, LogKind
 from storage.tiered_catalog import TieredCatalog
 
 _ATTEMPTS = 5
@@ -120,24 +114,27 @@ def _check_all(
     try:
         catalog = LmdbCatalog(path, max_bytes=catalog_max_bytes, readonly=True)
     except CatalogError as error:
-        report = check_directory(files, None, progress=progress)
+        report = check_directory(files, None, progress=progress, kinds=effects_of(parts))
         report.add(CATALOG_DIRECTORY, f"{error}")
         return report
     except DamageError:
-        return _without_catalog(files, find_damage(path, TABLES, verify_all=True), progress)
+        damage = find_damage(path, TABLES, verify_all=True)
+        return _without_catalog(files, damage, progress, parts)
     try:
         progress("catalog", 0, 1)
         damage = catalog.verify()
         if damage:
             # LMDB must not be let near it.
-            return _without_catalog(files, damage, progress)
+            return _without_catalog(files, damage, progress, parts)
         return check(files, catalog, progress=progress, parts=parts)
     finally:
         catalog.close()
 
 
-def _without_catalog(files: Files, damage: list[Damage], progress: Progress) -> Report:
-    report = check_directory(files, None, progress=progress)
+def _without_catalog(
+    files: Files, damage: list[Damage], progress: Progress, parts: Parts
+) -> Report:
+    report = check_directory(files, None, progress=progress, kinds=effects_of(parts))
     for found in damage:
         report.add(found.path, found.reason, offset=found.offset, end=found.end)
     return report
@@ -158,10 +155,10 @@ def check(
         tiered = TieredCatalog(catalog, files, stamp=stamp, readonly=True)
     except DamageError as error:
         found = Damage(error.path, error.offset, error.offset, error.reason, torn=False)
-        return _without_catalog(files, [found], progress)
+        return _without_catalog(files, [found], progress, parts)
     try:
         if damage := tiered.verify_runs():
-            return _without_catalog(files, damage, progress)
+            return _without_catalog(files, damage, progress, parts)
         return _check_with_keys(files, tiered, progress, parts)
     finally:
         tiered.close_runs()
@@ -169,9 +166,9 @@ def check(
 
 def _check_with_keys(files: Files, catalog: Catalog, progress: Progress, parts: Parts) -> Report:
     try:
-        promised = _Promised(files, catalog)
+        promised = _Promised(files, catalog, parts)
     except (struct.error, CatalogError) as error:
-        report = check_directory(files, catalog, progress=progress)
+        report = check_directory(files, catalog, progress=progress, kinds=effects_of(parts))
         report.add(CATALOG_DIRECTORY, f"hours or checkpoint cannot be read: {error}")
         return report
     report = check_directory(
@@ -181,6 +178,7 @@ def _check_with_keys(files: Files, catalog: Catalog, progress: Progress, parts: 
         visit=promised.visit,
         committed=promised.lengths(),
         filed_seq=promised.checkpoint_seq,
+        kinds=effects_of(parts),
     )
     promised.compare(report)
     _check_definitions(files, catalog, report)
@@ -205,7 +203,7 @@ class _Hour:
 class _Promised:
     """The catalog's promises about the logs."""
 
-    def __init__(self, files: Files, catalog: Catalog) -> None:
+    def __init__(self, files: Files, catalog: Catalog, parts: Parts) -> None:
         self._files = files
         self._catalog = catalog
         self.checkpoint_seq = read_checkpoint(catalog)
@@ -222,8 +220,9 @@ class _Promised:
         self._segments = sorted(first_seq for first_seq in names if first_seq is not None)
         self._last_seq = self._segments[-1] - 1 if self._segments else 0
         self._unknown_subjects: dict[str, set[int]] = {}
-        self._needed: list[tuple[int, ImportRecord]] = []
-        """Imports that no checkpoint covers: last seq, and the record of the staged rows."""
+        self._inspectors = [
+            part.inspect(files, catalog) for part in parts if part.inspect is not None
+        ]
 
     def lengths(self) -> dict[str, int]:
         """How many bytes of each schedule file, and of the definitions log, are committed."""
@@ -236,7 +235,8 @@ class _Promised:
         """Count a frame that verified."""
         if frame.header.kind == LogKind.MESSAGE:
             self._last_seq = max(self._last_seq, frame.last_seq)
-            self._note_import(frame)
+            for inspector in self._inspectors:
+                inspector.visit(frame)
         hour = self._hours.get(frame.path)
         if hour is None or frame.offset >= hour.state.length:
             return
@@ -260,52 +260,10 @@ class _Promised:
             length = hour.state.length
             if not any(file == path and offset < length for file, offset in damaged):
                 self._compare_hour(report, path, hour)
-        self._check_imports(report)
+        for inspector in self._inspectors:
+            inspector.compare(report)
         for path, subject_ids in self._unknown_subjects.items():
             report.add(path, f"rows of subjects that the catalog does not know: {subject_ids}")
-
-    def _note_import(self, frame: Frame) -> None:
-        row = frame.rows[-1]
-        if row["kind"] != RecordKind.IMPORT or frame.last_seq <= self.checkpoint_seq:
-            return
-        start, length = int(row["payload_offset"]), int(row["payload_length"])
-        data = unseal((frame.payload or b"")[start : start + length])
-        if data is not None:  # else `check_directory` says so
-            record = msgspec.msgpack.decode(data, type=ImportRecord)
-            self._needed.append((frame.last_seq, record))
-
-    def _check_imports(self, report: Report) -> None:
-        needed = set()
-        stamp = open_identity(self._files, random_bytes=None, of=kinds.ANY).stamp
-        for last_seq, record in self._needed:
-            needed.add(record.id)
-            parts = tuple(Part(*part) for part in record.parts)
-            manifest = Manifest(record.id, stamp, 0, parts)
-            try:
-                verify(
-                    self._files,
-                    manifest,
-                    stamp=stamp,
-                    payload_max_bytes=PAYLOAD_MAX_BYTES,
-                    sync=False,
-                )
-            except StorageError as error:
-                # A server deletes them after the next checkpoint.
-                if read_checkpoint(self._catalog) < last_seq:
-                    first_seq = last_seq - record.count + 1
-                    path = error.path if isinstance(error, StagingError) else IMPORTS_DIRECTORY
-                    report.add(path, f"{error}", first_seq=first_seq, last_seq=last_seq)
-        found = map(import_of, self._files.list(IMPORTS_DIRECTORY))
-        for import_id in sorted({name for name in found if name} - needed):
-            if self._catalog.get(Table.IMPORTS, import_key(import_id)) is not None:
-                reason = "what was staged for it is not needed any more; the next start deletes it"
-            else:
-                reason = (
-                    "staged, and not adopted: run the load again with "
-                    f"--id {import_id}, or delete its files"
-                )
-            path = f"{IMPORTS_DIRECTORY}/{import_id}"
-            report.add(path, reason, severity=Severity.NOTE)
 
     def _compare_checkpoint(self, report: Report) -> None:
         if self._is_replica:
@@ -403,13 +361,14 @@ def _compare_definitions(files: Files, catalog: Catalog, stamp: int) -> Iterator
 
 def _check_entries(catalog: Catalog, report: Report, parts: Parts) -> None:
     more = checks_of(parts)
-    for table in Table:
+    for table in (*Table, *PART_TABLES):
         try:
             for key, value in catalog.scan(table):
                 try:
                     check_entry(table, key, value, more)
                 except NotUnderstoodError as error:
-                    reason = f"{table}: {key.decode()!r} is not understood here ({error})"
+                    name = key.decode(errors="backslashreplace")
+                    reason = f"{table}: {name!r} is not understood here ({error})"
                     report.add(CATALOG_DIRECTORY, reason, severity=Severity.NOTE)
                 except UNREADABLE as error:
                     report.add(

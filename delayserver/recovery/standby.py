@@ -353,7 +353,7 @@ class Standby:
         """Whether there is more to delete. A standby is not told which hours are archived: it keeps
         those that must be archived first, until it owns the shard."""
         settings = self._settings
-        return self._replay.purge(now_ms, settings.kept_ms, archive=settings.archive)
+        return self._replay.purge(now_ms, settings.kept_ms)
 
     def _retire_one(self, now_ms: int) -> None:
         """Look at an hour that may be done, and retire it if it is.

@@ -10,6 +10,7 @@ the thread that its module names.
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -117,6 +118,9 @@ class Store:
             openers.staging(files, identity.stamp),
             definitions,
             surroundings.parts,
+            keepers=[
+                partial(part.keep, self._settings) for part in surroundings.parts if part.keep
+            ],
         )
         self.leases = openers.leases(files, identity)
         self.kept = NONE_KEPT

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.parts.part import Parts, effects_of
+from delayserver.parts.part import Effect, Parts, checks_of, effects_of
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
     HEARTBEATS,
@@ -51,6 +51,7 @@ from delayserver.records.tables import (
 from delayserver.schedule.committed import ROWS_SLICE
 from storage.catalog import Catalog, Table, Writes
 from storage.catalog_columns import Columns, ascending
+from storage.errors import UnknownKindError
 from storage.frame import Damage, Rows, unseal
 from storage.rows import (
     FLAG_WATCHES,
@@ -99,7 +100,9 @@ class Effects:
     def __init__(self, catalog: Catalog, checkpoint_seq: int, parts: Parts) -> None:
         self._catalog = catalog
         self._of_parts = effects_of(parts)
-        self.writes: dict[Table, list[tuple[bytes, bytes | None]]] = {t: [] for t in Table}
+        self.writes: dict[Table, list[tuple[bytes, bytes | None]]] = {
+            table: [] for table in (*Table, *checks_of(parts))
+        }
         """Pairs of key and value, or None to delete the key, in the order of their records."""
         self.keys: list[Columns] = []
         """For the table KEYS, behind what `writes` has for it, which is removed: a purge begins
@@ -237,8 +240,14 @@ class Effects:
                 if heartbeat.key:
                     writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
             case _:
-                for table, key, value in self._of_parts[RecordKind(row.kind)](payload):
+                for table, key, value in self._effect_of(row)(payload):
                     writes[table].append((key, value))
+
+    def _effect_of(self, row: MessageRow) -> Effect:
+        try:
+            return self._of_parts[RecordKind(row.kind)]
+        except (KeyError, ValueError) as error:
+            raise UnknownKindError(row.kind, row.seq) from error
 
     # ── of damage ──────────────────────────────────────────────────────────────────────────────
 

@@ -12,10 +12,11 @@ Cost: 0.05 µs per message, and some 5 µs for each that has a key, was moved, o
 columns of the file are read twice. Threads: belongs to the replay thread.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from delayserver.parts.part import HourKeeper
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
     ChangeState,
@@ -27,7 +28,6 @@ from delayserver.records.tables import (
     unpack_key_entry,
     watch_key,
 )
-from delayserver.schedule.archives import Archives
 from delayserver.schedule.committed import slices
 from delayserver.schedule.effects import Effects
 from storage.buckets import day_of, is_day
@@ -60,7 +60,7 @@ class Purge:
         dispatch: HourLog,
         hours: dict[int, HourState],
         effects: Effects,
-        archives: Archives,
+        keepers: Sequence[HourKeeper],
         checkpoint: Callable[[], int],
     ) -> None:
         """`hours`: the filed hours (`Replay.hours`), from which purged hours are taken;
@@ -70,7 +70,7 @@ class Purge:
         self._dispatch = dispatch
         self._hours = hours
         self._effects = effects
-        self._archives = archives
+        self._keepers = keepers
         self._checkpoint = checkpoint
         self._purging: tuple[int, Iterator[None]] | None = None
         self._purged: list[int] = []
@@ -78,20 +78,20 @@ class Purge:
         self.deleted_hours: list[int] = []
         """Hours whose files were deleted, for code that has them open; the caller clears it."""
 
-    def step(self, now_ms: int, retention_ms: int, *, archive: bool = False) -> bool:
+    def step(self, now_ms: int, retention_ms: int) -> bool:
         """Purge the next slice; True: there is more to do.
 
-        `archive`: only archived hours. The catalog must be up to date with the filed records.
+        The catalog must be up to date with the filed records.
         Raises ShortageError: call again."""
         if self._purging is None:
             for hour in self._hours:
-                if self._is_over(hour, now_ms, retention_ms, archive):
+                if self._is_over(hour, now_ms, retention_ms):
                     self._purging = (hour, self._purge_hour(hour, now_ms))
                     break
             else:
                 return False
         hour, steps = self._purging
-        if not self._is_over(hour, now_ms, retention_ms, archive):
+        if not self._is_over(hour, now_ms, retention_ms):
             # The clock was set back, and the hour may have got a message: it would be deleted
             # though its publish was answered (I3).
             self._purging = None
@@ -99,7 +99,8 @@ class Purge:
             self._purging = None
             del self._hours[hour]
             self._effects.changed_hours.add(hour)
-            self._archives.remove(hour)
+            for keeper in self._keepers:
+                keeper.remove(hour)
             self._purged.append(hour)
             self.finish()
         return True
@@ -139,11 +140,11 @@ class Purge:
         notes = self._catalog.scan(Table.DAMAGE, prefix=damage_prefix(self._schedule.path(hour)))
         return any(True for _ in notes)
 
-    def _is_over(self, hour: int, now_ms: int, retention_ms: int, archive: bool) -> bool:
+    def _is_over(self, hour: int, now_ms: int, retention_ms: int) -> bool:
         state = self._hours.get(hour)
         if state is None or not state.is_over(hour, now_ms, retention_ms):
             return False
-        return not archive or self._archives.cover(hour)
+        return all(keeper.lets_go(hour) for keeper in self._keepers)
 
     # ── index entries ──────────────────────────────────────────────────────────────────────────
 

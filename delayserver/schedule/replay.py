@@ -18,18 +18,21 @@ hour as live; rows that are filed later are handed over. So no message falls bet
 Cost: 0.3 to 0.5 µs per record, vectorised, and 0.5 µs per key at the checkpoint; per checkpoint one
 fdatasync per touched hour and one commit. The event loop decides meanwhile: with 50,000 records no
 step holds the GIL for longer than 0.5 ms, with 280,000 it takes 4 ms to give back their payloads.
+An import belongs to the core as well: its record adds rows that no record of the log holds, so the
+filer files it, a slice at a time (`Replay.file_import`). The part decides about it before.
+
 Threads: belongs to the replay thread; in recovery and in the simulation it is called directly.
 """
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from delayserver.parts.part import Parts
+from delayserver.parts.part import HourKeeper, Parts
 from delayserver.records.definitions import definitions_among, read_definitions
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
@@ -48,7 +51,6 @@ from delayserver.records.tables import (
     read_hours,
     read_live_through_hour,
 )
-from delayserver.schedule.archives import Archives
 from delayserver.schedule.committed import Records, join_records
 from delayserver.schedule.days import NEAR_MS, SLICE_BYTES, Days, add_by_hour
 from delayserver.schedule.effects import Effects
@@ -63,6 +65,8 @@ from storage.frame import Damage, Rows, unseal
 from storage.hour_log import HourLog
 from storage.rows import FLAG_REMOVAL, HOUR_MS, RecordKind, buffer_of, keep, select
 from storage.write_ahead_log import CheckpointedLog
+
+K = TypeVar("K")
 
 
 @dataclass(slots=True)
@@ -98,9 +102,12 @@ class Replay:
         definitions: DefinitionsLog,
         parts: Parts,
         *,
+        keepers: Sequence[Callable[..., HourKeeper]] = (),
         purge: Callable[..., Purge] = Purge,
         day_slice_bytes: int = SLICE_BYTES,
     ) -> None:
+        """`keepers`: make the objects of parts that may keep hours, as `Feature.keep` with the
+        settings."""
         self._catalog = catalog
         self._definitions = definitions
         self._staging = staging
@@ -117,13 +124,19 @@ class Replay:
         self.live_once_through_hour = read_live_through_hour(catalog)
         """The newest hour that was ever live, also in an earlier process: it may have fired."""
         self.effects = Effects(catalog, self.checkpoint_seq, parts)
-        self.archives = Archives(catalog, self.hours, dispatch, self.effects, self.checkpoint)
+        self._keepers = [
+            make(catalog, self.hours, dispatch, self.effects, self.checkpoint) for make in keepers
+        ]
         self.purging = purge(
-            catalog, schedule, dispatch, self.hours, self.effects, self.archives, self.checkpoint
+            catalog, schedule, dispatch, self.hours, self.effects, self._keepers, self.checkpoint
         )
         self._importing: Expansion | None = None
         self._imported: list[tuple[int, str]] = []
         """Imports that were filed: last seq and id; a checkpoint lets their staged files go."""
+
+    def keeper(self, kind: type[K]) -> K:
+        """The keeper of a part, by its class."""
+        return next(one for one in self._keepers if isinstance(one, kind))
 
     # ── filing ─────────────────────────────────────────────────────────────────────────────────
 
@@ -407,12 +420,11 @@ class Replay:
             state.retired_ms = now_ms
             self.effects.changed_hours.add(hour)
 
-    def purge(self, now_ms: int, retention_ms: int, *, archive: bool = False) -> bool:
-        """Go on deleting hours past their retention, a slice per call; True: there is more to do.
-
-        `archive`: only archived hours."""
+    def purge(self, now_ms: int, retention_ms: int) -> bool:
+        """Go on deleting hours past their retention that no keeper keeps, a slice per call; True:
+        there is more to do."""
         self.purging.finish()
         if self.filed_seq != self.checkpoint_seq:
             # Else a key that was used again would be taken for that of the purged message.
             self.checkpoint()
-        return self.purging.step(now_ms, retention_ms, archive=archive)
+        return self.purging.step(now_ms, retention_ms)

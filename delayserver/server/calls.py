@@ -20,27 +20,21 @@ import numpy as np
 
 from delayserver.decisions.delayed_produce import Level
 from delayserver.decisions.group import Group
-from delayserver.decisions.imports import Import
 from delayserver.decisions.messages import Versions
 from delayserver.delivery.permits import Permits
 from delayserver.delivery.reader import FoundRow
-from delayserver.errors import ConflictError, NotFoundError
+from delayserver.errors import NotFoundError
 from delayserver.records.message import ScheduleEntry
-from delayserver.records.tables import (
-    Archived,
-)
-from delayserver.schedule.archives import RetiredHour, retired_hours
 from delayserver.security.tokens import TokenTable
 from delayserver.server.consumer_calls import ConsumerCalls
 from delayserver.server.engine import Engine
 from delayserver.server.event_calls import EventCalls
-from delayserver.server.futures import answering, durable, ending
+from delayserver.server.futures import answering, durable
 from delayserver.server.gauges import Gauges
 from delayserver.server.loop_turns import LoopTurns
 from delayserver.server.redrive_calls import RedriveCalls
 from delayserver.server.shard import Shard
 from delayserver.server.subscription_calls import SubscriptionCalls
-from delayserver.server.threads import ConfirmRequest
 from delayserver.server.waits import Waits
 
 if TYPE_CHECKING:
@@ -83,8 +77,8 @@ class Calls:
         self.telemetry = telemetry
         self.directory = shard.store.identity.fingerprint
         """Which data directory it is."""
-        self.catalog = shard.catalog
-        """Its contents are as old as the last checkpoint; `checkpoint` makes one."""
+        self.files, self.catalog = shard.files, shard.catalog
+        """The catalog is as old as the last checkpoint; `checkpoint` makes one."""
         self._backups = backups
         self.parts = engine.parts
         self.part = engine.part
@@ -92,7 +86,7 @@ class Calls:
         self._bind_decisions(engine)
 
         waits = Waits(shard)
-        self.read = waits.read
+        self.read, self.on_filer = waits.read, waits.on_filer
         self.settled = waits.settled
         self.checkpoint = waits.checkpoint
         self.all_durable = waits.all_durable
@@ -141,16 +135,13 @@ class Calls:
         self.find_by_keys = cancels.by_keys
         self.cancel_many = cancels.cancelling
 
-        # Subscriptions, heartbeats, imports: decided at once, too.
+        # Subscriptions, heartbeats: decided at once, too.
         self.registry = engine.registry
         self.definition = engine.registry.by_id
         self.subscription = engine.subscribing.subscription
         self.put_heartbeat = engine.heartbeats.put
         self.heartbeat = engine.heartbeats.get
         self.delete_heartbeat = engine.heartbeats.delete
-        self.begin_import = engine.imports.begin
-        self.find_import = engine.imports.find
-        self.import_state = engine.imports.state
 
     @property
     def backups(self) -> "BackupMaker":
@@ -245,33 +236,9 @@ class Calls:
         """Whether a row is still kept in its hour."""
         return self._engine.whereabouts.is_known(entry, self.clock())
 
-    def check_imports(self) -> None:
-        """Raises ConflictError where there are replicas, which would not have the staged files."""
-        if self.settings.cluster is not None:
-            raise ConflictError(
-                "a cluster takes no bulk loads yet, since only one of its nodes has their files: "
-                "publish in batches, or as a stream"
-            )
-
-    async def adopt(self, path: str) -> Import:
-        """Adopt a staged import; on return it is durable. See Imports.adopt for the errors.
-
-        Besides: NotFoundError, StagingError, ConflictError, TooLargeError."""
-        self.check_imports()
-        future: asyncio.Future[Import] = asyncio.get_running_loop().create_future()
-        self._engine.imports.adopt(path, answering(future))
-        return await future
-
-    async def retired_hours(self) -> list[RetiredHour]:
-        """Retired hours that are kept, in order, as of the last checkpoint."""
-        # There may be years of them.
-        return await asyncio.to_thread(lambda: list(retired_hours(self.catalog, self._shard.files)))
-
-    async def confirm_archive(self, hour: int, archived: Archived) -> None:
-        """An hour was archived; durable on return.
-
-        Raises NotFoundError, ConflictError, OverloadedError, StoppingError."""
-        self._engine.groups.admit(0)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._shard.replayer.put(ConfirmRequest(hour, archived, ending(future)))
-        await future
+    async def look(self) -> None:
+        """Bring the numbers of the parts up to date."""
+        engine = self._engine
+        for part, decider in zip(engine.parts, engine.deciders, strict=True):
+            if part.look is not None:
+                await part.look(decider, self)

@@ -32,7 +32,6 @@ from delayserver.decisions.events import Events
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import GroupPorts, Groups
 from delayserver.decisions.heartbeats import Heartbeats
-from delayserver.decisions.imports import ImportPorts, Imports
 from delayserver.decisions.leasing import Leasing
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcome_messages import OutcomeMessages
@@ -46,7 +45,7 @@ from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.dispatcher import ROUTE_ITEMS, Dispatcher
 from delayserver.delivery.ports import DispatcherPorts
-from delayserver.parts.part import Parts, TimedDecider
+from delayserver.parts.part import CorePorts, Parts, TimedDecider
 from delayserver.records.horizon import Mark
 from delayserver.records.ids import IdCodec, KeyHasher
 from delayserver.records.message import DueDelivery
@@ -73,7 +72,7 @@ LOOK_TURNS: Final = 6
 D = TypeVar("D")
 
 
-class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
+class EnginePorts(DispatcherPorts, GroupPorts, Protocol):
     """Work of the engine that is done elsewhere. No call waits."""
 
     def load(self, through_hour: int) -> None:
@@ -90,6 +89,10 @@ class EnginePorts(DispatcherPorts, GroupPorts, ImportPorts, Protocol):
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Call a function in another turn of the event loop."""
+        ...
+
+    def space_bytes(self) -> int:
+        """The free bytes on the device of the data directory."""
         ...
 
     def clock_was_set(self, by_ms: int) -> None:
@@ -136,6 +139,7 @@ class Engine:
         self.catalog = catalog
         self.not_understood: Callable[[str, str, str], None] = ports.not_understood
         self._ports = ports
+        self.ports: CorePorts = ports
         self._prune_seq = 0
         self.clock_watch = ClockWatch(now_ms, stopwatch())
         self._loads_asked: deque[range] = deque()
@@ -220,13 +224,15 @@ class Engine:
         )
         self.leasing = Leasing(registry, groups, self.dispatcher, retries, timeouts, epoch)
         self.redriving = Redriving(registry, sequencer, groups, messages, self.dispatcher)
-        self.imports = Imports(
-            settings, catalog, sequencer, groups, messages, self.publishing, ports, self._prune
-        )
         self.parts = parts
         self.deciders = [part.decide(self) for part in parts]
         """Those of `parts`, in the same order."""
         self._timed = [decider for decider in self.deciders if isinstance(decider, TimedDecider)]
+        self._holds = [
+            partial(part.holds, decider)
+            for part, decider in zip(parts, self.deciders, strict=True)
+            if part.holds is not None
+        ]
 
     def part(self, kind: type[D]) -> D:
         """The decisions of a part, by their class."""
@@ -349,7 +355,7 @@ class Engine:
         if len(loaded.of_groups):
             self.dispatcher.expect(loaded.hour, loaded.of_groups)
         self.hours.loading.discard(loaded.hour)
-        self._prune()
+        self.prune()
 
     def _removed_among(self, hour: int, rows: Rows) -> np.ndarray:
         """Which of the rows that come are not to wait, since their removal was decided already.
@@ -431,13 +437,13 @@ class Engine:
         """The catalog knows everything up to `seq`."""
         self.groups.on_checkpoint(seq)
         self._prune_seq = seq
-        self.imports.on_checkpoint(seq)
-        self._prune()
+        self.prune()
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Forget what the catalog knows, unless it is still asked for."""
         # An hour that is being read does not show the removals since its snapshot, nor does a
-        # look-up for an import show the changes since.
-        if not self.hours.loading and not self.imports.is_deciding:
+        # look-up of a part show the changes since.
+        if not self.hours.loading and not any(holds() for holds in self._holds):
             if gone := self.sequencer.prune(self._prune_seq):
                 self.slices.begin(freeing(gone), told_nothing)
             self.watches.prune(self._prune_seq)

@@ -20,7 +20,6 @@ from delayserver.delivery.broker_bodies import BrokerBodies
 from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.queue import Queue
 from delayserver.records.subscriptions import StandIn
-from delayserver.schedule.archives import RetiredHour
 from delayserver.server.engine import Engine
 from delayserver.server.metrics import LATENESS_SECONDS, Metrics, Values
 from delayserver.times import format_time
@@ -51,8 +50,6 @@ class Gauges:
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
         self.dead_letters = 0
         """As of the last checkpoint, when they were counted last."""
-        self.archive_waiting: list[RetiredHour] = []
-        """Retired hours that are kept until they are archived, when they were listed last."""
         self.metrics = Metrics(
             engine.sequencer.subject_names.get,
             self._subscription_name,
@@ -76,7 +73,6 @@ class Gauges:
         by_subject("retried", "Deliveries tried again", engine.retries.retried_by_subject)
         by_subject("dead", "Deliveries given up", engine.retries.dead_by_subject)
         by_subject("replayed", "Deliveries asked for again", engine.redriving.replayed_by_subject)
-        counter("imports", "Imports adopted", lambda: engine.imports.adopted_total)
         counter("commits", "Groups committed", lambda: engine.groups.committed_total)
         counter("heartbeats_renewed", "Renewals of heartbeats", lambda: heartbeats.renewed_total)
         counter(
@@ -96,6 +92,7 @@ class Gauges:
             **{
                 part.name: len(decider.not_understood)
                 for part, decider in zip(engine.parts, engine.deciders, strict=True)
+                if decider.not_understood is not None
             },
             "heartbeat": len(engine.heartbeats.not_understood),
             "token": self._not_understood_tokens(),
@@ -219,12 +216,6 @@ class Gauges:
             "Publishing is refused with less",
             lambda: settings.disk_reserve_bytes,
         )
-        gauge(
-            "archive_waiting_hours",
-            "Settled hours that are kept until they are archived (setting archive)",
-            lambda: len(self.archive_waiting),
-        )
-        gauge("archive_waiting_bytes", "The length of their files", self._archive_waiting_bytes)
 
     def add_backups(self, backups: "BackupMaker") -> None:
         """The age of the newest state that a restore would bring back."""
@@ -312,9 +303,6 @@ class Gauges:
             of_sinks(lambda sink: sink.counts.apart),
         )
 
-    def _archive_waiting_bytes(self) -> int:
-        return sum(waiting.total_bytes for waiting in self.archive_waiting)
-
     def _age_s(self, since_ms: int | None) -> float:
         return 0.0 if since_ms is None else max(0, self._clock() - since_ms) / 1000
 
@@ -385,8 +373,11 @@ class Gauges:
             "failing": self._failing(),
             "unfiled_bytes": engine.groups.unfiled_bytes,
             "replay_lag_ms": round(self._age_s(engine.groups.oldest_unfiled_ms) * 1000),
-            "archive_waiting_hours": len(self.archive_waiting),
-            "archive_waiting_bytes": self._archive_waiting_bytes(),
+            **{
+                name: value
+                for part, decider in zip(engine.parts, engine.deciders, strict=True)
+                for name, value in part.stats(decider).items()
+            },
             "disk_free_bytes": self.free_bytes,
         }
 

@@ -13,13 +13,12 @@ Threads: everything belongs to the event loop, except the methods that workers c
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.decisions.importer import Importer, VerifyRequest
 from delayserver.decisions.sequencer import Sequencer
 from delayserver.delivery.broker_bodies import BrokerBodies
 from delayserver.delivery.delayed_fetch import PullRequest
@@ -43,7 +42,6 @@ from delayserver.server.threads import (
     FilerThread,
     ForgetRequest,
     HourRequest,
-    ImporterThread,
     LoaderThread,
     LoadRequest,
     ReaderThread,
@@ -60,6 +58,7 @@ from storage.notes import NoteBytes
 from storage.rows import LogKind
 
 log = structlog.get_logger()
+W = TypeVar("W", bound=Worker[Any])
 
 
 class ShardMover(ABC):
@@ -193,10 +192,9 @@ class Shard(ShardMover):
         self.carried_leases = CarriedLeases(
             store, recovered.loaded, now_ms, is_first=recovered.next_seq == 1
         )
-        importer = Importer(self.files, catalog, identity.stamp)
-        self._make_workers(store.loader, importer, surroundings)
+        self._make_workers(store.loader, surroundings)
 
-    def _make_workers(self, loader: Loader, importer: Importer, surroundings: Surroundings) -> None:
+    def _make_workers(self, loader: Loader, surroundings: Surroundings) -> None:
         settings, post, fatal = self.settings, self.post, self.on_fatal
         self.committer = CommitterThread(
             self.message_log,
@@ -219,12 +217,10 @@ class Shard(ShardMover):
             checkpoint_ms=settings.checkpoint_ms,
             checkpoint_bytes=settings.checkpoint_bytes,
             retention_ms=settings.kept_ms,
-            archive=settings.archive,
             file_bytes_max=settings.group_max_bytes,
             on_deleted=self.bodies.release,
         )
         self.loading = LoaderThread(loader, post, self._on_loaded, fatal)
-        self.importing = ImporterThread(importer, post, self.engine.imports.on_verified, fatal)
         # In the order in which they may end: nobody hands anything to one before it.
         self.workers: list[Worker[Any]] = [
             self.committer,
@@ -232,8 +228,16 @@ class Shard(ShardMover):
             self.loading,
             self.reading,
             self.replayer,
-            self.importing,
+            *(
+                part.work(decider, self)
+                for part, decider in zip(self.engine.parts, self.engine.deciders, strict=True)
+                if part.work is not None
+            ),
         ]
+
+    def worker(self, kind: type[W]) -> W:
+        """The thread of a part, by its class."""
+        return next(one for one in self.workers if isinstance(one, kind))
 
     def close(self) -> None:
         """Close all files and let the directory go. The workers have ended."""
@@ -266,9 +270,6 @@ class Shard(ShardMover):
         # A bulk load waits until its table is filed.
         must_file = waiting_bytes >= self.settings.checkpoint_bytes or group.import_count > 0
         self.replayer.put(group, wake=must_file)
-
-    def verify(self, request: VerifyRequest) -> None:
-        self.importing.put(request)
 
     def _on_filed(self, filed: Filed) -> None:
         for damage in filed.damage:

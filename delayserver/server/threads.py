@@ -4,8 +4,9 @@
     replay      groups, filed about once a second; now and then a checkpoint; loads and retirements
     loader      hours that come near
     reader      bodies that go out; rows that somebody looks up
-    importer    imports that were staged: verified before they are adopted
     settler     the tails of the dispatch logs
+
+A part may bring one more (`delayserver.parts`).
 
 The parts themselves know nothing of threads: the simulation calls them directly. A full disk,
 or no descriptor for a file, makes a thread wait and try the same again, except the committer, whose
@@ -25,18 +26,16 @@ from typing import Generic, TypeVar
 import structlog
 
 from delayserver.decisions.group import Group
-from delayserver.decisions.importer import Importer, Verified, VerifyRequest
 from delayserver.delivery.handout import Handout
 from delayserver.delivery.reader import FetchedBodies, Reader
 from delayserver.delivery.settler import Settler
-from delayserver.errors import ConflictError, DelayServerError, NotFoundError
+from delayserver.errors import DelayServerError
 from delayserver.records.subscriptions import Registry
-from delayserver.records.tables import Archived
 from delayserver.recovery.snapshots import taken
 from delayserver.schedule.committed import Records
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Filed, Replay, Snapshot
-from storage.errors import ShortageError, StagingError, StorageError
+from storage.errors import ShortageError, StorageError
 from storage.write_ahead_log import GroupLog
 
 SHORTAGE_WAIT_S = 1.0
@@ -226,11 +225,11 @@ class CheckpointRequest:
 
 
 @dataclass(slots=True)
-class ConfirmRequest:
-    """An hour was archived; then call back on the loop, with an error if that cannot be."""
+class FilerCall:
+    """File everything before this, and call a function; then call back on the loop, with the error
+    if it was refused."""
 
-    hour: int
-    archived: Archived
+    function: Callable[[Replay], None]
     done: Callable[[Exception | None], None]
 
 
@@ -256,7 +255,7 @@ FilerItem = (
     | LoadRequest
     | RetireRequest
     | CheckpointRequest
-    | ConfirmRequest
+    | FilerCall
     | SnapshotRequest
     | ForgetRequest
 )
@@ -280,7 +279,6 @@ class FilerThread(Worker[FilerItem]):
         checkpoint_ms: int,
         checkpoint_bytes: int,
         retention_ms: int,
-        archive: bool = False,
         file_bytes_max: int = FILE_BYTES_MAX,
         on_deleted: Callable[[list[int]], None] = lambda hours: None,
     ) -> None:
@@ -297,7 +295,6 @@ class FilerThread(Worker[FilerItem]):
         self._checkpoint_ms = checkpoint_ms
         self._checkpoint_bytes = checkpoint_bytes
         self._retention_ms = retention_ms
-        self._archive = archive
         self._file_bytes_max = file_bytes_max
         self._waiting: list[Group] = []
         self._accepted_bytes = 0
@@ -357,7 +354,7 @@ class FilerThread(Worker[FilerItem]):
 
     def _purge(self) -> None:
         now_ms = self._clock()
-        self._more_to_purge = self._replay.purge(now_ms, self._retention_ms, archive=self._archive)
+        self._more_to_purge = self._replay.purge(now_ms, self._retention_ms)
 
     def _near_hour(self) -> int:
         return self._replay.near_hour(self._clock())
@@ -400,17 +397,17 @@ class FilerThread(Worker[FilerItem]):
                 case CheckpointRequest(done=done):
                     self._checkpoint()
                     self._post(done)
-                case ConfirmRequest(done=done):
-                    self._post(done, self._confirm(item))
+                case FilerCall(function=function, done=done):
+                    self._post(done, self._call(function))
                 case SnapshotRequest(take=take, done=done):
                     self._checkpoint()
                     self._post(done, *taken(take))
             del items[0]
 
-    def _confirm(self, request: ConfirmRequest) -> Exception | None:
+    def _call(self, function: Callable[[Replay], None]) -> Exception | None:
         try:
-            self._replay.archives.confirm(request.hour, request.archived)
-        except (ConflictError, NotFoundError) as refused:
+            function(self._replay)
+        except DelayServerError as refused:
             return refused  # told to whoever asked
         return None
 
@@ -545,32 +542,6 @@ class ReaderThread(Worker[HandoutRequest | CallRequest]):
                 result, error = None, caught
             self._post(item.done, result, error)
             del items[0]
-
-
-class ImporterThread(Worker[VerifyRequest]):
-    """Verifies staged imports."""
-
-    def __init__(
-        self,
-        importer: Importer,
-        post: Post,
-        on_verified: Callable[[Verified | None, Exception | None], None],
-        fatal: Fatal,
-    ) -> None:
-        super().__init__("importer", fatal)
-        self._importer = importer
-        self._post = post
-        self._on_verified = on_verified
-
-    def handle(self, items: list[VerifyRequest]) -> None:
-        while items:
-            request = items.pop(0)
-            verified, error = None, None
-            try:
-                verified = self._importer.verify(request)
-            except (StagingError, DelayServerError, ShortageError) as caught:
-                error = caught  # told to whoever asked
-            self._post(self._on_verified, verified, error)
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from delayserver.delivery.reader import Reader
+from delayserver.schedule.replay import Replay
 from delayserver.server.futures import answering, durable, ending
 from delayserver.server.shard import Shard
-from delayserver.server.threads import CallRequest, CheckpointRequest
+from delayserver.server.threads import CallRequest, CheckpointRequest, FilerCall
 
 T = TypeVar("T")
 
@@ -40,6 +41,13 @@ class Waits:
         await self.all_durable()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shard.replayer.put(CheckpointRequest(ending(future)))
+        await future
+
+    async def on_filer(self, function: Callable[[Replay], None]) -> None:
+        """Run something in the replay thread, behind everything that was accepted so far. Raises
+        its DelayServerError."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shard.replayer.put(FilerCall(function, ending(future)))
         await future
 
     def read(self, function: Callable[[Reader], T]) -> "asyncio.Future[T]":

@@ -12,7 +12,6 @@ all_shards   all of them asked at the same time, and their answers taken togethe
 merged_lists  lists of all shards as one list
 merged_subscriptions  subscriptions, with the rows that wait in all shards
 merged_backups  backups, of which each shard makes its part
-import_routes  imports and archives, which each shard has of its own
 many_cancels  a cancel of messages of several shards
 router       has a call answered by the shard that it is for, or by all of them
 batches      batches over several shards

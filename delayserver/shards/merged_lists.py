@@ -4,8 +4,8 @@ Cost: see `pages`; each shard's page comes whole. Threads: belongs to the event 
 """
 
 import re
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -27,24 +27,16 @@ from delayserver.shards.pages import PagedList, Place, merge_pages, write_cursor
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from delayserver.shards.sums import add_by_name
 from delayserver.wire.operations import ShardPageDocument
-from storage.buckets import hour_name, parse_hour
 
 _SEQ_MAX: Final = 2**64 - 1
 _DUE_MS_MAX: Final = 10**15 - 1
 """As many digits as a cursor may have."""
-_HOUR_MAX: Final = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) // 3600
-"""The last one that has a name."""
 
 
 def _numbers(pattern: str) -> Callable[[str], Place | None]:
     """Reads a cursor of numbers with dashes between them."""
     form = re.compile(pattern)
     return lambda text: tuple(map(int, text.split("-"))) if form.fullmatch(text) else None
-
-
-def _hour(text: str) -> Place | None:
-    hour = parse_hour(text)
-    return None if hour is None else (hour,)
 
 
 _PENDING: Final = PagedList(
@@ -56,7 +48,6 @@ _PENDING: Final = PagedList(
 _DEAD_LETTERS: Final = PagedList(
     "dead_letters", (_SEQ_MAX,), lambda place: str(place[0]), _numbers("[0-9]{1,20}")
 )
-_ARCHIVES: Final = PagedList("hours", (_HOUR_MAX,), lambda place: hour_name(place[0]), _hour)
 _NOT_A_CURSOR: Final = "."
 """Refused by every list."""
 
@@ -68,26 +59,29 @@ class MergedLists:
 
     def __init__(self, all_shards: AllShards, settings: Settings) -> None:
         self._all = all_shards
-        self._settings = settings
+        self.settings = settings
 
     async def pending(self, call: PeerCall) -> PeerAnswer:
         """The messages of a subject that wait."""
-        return await self._page(call, _PENDING)
+        return await self.page(call, _PENDING)
 
     async def dead_letters(self, call: PeerCall) -> PeerAnswer:
         """The dead letters of a subscription."""
         # A subscription that was deleted is known in each shard where it left some dead letters;
         # and a token may be forbidden to read those of one namesake and allowed those of another.
-        return await self._page(call, _DEAD_LETTERS, passed_over=(FORBIDDEN, MISSING))
+        return await self.page(call, _DEAD_LETTERS, passed_over=(FORBIDDEN, MISSING))
 
-    async def archives(self, call: PeerCall) -> PeerAnswer:
-        """Hours that are retired, each with its shard."""
-        return await self._page(call, _ARCHIVES)
-
-    async def _page(
-        self, call: PeerCall, paged: PagedList, passed_over: Sequence[int] = ()
+    async def page(
+        self,
+        call: PeerCall,
+        paged: PagedList,
+        passed_over: Sequence[int] = (),
+        *,
+        first: Mapping[str, object] = MappingProxyType({}),
+        shows_shard: bool = False,
     ) -> PeerAnswer:
-        """A page of a list of all shards; see `pages`."""
+        """A page of a list of all shards; see `pages`. `first`: fields before the list;
+        `shows_shard`: each item says its shard."""
         count, asked = self._all.count, query(call)
         cursor = asked.pop("cursor", None)
         headers = (*call.headers, (PLACES_HEADER.encode(), b"1"))
@@ -111,16 +105,15 @@ class MergedLists:
             for _, one in sorted(answers.items())
         ]
         limit = max(page.limit for page in pages)
-        if paged is _ARCHIVES:
+        if shows_shard:
             for shard, page in enumerate(pages):
                 page.items = [_with_shard(item, shard) for item in page.items]
-        items, following = merge_pages(pages, limit, self._settings.answer_max_bytes)
+        items, following = merge_pages(pages, limit, self.settings.answer_max_bytes)
         document: dict[str, Any] = {
+            **first,
             paged.name: items,
             "cursor": following and write_cursor(following, count),
         }
-        if paged is _ARCHIVES:
-            document = {"archive": self._settings.archive, **document}
         return json_answer(encode(document))
 
     async def named(self, call: PeerCall, field: str) -> PeerAnswer:
@@ -143,7 +136,7 @@ class MergedLists:
         total_bytes = 0
         for number, name in enumerate(shown):
             total_bytes += sum(map(len, rows[name].values()))
-            if number and total_bytes > self._settings.answer_max_bytes:
+            if number and total_bytes > self.settings.answer_max_bytes:
                 shown = shown[:number]
                 break
         cursor = shown[-1] if len(shown) < len(names) else end

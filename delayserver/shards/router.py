@@ -1,6 +1,6 @@
 """The router: has a call answered by the shard that it is for, or by all of them, as one server.
 
-    /v1/messages/{id}[/attempts, /replay]            the shard in the id
+    /v1/messages/{id}[/…]                            the shard in the id, also for calls of parts
     /v1/subjects/{subject}/keys/{key}                the shard of the key
     /v1/heartbeats/{key}                             the shard of the heartbeat
     /v1/COLLECTION/{name}… of a part                 the shard of the name
@@ -14,9 +14,7 @@
     GET  /v1/subscriptions[/{name}]                  the own shard's, with the waiting of all
     PUT, DELETE, pause, resume of a subscription     the home of all definitions
     …/dead-letters, …/dead-letters/redrive           all, merged by seq; those of the ids
-    /v1/imports…, PUT /v1/archives/{hour}            the shard that `shard=` or the manifest says
-    GET  /v1/imports/{id}                            that, or the one that has it
-    GET  /v1/archives                                that, or all, merged by hour
+    other calls of a part                            as its `shard_routes` say
     /v1/backups[/{name}]                             all, each its part
 
 An error in a call is reported by a shard, in its own words: a call that cannot be read here, or
@@ -49,7 +47,6 @@ from delayserver.shards.all_shards import (
     made_answer,
 )
 from delayserver.shards.exposition import merge_metrics
-from delayserver.shards.import_routes import ImportRoutes
 from delayserver.shards.many_cancels import ManyCancels
 from delayserver.shards.merged_backups import MergedBackups
 from delayserver.shards.merged_lists import MergedLists
@@ -79,11 +76,10 @@ class Router:
         """`settings`: those of all shards."""
         every = self._all = AllShards(peers)
         lists, subscriptions = MergedLists(every, settings), MergedSubscriptions(every)
-        imports, backups = ImportRoutes(every, lists), MergedBackups(every)
+        backups = MergedBackups(every)
         routes: list[tuple[str, str, _Serve]] = [
             ("GET DELETE PATCH", r"/v1/messages/([^/]+)", self._by_id),
-            ("GET", r"/v1/messages/([^/]+)/attempts", self._by_id),
-            ("POST", r"/v1/messages/([^/]+)/replay", self._by_id),
+            ("GET POST", r"/v1/messages/([^/]+)/[^/]+", self._by_id),
             ("POST", r"/v1/messages/cancel", ManyCancels(every).cancel_many),
             ("GET DELETE PATCH PUT", r"/v1/subjects/([^/]+)/keys/(.*)", self._by_key),
             ("GET", r"/v1/subjects", lists.subjects),
@@ -102,11 +98,12 @@ class Router:
             ("GET", r"/v1/subscriptions/[^/]+/dead-letters", lists.dead_letters),
             ("POST", r"/v1/subscriptions/[^/]+/dead-letters/redrive", self._redrive),
             ("DELETE", r"/v1/subscriptions/[^/]+/dead-letters/([^/]+)", self._by_id),
-            ("POST", r"/v1/imports", imports.adopt),
-            ("PUT", r"/v1/imports/[^/]+", imports.of_shard),
-            ("GET", r"/v1/imports/[^/]+(?:/duplicates)?", imports.one),
-            ("GET", r"/v1/archives", imports.archives),
-            ("PUT", r"/v1/archives/[^/]+", imports.of_shard),
+            *(
+                route
+                for part in parts
+                if part.shard_routes is not None
+                for route in part.shard_routes(every, lists)
+            ),
             ("POST", r"/v1/backups", backups.begin),
             ("GET", r"/v1/backups", backups.page),
             ("GET", r"/v1/backups/[^/]+", backups.one),

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.parts.imports.records import Archived, pack_archived, unpack_archived
 from delayserver.parts.schedules.records import (
     CatchUp,
     Overlap,
@@ -65,13 +66,10 @@ from delayserver.records.subscriptions import (
     encode_subscription,
 )
 from delayserver.records.tables import (
-    Archived,
     Heartbeat,
     ImportRecord,
     ImportState,
-    pack_archived,
     pack_import,
-    unpack_archived,
     unpack_heartbeat,
     unpack_import,
 )

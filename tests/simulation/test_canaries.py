@@ -24,8 +24,6 @@ from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
 from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imported_keys import ImportedKeys
-from delayserver.decisions.importer import Importer
-from delayserver.decisions.imports import Imports
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.overlay import Overlay
@@ -44,6 +42,10 @@ from delayserver.delivery.settler import Settler
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
+from delayserver.parts.imports.archives import Archives, extent_of
+from delayserver.parts.imports.importer import Importer
+from delayserver.parts.imports.imports import Imports
+from delayserver.parts.imports.records import Archived
 from delayserver.parts.schedules import scheduling
 from delayserver.parts.schedules.records import ScheduleChange, pack_schedule_change
 from delayserver.parts.schedules.recurrence import Planned
@@ -59,12 +61,11 @@ from delayserver.records.message import (
     row_flags,
 )
 from delayserver.records.subscriptions import SubjectSpan, Subscription
-from delayserver.records.tables import Archived, named_writes
+from delayserver.records.tables import named_writes
 from delayserver.recovery import recover as recovery
 from delayserver.recovery import store
 from delayserver.recovery.leases_file import LeasesFile
 from delayserver.schedule import wheel_rows
-from delayserver.schedule.archives import Archives, extent_of
 from delayserver.schedule.days import Days
 from delayserver.schedule.effects import Effects
 from delayserver.schedule.expansion import Expansion
@@ -822,7 +823,7 @@ def raise_not_found() -> None:
 @canary(Violation)
 def an_hour_is_deleted_that_nobody_has_archived(patch: Patch) -> None:
     """Of the setting archive."""
-    patch.setattr(Archives, "cover", lambda self, hour: True)
+    patch.setattr(Archives, "lets_go", lambda self, hour: True)
 
 
 @canary(Violation, looks_at=worlds_of(Theme.SET_BACK))

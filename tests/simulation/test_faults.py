@@ -28,16 +28,17 @@ from functools import cache
 import pytest
 
 from delayserver.config import Settings
-from delayserver.decisions.imports import Import
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.imports.archives import confirming, retired_hours
+from delayserver.parts.imports.imports import Import, Imports
+from delayserver.parts.imports.records import Archived
 from delayserver.records.message import Payload, Watch
 from delayserver.records.subscriptions import Subscription
-from delayserver.records.tables import Archived, OnEvent
-from delayserver.schedule.archives import retired_hours
-from delayserver.server.threads import ConfirmRequest
+from delayserver.records.tables import OnEvent
+from delayserver.server.threads import FilerCall
 from storage.buckets import DAY_MS
 from storage.catalog import Table
 from storage.errors import ShortageError, StorageError
@@ -261,7 +262,7 @@ class Scenario:
                 self.ledger.adopted(import_id, found.first_seq)
 
         for _ in range(2):
-            server.engine.imports.adopt(path, answered)
+            server.engine.part(Imports).adopt(path, answered)
             self.work()
 
     def cancel(self, published: list[Accepted]) -> None:
@@ -328,7 +329,7 @@ class Scenario:
                     assert error is None, error
                     ledger.archived(hour, archived)
 
-                self.server.replayer.put(ConfirmRequest(one.hour, archived, answered))
+                self.server.replayer.put(FilerCall(confirming(one.hour, archived), answered))
                 self.work()
 
     def deliver(self, *, fail: bool = False) -> None:

@@ -30,17 +30,17 @@ from delayserver.delivery.reader import Reader
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.imports.archives import Archives, confirming, retired_hours
+from delayserver.parts.imports.records import Archived
 from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import KafkaTarget, SubjectSpan, Subscription
-from delayserver.records.tables import Archived
 from delayserver.records.understanding import Understanding
-from delayserver.schedule.archives import Archives, retired_hours
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from delayserver.server.body_reader import BodyReader
-from delayserver.server.threads import CheckpointRequest, ConfirmRequest
+from delayserver.server.threads import CheckpointRequest, FilerCall
 from storage import frame, kinds
 from storage.buckets import bucket_path
 from storage.catalog import Table
@@ -470,7 +470,7 @@ def an_hour_that_came_back_is_archived_again() -> None:
         if is_archived:
             [retired] = retired_hours(machine.catalog, machine.disk)
             archived = Archived(*retired.extent, retired.count, "", "", machine.clock.now_ms)
-            server.replayer.put(ConfirmRequest(hour, archived, lambda error: None))
+            server.replayer.put(FilerCall(confirming(hour, archived), lambda error: None))
             server.rest()
             machine.clock.set(-2 * HOUR_MS)
     _pass(machine, server, settings.kept_ms)
@@ -493,7 +493,7 @@ def _pass(machine: Machine, server: SimulatedServer, by_ms: int) -> None:
 
 
 def an_hour_that_came_back_counts_as_archived(patch: Patch) -> None:
-    patch.setattr(Archives, "cover", lambda self, hour: hour in self._archived)
+    patch.setattr(Archives, "lets_go", lambda self, hour: hour in self._archived)
 
 
 # ── I10 ────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -370,6 +371,7 @@ class Disk:
         slot_ms: int = 500,
         load_sizes: LoadSizes = LOAD_SIZES,
         is_carried_over: bool = False,
+        archive: bool = False,
     ) -> None:
         self.files: Files = SimulatedFiles() if files is None else files
         self.catalog = MemoryCatalog() if catalog is None else catalog
@@ -387,6 +389,7 @@ class Disk:
             Staging(self.files, STAMP),
             DefinitionsLog(self.files, stamp=STAMP),
             PARTS,
+            keepers=[partial(part.keep, Settings(archive=archive)) for part in PARTS if part.keep],
         )
         self.replay.resume_definitions(from_catalog=is_carried_over)
         self.settler = Settler(self.dispatch)

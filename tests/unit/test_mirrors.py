@@ -27,7 +27,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/integration/test_api_backups.py": ("delayserver/api/rest/backups.py",),
     "tests/integration/test_api_bad_days.py": ("delayserver/recovery/memory_faults.py",),
     "tests/integration/test_api_conditions.py": ("delayserver/api/rest/named.py",),
-    "tests/integration/test_api_imports.py": ("delayserver/api/rest/bulk.py",),
+    "tests/integration/test_api_imports.py": ("delayserver/parts/imports/rest.py",),
     "tests/integration/test_api_listing.py": (
         "delayserver/api/rest/common.py",
         "delayserver/queries/listing.py",
@@ -36,7 +36,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/integration/test_api_operations.py": (
         "delayserver/wire/operations.py",
         "delayserver/api/rest/operations.py",
-        "delayserver/queries/attempts.py",
+        "delayserver/parts/attempts/attempts.py",
     ),
     "tests/integration/test_api_schedules.py": (
         "delayserver/wire/schedules.py",
@@ -184,12 +184,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "delayserver/client/transport.py",
     ),
     "tests/unit/client/test_sources.py": ("delayserver/client/definitions.py",),
-    "tests/unit/decisions/test_imports.py": ("delayserver/decisions/importer.py",),
     "tests/unit/decisions/test_outcomes.py": ("delayserver/decisions/outcome_messages.py",),
     "tests/unit/parts/schedules/test_scheduling.py": (
         "delayserver/decisions/defining.py",
         "delayserver/records/named.py",
     ),
+    "tests/unit/parts/imports/test_imports.py": ("delayserver/parts/imports/importer.py",),
     "tests/unit/parts/sources/test_sourcing.py": ("delayserver/parts/sources/records.py",),
     "tests/unit/decisions/test_watches.py": ("delayserver/decisions/events.py",),
     "tests/unit/delivery/test_orphans.py": ("delayserver/delivery/reassignment.py",),

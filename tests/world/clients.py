@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 
 from delayserver.decisions.group import Group
-from delayserver.decisions.imports import Import
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.reader import FoundRow
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.parts.imports.imports import Import, Imports
 from delayserver.records.direct import Destination
 from delayserver.records.message import (
     MessageOptions,
@@ -343,7 +343,7 @@ class Clients(Actor):
         if import_id is None:
             return
         try:
-            self._server.engine.imports.adopt(
+            self._server.engine.part(Imports).adopt(
                 manifest_path(import_id), partial(self._import_answered, import_id)
             )
         except DelayServerError:

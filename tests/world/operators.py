@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
-from delayserver.queries.attempts import AttemptQueries
+from delayserver.parts.attempts.attempts import AttemptQueries
+from delayserver.parts.imports.archives import confirming, retired_hours
+from delayserver.parts.imports.records import Archived
 from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import State
 from delayserver.records.subscriptions import Registry, Subscription
-from delayserver.records.tables import Archived
-from delayserver.schedule.archives import retired_hours
-from delayserver.server.threads import ConfirmRequest
+from delayserver.server.threads import FilerCall
 from storage.catalog import Table
 from storage.directory import open_identity
 from storage.errors import DamageError, ShortageError
@@ -323,4 +323,4 @@ class Operators(Actor):
                 self._ledger.refused(hour, archived)
 
         self._ledger.archiving(hour, archived, seqs)
-        self._server.replayer.put(ConfirmRequest(hour, archived, answered))
+        self._server.replayer.put(FilerCall(confirming(hour, archived), answered))

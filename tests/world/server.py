@@ -27,6 +27,7 @@ from delayserver.delivery.reader import FoundRow
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
 from delayserver.delivery.sink import Answer, Untried
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.imports.imports import Imports
 from delayserver.parts.installed import PARTS
 from delayserver.records.message import DueDelivery, Payload, encode_payload
 from delayserver.records.message_state import MessageState
@@ -178,9 +179,10 @@ def _observed_log(
 
 
 class _ObservedReplay(Replay):
-    def __init__(self, observer: Observer, *rest: Any) -> None:
+    def __init__(self, observer: Observer, *rest: Any, keepers: Any) -> None:
         # A frame per slice of a day, so that much may happen between two.
-        super().__init__(*rest, purge=partial(_ObservedPurge, observer), day_slice_bytes=1)
+        watched = partial(_ObservedPurge, observer)
+        super().__init__(*rest, keepers=keepers, purge=watched, day_slice_bytes=1)
         self.effects.keys_slice = 1  # as with very many keys
         self._observer = observer
 
@@ -354,7 +356,9 @@ class SimulatedServer(Shard):
             give_back(some)
 
         # As with a million keys, much may happen while they are decided.
-        self.engine.imports.decide_keys = 1
+        for one in self.engine.deciders:
+            if isinstance(one, Imports):  # not with the parts of every test
+                one.decide_keys = 1
         # As with very many dead letters, much may happen while they are redriven.
         self.calls.redrives.redrive_max = 1
         # As with ten thousand leases of one consumer, or a backlog that expires.

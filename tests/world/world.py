@@ -16,6 +16,7 @@ import msgspec
 
 from delayserver.config import Settings
 from delayserver.decisions.retries import RETRY_COMMIT_MS
+from delayserver.parts.imports.imports import Imports
 from delayserver.parts.schedules.scheduling import Scheduling
 from delayserver.records.subscriptions import Subscription
 from storage import staging
@@ -680,7 +681,7 @@ class World:
                 if staging.import_of(name) in self.ledger.imports
             ],
             "imported keys": engine.sequencer._imported,
-            "imports": engine.imports._adoptions(),
+            "imports": engine.part(Imports)._adoptions(),
             "removed": len(engine.sequencer.removed),
         }
         for name, value in left.items():

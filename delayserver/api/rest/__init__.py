@@ -8,7 +8,6 @@ subscriptions who gets the messages; pull; dead letters
 targets       … where a subscription sends them
 timers        heartbeats and events
 named         common to definitions under names: conditions, pages, the right to change one
-bulk          imports and archives
 backups       consistent copies of the server's data
 tokens        the scopes of the own token, and the list of tokens
 operations    health, metrics, stats, forecast

@@ -21,7 +21,6 @@ from delayserver.api.map_call import ShardMap
 from delayserver.api.problems import MEDIA_TYPE, Problem, ProblemDocument, problem_of
 from delayserver.api.rest import (
     backups,
-    bulk,
     console,
     docs_page,
     messages,
@@ -35,7 +34,6 @@ from delayserver.api.rest.common import Parts
 from delayserver.api.rest.openapi import complete, operation_id
 from delayserver.api.scopes import DOCUMENT_PATH
 from delayserver.errors import DelayServerError, InputError
-from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
@@ -78,13 +76,12 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
         path=path,
         cluster=cluster,
         queries=Queries(calls),
-        attempts=AttemptQueries(calls),
         dead_letters=DeadLetters(calls),
         listing=Listing(calls),
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    kinds = (messages, subscriptions, bulk, operations, backups, timers)
+    kinds = (messages, subscriptions, operations, backups, timers)
     routers = [kind.router for kind in kinds]
     routers += [part.routes() for part in calls.parts if part.routes is not None]
     for router in (*routers, tokens.router):

@@ -19,7 +19,6 @@ from delayserver.api.hot.asgi import HotPath
 from delayserver.api.intake import Intake
 from delayserver.api.map_call import ShardMap
 from delayserver.errors import InputError
-from delayserver.queries.attempts import AttemptQueries
 from delayserver.queries.dead_letters import DeadLetters
 from delayserver.queries.listing import Listing
 from delayserver.queries.look_up import Queries
@@ -94,7 +93,6 @@ class Parts:
     """Answers the calls that are hot, also where they come through FastAPI."""
     cluster: ShardMap
     queries: Queries
-    attempts: AttemptQueries
     dead_letters: DeadLetters
     listing: Listing
     targets: TargetPolicy

@@ -14,16 +14,14 @@ import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from delayserver.api.conditions import entity_tag, expected_versions, wants_new
-from delayserver.api.documents import attempts_document, encode, message_document, pending_document
+from delayserver.api.documents import encode, message_document, pending_document
 from delayserver.api.hot.asgi import read_body
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     CONDITIONAL,
-    CONFLICT,
     INVALID,
     LOGGED,
     MISSING,
-    OWNER_PATTERN,
     PAGE_MAX,
     PROBLEM,
     PUBLISH,
@@ -43,7 +41,6 @@ from delayserver.api.rest.openapi import answer, batch_body, json_body
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.errors import InputError, NotFoundError
 from delayserver.queries.look_up import MessageView
-from delayserver.records.direct import DIRECT_NAME
 from delayserver.records.message import State, check_key, debounced
 from delayserver.records.message_id import MessageId
 from delayserver.records.tracecontext import trace_of
@@ -53,7 +50,6 @@ from delayserver.server.calls import Calls
 from delayserver.times import TIME_MS_MAX, format_time, read_time_ms
 from delayserver.wire.fields import DURATION_FORMS, DURATION_HELP
 from delayserver.wire.messages import (
-    AttemptsDocument,
     BatchDocument,
     CancelBody,
     CancelledDocument,
@@ -64,7 +60,6 @@ from delayserver.wire.messages import (
     PublishedDocument,
     PublishModel,
     PublishUnderKeyModel,
-    ReplayedDocument,
     StateDocument,
 )
 from delayserver.wire.reading import read
@@ -157,49 +152,6 @@ async def get_message(message_id: str, parts: PartsOf) -> Response:
     """A message, its state, and its result at each subscription."""
     found = parts.calls.message_id(message_id)
     return _message(await parts.queries.look_up(found.seq, found.due_ms))
-
-
-@router.get(
-    "/v1/messages/{message_id}/attempts",
-    tags=["messages"],
-    responses=MISSING | STORED | LOGGED | {200: answer(AttemptsDocument)},
-)
-async def get_attempts(message_id: str, parts: PartsOf) -> Response:
-    """How each attempt to deliver a message went: when, how long, and the answer; kept as long
-    as the message. An ending without a record is not listed: a lease that ran out before the last
-    one, a nack without delay, an answer of 410."""
-    found = parts.calls.message_id(message_id)
-    return json_answer(attempts_document(await parts.attempts.look_up(found.seq, found.due_ms)))
-
-
-@router.post(
-    "/v1/messages/{message_id}/replay",
-    tags=["messages"],
-    responses=CONFLICT | STORED | LOGGED | {200: answer(ReplayedDocument)},
-)
-async def replay_message(
-    message_id: str,
-    parts: PartsOf,
-    subscription: Annotated[
-        str | None,
-        Query(
-            pattern=OWNER_PATTERN,
-            description="to this one alone, whose subject has to match; else to all that had it. "
-            f"{DIRECT_NAME}: where the message says that it goes (`to`)",
-        ),
-    ] = None,
-) -> Response:
-    """Deliver a message that is settled again, with the same id, and `delay-replay: 1`. A message
-    that is not settled is a 409. So is one that is a dead letter of every subscription that could
-    receive it: redrive that."""
-    calls = parts.calls
-    found = calls.message_id(message_id)
-    replayable, subscription_ids = await parts.attempts.replayable(found.seq, found.due_ms)
-    if subscription is not None:
-        subscription_ids = [calls.receiver(subscription, replayable).id]
-    receivers = await calls.replay(replayable, subscription_ids)
-    names = [one.name for one in receivers]
-    return json_answer(ReplayedDocument(message_id, State.DELIVERING, names))
 
 
 @router.delete(

@@ -70,17 +70,6 @@ _EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
         {"subject": "order.*", "type": "amqp", "url": "amqp://127.0.0.1:5672", "exchange": "due"},
     ],
     "BackupModel": [{"name": "before-the-upgrade"}],
-    "ImportModel": [{"manifest": "imports/coupons-1.manifest"}],
-    "ArchiveModel": [
-        {
-            "schedule_bytes": 48128,
-            "dispatch_bytes": 4160,
-            "last_seq": 1100,
-            "count": 100,
-            "checksum": "5a0c7e9fd1c2b3a4",
-            "location": "s3a://archive/delays",
-        }
-    ],
 }
 _MESSAGE = {
     "subject": "order.unpaid",
@@ -133,11 +122,6 @@ _OF_ONE_SHARD: Final = frozenset(
         ("/v1/heartbeats/{key}", "put get delete"),
         ("/v1/subscriptions/{name}/dead-letters/redrive", "post"),
         ("/v1/subscriptions/{name}/dead-letters/{message_id}", "delete"),
-        ("/v1/imports", "post"),
-        ("/v1/imports/{import_id}", "put get"),
-        ("/v1/imports/{import_id}/duplicates", "get"),
-        ("/v1/archives", "get"),
-        ("/v1/archives/{hour}", "put"),
     )
     for method in methods.split()
 )
@@ -270,13 +254,16 @@ def complete(document: dict[str, Any], parts: Parts) -> None:
 
 
 def _of_one_shard(parts: Parts) -> frozenset[tuple[str, str]]:
-    """The calls of parts that may be for one shard alone: those with the name of a definition."""
+    """The calls of parts that may be for one shard alone: those with the name of a definition, and
+    those that have shard routes."""
     found = set[tuple[str, str]]()
     for part in parts:
         if part.collection:
             path = f"/v1/{part.collection}/{{name}}"
             found |= {(method, path) for method in ("put", "get", "delete")}
             found |= {("post", f"{path}/{verb}") for verb in part.verbs}
+        if part.shard_routes is not None:
+            found |= {(method.lower(), path) for method, path in part.rules}
     return frozenset(found)
 
 

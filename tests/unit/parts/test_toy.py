@@ -1,9 +1,12 @@
-"""A feature that the core has never heard of is recovered, checked, shown and asked as time passes
-by its part alone."""
+"""A feature that the core has never heard of, with a record kind and a table of its own.
+
+It is published, recovered, checked, repaired, shown in metrics and asked as time passes by its part
+alone."""
 
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +15,22 @@ from prometheus_client.registry import CollectorRegistry
 
 from delayserver.config import Settings
 from delayserver.parts.part import Core, Feature
-from delayserver.recovery.check import check
+from delayserver.recovery.check import check, check_path
+from delayserver.recovery.repair import repair_path
 from delayserver.server.metrics import Metrics
-from storage.catalog import Table
+from delayserver.server.threads import CheckpointRequest
+from storage.catalog import Catalog, LmdbCatalog, Table
+from storage.directory import CATALOG_DIRECTORY
+from storage.errors import UnknownKindError
+from storage.files import Files, OsFiles
 from storage.frame import seal
 from storage.rows import RecordKind
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
 from tests.world.storage.files import SimulatedFiles
+
+NOTE, WORDS = RecordKind(192), Table("part_192")
+CATALOG_BYTES = 1 << 24
 
 
 class Notes:
@@ -40,7 +51,7 @@ class Notes:
         metrics.counter("notes_kept", "Notes", lambda: self.kept_total)
 
     def keep(self, word: str) -> None:
-        self._core.sequencer.append(RecordKind.SOURCE, payload=seal(word.encode()))
+        self._core.sequencer.append(NOTE, payload=seal(word.encode()))
         self._core.groups.wake()
         self.kept_total += 1
 
@@ -67,45 +78,111 @@ def _check(key: bytes, value: bytes) -> None:
 NOTES = Feature(
     name="note",
     decide=Notes,
-    effects={RecordKind.SOURCE: lambda payload: [(Table.SOURCES, payload, payload)]},
-    checks={Table.SOURCES: _check},
+    effects={NOTE: lambda payload: [(WORDS, payload, payload)]},
+    checks={WORDS: _check},
 )
-"""It has the record kind and a table that sources have elsewhere: this server has no sources."""
 
 
-def _server(files: SimulatedFiles, catalog: MemoryCatalog, clock: SimulatedClock) -> Any:
+def _server(
+    files: Files, catalog: Catalog, *parts: Feature, clock: SimulatedClock | None = None
+) -> Any:
     return SimulatedServer(
-        *(Settings(), files, catalog, clock, random.Random(0), Observer()),
-        around=lambda surroundings: replace(surroundings, parts=(NOTES,)),
+        *(Settings(), files, catalog, clock or SimulatedClock(), random.Random(0), Observer()),
+        around=lambda surroundings: replace(surroundings, parts=parts),
     )
 
 
-@pytest.mark.damaged("only a check with the part can read its table")
-def test_a_part_of_a_test_is_recovered_after_a_kill_checked_and_shown() -> None:
-    files, catalog, clock = SimulatedFiles(), MemoryCatalog(), SimulatedClock()
-    server = _server(files, catalog, clock)
-    server.engine.part(Notes).keep("wood")
+def _keep(server: Any, word: str) -> None:
+    """Durable on return, and not filed."""
+    server.engine.part(Notes).keep(word)
     while server.turn():
         pass
-    server.run(server.committer, 1)  # durable, and not filed
-    assert not list(catalog.scan(Table.SOURCES))
+    server.run(server.committer, 1)
+
+
+def _checkpoint(server: Any) -> None:
+    server.rest()
+    server.replayer.put(CheckpointRequest(lambda: None))
+    server.rest()
+
+
+@pytest.mark.damaged("only a check with the part knows the kind of its record")
+def test_a_part_of_a_test_is_recovered_after_a_kill_checked_and_shown() -> None:
+    files, catalog = SimulatedFiles(), MemoryCatalog()
+    server = _server(files, catalog, NOTES)
+    _keep(server, "wood")
+    assert not list(catalog.scan(WORDS))
     registry = CollectorRegistry()
     registry.register(server.calls.gauges.metrics)
     shown = generate_latest(registry).decode()
     assert "notes_kept_total 1.0" in shown and 'kind="note"' in shown
     files, catalog = files.crash(), catalog.crash()
-    server = _server(files, catalog, clock)
-    assert [*catalog.scan(Table.SOURCES)] == [(b"wood", b"wood")]
+    (unknown,) = check(files, catalog, parts=()).damage
+    assert "unknown kinds of records" in str(unknown)
+    with pytest.raises(UnknownKindError, match="of kind 192, which this server does not know"):
+        _server(files, catalog)
+    files, catalog = files.crash(), catalog.crash()
+    server = _server(files, catalog, NOTES)
+    assert [*catalog.scan(WORDS)] == [(b"wood", b"wood")]
     assert check(files, catalog, parts=(NOTES,)).is_clean
-    catalog.commit({Table.SOURCES: [(b"wood", b"iron")]})
+    catalog.commit({WORDS: [(b"wood", b"iron")]})
     (found,) = check(files, catalog, parts=(NOTES,)).damage[:1]
-    assert "another one" in str(found)
+    assert "part_192" in str(found) and "another one" in str(found)
+    server.close()
+
+
+@pytest.mark.damaged("only a check with the part knows the kind of its records")
+@pytest.mark.parametrize("lost", ["catalog/data.mdb", "definitions/*"])
+def test_a_part_of_a_test_is_repaired(tmp_path: Path, lost: str) -> None:
+    words = [b"iron", b"wood"]
+    server, catalog = _on_disk(tmp_path)
+    for word in words:
+        _keep(server, word.decode())
+    _checkpoint(server)
+    _keep(server, "clay")  # behind the checkpoint
+    server.close()
+    catalog.close()
+    (path,) = tmp_path.glob(lost)
+    content = path.read_bytes()
+    at = content.rindex(b"iron")
+    path.write_bytes(content[:at] + b"lead" + content[at + 4 :])
+    assert not check_path(tmp_path, catalog_max_bytes=CATALOG_BYTES, parts=(NOTES,)).is_clean
+    report = repair_path(tmp_path, now_ms=0, catalog_max_bytes=CATALOG_BYTES, parts=(NOTES,))
+    assert report.is_needed and not report.remaining and not report.losses
+    assert check_path(tmp_path, catalog_max_bytes=CATALOG_BYTES, parts=(NOTES,)).is_clean
+    server, catalog = _on_disk(tmp_path)
+    assert [key for key, _ in catalog.scan(WORDS)] == [b"clay", *words]
+    server.close()
+    catalog.close()
+
+
+def _on_disk(directory: Path) -> tuple[Any, LmdbCatalog]:
+    files = OsFiles(str(directory))
+    files.make_directory(CATALOG_DIRECTORY)
+    catalog = LmdbCatalog(str(directory / CATALOG_DIRECTORY), max_bytes=CATALOG_BYTES)
+    return _server(files, catalog, NOTES), catalog
+
+
+@pytest.mark.damaged("only a check with the part knows the kind of its record")
+def test_the_words_of_a_part_that_is_missing_are_kept() -> None:
+    files, catalog = SimulatedFiles(), MemoryCatalog()
+    server = _server(files, catalog, NOTES)
+    _keep(server, "wood")
+    _checkpoint(server)
+    server.close()
+    reasons = [finding.reason for finding in check(files, catalog, parts=()).findings]
+    assert reasons[1:] == [
+        "part_192: 'wood' is not understood here (this server does not have the part that it "
+        "belongs to)"
+    ]
+    server = _server(files, catalog)
+    assert [*catalog.scan(WORDS)] == [(b"wood", b"wood")]
     server.close()
 
 
 def test_a_part_of_a_test_is_asked_as_time_passes_and_told_that_the_clock_was_set() -> None:
     clock = SimulatedClock()
-    server = _server(SimulatedFiles(), MemoryCatalog(), clock)
+    server = _server(SimulatedFiles(), MemoryCatalog(), NOTES, clock=clock)
     engine, notes = server.engine, server.engine.part(Notes)
     began_ms = clock.now_ms
     notes.later = {"oak": began_ms + 20, "elm": began_ms + 20}

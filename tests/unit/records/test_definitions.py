@@ -14,6 +14,7 @@ from tests.world.storage.catalog import MemoryCatalog
 
 def test_tables_keep_their_numbers() -> None:
     assert {number: table.value for number, table in DEFINED_TABLES.items()} == {
+        **{number: f"part_{number}" for number in range(192, 256)},
         1: "subjects",
         2: "subscriptions",
         3: "dead_letters",

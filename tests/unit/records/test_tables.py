@@ -4,6 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.imports.records import (
+    Archived,
+    pack_archived,
+)
 from delayserver.parts.installed import PARTS
 from delayserver.parts.part import checks_of
 from delayserver.parts.schedules.records import Schedule, ScheduleState, pack_schedule
@@ -17,7 +21,6 @@ from delayserver.records.tables import (
     KEYS_AHEAD_KEY,
     LIVE_KEY,
     UNREADABLE,
-    Archived,
     Change,
     ChangeState,
     DeadLetter,
@@ -37,7 +40,6 @@ from delayserver.records.tables import (
     hour_key,
     import_key,
     number_key,
-    pack_archived,
     pack_cancels,
     pack_change,
     pack_checkpoint,
@@ -50,14 +52,12 @@ from delayserver.records.tables import (
     parse_hour_key,
     parse_number_key,
     parse_watch_key,
-    read_archived,
     read_checkpoint,
     read_hour,
     read_hours,
     read_keys_ahead,
     read_live_through_hour,
     read_subjects,
-    unpack_archived,
     unpack_change,
     unpack_damage,
     unpack_heartbeat,
@@ -246,7 +246,6 @@ def test_values_come_back() -> None:
     assert unpack_watch(pack_watch(5, OnEvent.FIRE)) == (5, OnEvent.FIRE)
     assert unpack_heartbeat(encode(HEARTBEAT)) == HEARTBEAT
     assert unpack_import(pack_import(IMPORT)) == IMPORT
-    assert unpack_archived(pack_archived(ARCHIVED)) == ARCHIVED
     found = unpack_damage(pack_damage(DAMAGED, 11))
     assert (found.path, found.offset, found.reason, found.found_ms) == (
         DAMAGED.path,
@@ -261,4 +260,3 @@ def test_whole_tables_are_read(catalog: MemoryCatalog) -> None:
     catalog.commit(ENTRIES)
     assert (read_keys_ahead(catalog), read_live_through_hour(catalog)) == (9, 500_000)
     assert read_subjects(catalog) == {1: "auftrag.über"}
-    assert read_archived(catalog) == {500_000: ARCHIVED}

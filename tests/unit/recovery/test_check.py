@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from delayserver.parts.imports.records import Archived, pack_archived
 from delayserver.parts.installed import PARTS
 from delayserver.parts.schedules.records import Schedule, ScheduleState, pack_schedule
 from delayserver.records.definitions import definitions_among
@@ -15,7 +16,6 @@ from delayserver.records.subscriptions import Subscription, encode_subscription
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     DEFINITIONS_KEY,
-    Archived,
     Change,
     ChangeState,
     DeadLetter,
@@ -24,7 +24,6 @@ from delayserver.records.tables import (
     change_key,
     dead_letter_key,
     hour_key,
-    pack_archived,
     pack_change,
     pack_definitions_place,
     pack_watch,

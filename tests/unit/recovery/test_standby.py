@@ -11,6 +11,7 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.imports.imports import Imports
 from delayserver.records.message import Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.recovery.check import check
@@ -125,7 +126,7 @@ class Cluster:
         if others:
             _put(self.staged, self.disk)
         answers: list[object] = []
-        self.server.engine.imports.adopt(
+        self.server.engine.part(Imports).adopt(
             manifest_path("import-1"), lambda found, error: answers.append(error)
         )
         self.server.rest()

@@ -21,6 +21,7 @@ from delayserver.config import MIB, Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.errors import ConflictError, InputError, NotFoundError
+from delayserver.parts.imports.rest import adopt
 from delayserver.records.message import Payload
 from delayserver.server.server import Server
 from delayserver.times import parse_time_ms
@@ -597,7 +598,7 @@ def test_a_bulk_load_is_not_passed_over(tmp_path: Path) -> None:
             ],
             lambda subject_id, key: bytes(16),
         )
-        await server.calls.adopt(load)
+        await adopt(server.calls, load)
         await publish(server, "b")
         await made(server, "two")
         await publish(server, "c")

@@ -15,9 +15,10 @@ import pytest
 from delayserver.decisions.group import Group
 from delayserver.delivery.handout import Handout
 from delayserver.errors import ConflictError
+from delayserver.parts.imports.archives import confirming, extent_of
+from delayserver.parts.imports.records import Archived
 from delayserver.records.subscriptions import Registry
-from delayserver.records.tables import Archived, pack_watch, watch_key
-from delayserver.schedule.archives import extent_of
+from delayserver.records.tables import pack_watch, watch_key
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.schedule.wheel_rows import FiredRows
@@ -28,7 +29,7 @@ from delayserver.server.threads import (
     CallRequest,
     CheckpointRequest,
     CommitterThread,
-    ConfirmRequest,
+    FilerCall,
     FilerItem,
     FilerThread,
     ForgetRequest,
@@ -346,10 +347,10 @@ def test_a_slow_disk_is_noticed_and_so_is_a_quick_one() -> None:
 
 
 class Replaying:
-    def __init__(self, *faults: Fault, **settings: Any) -> None:
+    def __init__(self, *faults: Fault, archive: bool = False, **settings: Any) -> None:
         self.faults = Faults(*faults, only=["pwrite"])
         self.files = SimulatedFiles()
-        self.disk = Disk(FaultyFiles(self.files, self.faults))
+        self.disk = Disk(FaultyFiles(self.files, self.faults), archive=archive)
         self.loop = Loop()
         self.clock = Clock()
         self.log = Log()
@@ -539,11 +540,12 @@ def test_watch_keys_of_what_is_settled_go_with_the_next_checkpoint() -> None:
     assert parts.disk.catalog.get(Table.WATCHES, key) is None
 
 
-def confirmation(parts: Replaying, done: Any) -> ConfirmRequest:
+def confirmation(parts: Replaying, done: Any) -> FilerCall:
     """That the hour was archived as it is now."""
     state = parts.disk.replay.hours[HOUR]
     extent = extent_of(state, parts.disk.dispatch.size(HOUR))
-    return ConfirmRequest(HOUR, Archived(*extent, state.entries, "", "", 0), done)
+    archived = Archived(*extent, state.entries, "", "", 0)
+    return FilerCall(confirming(HOUR, archived), done)
 
 
 def test_an_hour_that_is_to_be_archived_is_kept_until_it_was() -> None:

@@ -184,6 +184,30 @@ def test_values_are_sealed(tmp_path: Path) -> None:
     assert b"a key" + crc.to_bytes(4, "little") + b"its value" in data
 
 
+def test_the_table_of_a_part_is_there_from_its_first_entry_on(
+    opened: tuple[Catalog, Reopen],
+) -> None:
+    catalog, reopen = opened
+    words, others = Table("part_192"), Table("part_255")
+    assert catalog.get(words, b"a") is None and list(catalog.scan(words)) == []
+    put(catalog, (b"a", b"1"), table=words)
+    assert catalog.get(words, b"a") == b"1"
+    catalog = reopen()
+    assert list(catalog.scan(words)) == [(b"a", b"1")] and catalog.size(others) == 0
+    assert not catalog.verify()
+    for name in ("part_191", "part_256", "part_0192", "words"):
+        with pytest.raises(ValueError, match="not a valid Table"):
+            Table(name)
+
+
+def test_a_file_has_no_tables_of_parts_that_have_none(tmp_path: Path) -> None:
+    catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
+    put(catalog, (b"a", b"1"))
+    catalog.close()
+    with lmdb.open(str(tmp_path), max_dbs=1) as environment, environment.begin() as transaction:
+        assert {key.decode() for key, _ in transaction.cursor()} == {*Table}
+
+
 def test_a_reader_in_read_only_mode(tmp_path: Path) -> None:
     catalog = LmdbCatalog(str(tmp_path), max_bytes=MAX_BYTES)
     put(catalog, (b"a", b"1"))

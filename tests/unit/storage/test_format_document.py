@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.imports.records import Archived
 from delayserver.parts.schedules.records import (
     Schedule,
     ScheduleChange,
@@ -24,13 +25,12 @@ from delayserver.records.tables import (
     DEFINITIONS_KEY,
     KEYS_AHEAD_KEY,
     LIVE_KEY,
-    Archived,
     DeadLetter,
     Heartbeat,
     ImportRecord,
     ImportState,
 )
-from storage.catalog import Table
+from storage.catalog import PART_TABLES, Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from storage.key_runs import RUNS_KEY
@@ -51,7 +51,7 @@ from storage.replicated.meta import (
 from storage.replicated.office import OFFICE, OfficeState
 from storage.replicated.own import OWN_FILE, OwnLog
 from storage.replicated.settled import ROWS_MAX
-from storage.rows import DTYPES, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
+from storage.rows import DTYPES, PART_NUMBERS, REMOVES, SCHEDULES, LogKind, Outcome, RecordKind
 from storage.staging import DIRECTORY, Manifest, Part, write_manifest
 from tests.unit.storage.samples import content
 from tests.world.storage.files import SimulatedFiles
@@ -210,7 +210,14 @@ def test_the_tables_of_the_catalog() -> None:
 def test_the_tables_of_the_definitions_log() -> None:
     (rows,) = tables("### Rows of the definitions log (kind 4, 24 bytes)")
     (cell,) = (row[3] for row in rows if row[0] == "`table`")
-    assert cell == ", ".join(f"{number} `{table}`" for table, number in TABLE_NUMBERS.items())
+    of_core = [(number, name) for name, number in TABLE_NUMBERS.items() if name in set(Table)]
+    assert cell == ", ".join(f"{number} `{name}`" for number, name in of_core)
+
+
+def test_the_numbers_of_parts() -> None:
+    assert f"from {PART_NUMBERS[0]} to {PART_NUMBERS[-1]} are for parts" in DOCUMENT
+    assert not {*RecordKind} & {*PART_NUMBERS}
+    assert {Table(f"part_{number}"): number for number in PART_NUMBERS} == PART_TABLES
 
 
 def test_the_names_in_meta() -> None:

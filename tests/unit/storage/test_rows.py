@@ -1,5 +1,7 @@
 """The columns: their sizes are on disk, and so are the numbers of the kinds."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,16 @@ def test_kinds_keep_their_numbers() -> None:
         "SOURCE": 21,
     }
     assert {outcome.name: int(outcome) for outcome in Outcome} == {"DELIVERED": 1, "DROPPED": 2}
+
+
+def test_a_part_has_a_kind_from_192_on() -> None:
+    kind = RecordKind(192)
+    assert kind == 192 and kind.name == "PART_192" and kind is RecordKind(192)
+    assert pickle.loads(pickle.dumps(kind)) is kind
+    assert kind not in set(RecordKind)
+    for other in (0, 16, 191, 256):
+        with pytest.raises(ValueError, match="not a valid RecordKind"):
+            RecordKind(other)
 
 
 def test_every_log_has_its_columns() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import google_crc32c
 import msgspec
 
-from storage.catalog import ManyWrites, Table, Writes
+from storage.catalog import PART_TABLES, ManyWrites, Table, Writes
 from storage.catalog_columns import Columns
 from storage.catalog_file import DATA_FILE
 from storage.errors import CatalogError, DamageError, DiskError, DiskFullError
@@ -25,6 +25,7 @@ from storage.files import Files
 from storage.frame import CRC_BYTES, Damage
 from tests.world.storage.faults import Faults, Moment
 
+_TABLES = (*Table, *PART_TABLES)
 CATALOG_KEY_BYTES_MAX = 511
 """The longest key that LMDB takes."""
 
@@ -41,8 +42,8 @@ class MemoryCatalog:
 
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults
-        self._values: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
-        self._keys: dict[Table, list[bytes]] = {table: [] for table in Table}
+        self._values: dict[Table, dict[bytes, bytes]] = {table: {} for table in _TABLES}
+        self._keys: dict[Table, list[bytes]] = {table: [] for table in _TABLES}
         self._closed = False
 
     def get(self, table: Table, key: bytes) -> bytes | None:
@@ -172,7 +173,7 @@ class MemoryFrozen:
         self._values = values
 
     def copy(self, files: Files, directory: str) -> None:
-        text = msgspec.msgpack.encode({str(table): self._values[table] for table in Table})
+        text = msgspec.msgpack.encode({str(table): self._values[table] for table in _TABLES})
         data = google_crc32c.value(text).to_bytes(CRC_BYTES, "little") + text
         with contextlib.closing(files.open(f"{directory}/{DATA_FILE}", create=True)) as file:
             file.pwrite([data], 0)

@@ -7,23 +7,21 @@ published or moved into it, is longer then, and waits again. With the setting `a
 archived hours are deleted.
 
 Cost: the list reads the table of hours, and the length of a file per hour that is retired.
-Threads: `Archives` belongs to the replay thread; the functions have no state.
+Threads: `Archives` belongs to the replay thread, `WaitingHours` to the event loop; the functions
+have no state.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from delayserver.errors import ConflictError, NotFoundError
-from delayserver.records.tables import (
-    Archived,
-    Extent,
-    HourState,
-    hour_key,
-    pack_archived,
-    read_archived,
-    read_hours,
-)
+from delayserver.parts.imports.records import Archived, pack_archived, read_archived
+from delayserver.parts.part import Core
+from delayserver.records.tables import Extent, HourState, hour_key, read_hours
 from delayserver.schedule.effects import Effects
+from delayserver.schedule.replay import Replay
+from delayserver.server.metrics import Metrics
 from storage.buckets import bucket_path, hour_name
 from storage.catalog import Catalog, Table
 from storage.files import Files, size_of
@@ -76,8 +74,12 @@ class Archives:
         dispatch: HourLog,
         effects: Effects,
         checkpoint: Callable[[], int],
+        *,
+        must: bool,
     ) -> None:
-        """`hours`: the filed hours (`Replay.hours`); `checkpoint`: makes `effects` durable."""
+        """`hours`: the filed hours (`Replay.hours`); `checkpoint`: makes `effects` durable; `must`:
+        only archived hours may go (the setting `archive`)."""
+        self._must = must
         self._hours = hours
         self._dispatch = dispatch
         self._effects = effects
@@ -109,8 +111,11 @@ class Archives:
         self._checkpoint()
         self._archived[hour] = archived
 
-    def cover(self, hour: int) -> bool:
-        """Whether there is an archive of all that the hour holds: it may have come back since."""
+    def lets_go(self, hour: int) -> bool:
+        """Whether the hour may be deleted: where it must be archived, only if there is an archive
+        of all that it holds. It may have come back since."""
+        if not self._must:
+            return True
         archived = self._archived.get(hour)
         if archived is None or archived.schedule_bytes != self._hours[hour].length:
             return False
@@ -120,3 +125,47 @@ class Archives:
         """The hour is deleted. If it comes back, it is another one, of which there is no copy."""
         if self._archived.pop(hour, None) is not None:
             self._effects.writes[Table.ARCHIVES].append((hour_key(hour), None))
+
+
+def confirming(hour: int, archived: Archived) -> Callable[[Replay], None]:
+    """A call for the replay thread: see `Archives.confirm`."""
+    return lambda replay: replay.keeper(Archives).confirm(hour, archived)
+
+
+class WaitingHours:
+    """The hours that wait to be archived, when they were listed last."""
+
+    not_understood = None
+    """Archives are no definitions."""
+
+    def __init__(self, core: Core) -> None:
+        self._must = core.settings.archive
+        self._waiting: list[RetiredHour] = []
+
+    def prune(self, through_seq: int) -> None:
+        """Nothing is in memory that a checkpoint would make needless."""
+
+    async def look(self, catalog: Catalog, files: Files) -> None:
+        """List them, as of the last checkpoint."""
+        if self._must:
+            retired = await asyncio.to_thread(lambda: list(retired_hours(catalog, files)))
+            self._waiting = [one for one in retired if one.archived is None]
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Add how many there are, and how long."""
+        metrics.gauge(
+            "archive_waiting_hours",
+            "Settled hours that are kept until they are archived (setting archive)",
+            lambda: len(self._waiting),
+        )
+        metrics.gauge("archive_waiting_bytes", "The length of their files", self._total_bytes)
+
+    def stats(self) -> dict[str, object]:
+        """The fields of `/v1/stats`."""
+        return {
+            "archive_waiting_hours": len(self._waiting),
+            "archive_waiting_bytes": self._total_bytes(),
+        }
+
+    def _total_bytes(self) -> int:
+        return sum(one.total_bytes for one in self._waiting)

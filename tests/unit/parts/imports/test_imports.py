@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
-from delayserver.config import Settings
-from delayserver.decisions.imports import Import, Stage
-from delayserver.decisions.new_messages import NewMessage
-from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -21,158 +13,25 @@ from delayserver.errors import (
     StoppingError,
     TooLargeError,
 )
+from delayserver.parts.imports.imports import Import, Imports, Stage
+from delayserver.parts.imports.worker import ImporterThread
 from delayserver.records.message import Payload, State
-from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import read_checkpoint
-from delayserver.recovery.check import check
 from storage import staging
 from storage.catalog import Table
-from storage.check import Severity
 from storage.errors import DiskFullError, StagingError
 from storage.rows import HOUR_MS
 from storage.staging import OnConflict, manifest_path
-from tests.world import Ledger, SimulatedClock, SimulatedServer
-from tests.world.durable import StagedRow
-from tests.world.publishes import publish_all
+from tests.unit.parts.imports.machine import LATER, SUBJECT, Machine, Row
 from tests.world.server import stage
-from tests.world.storage.catalog import MemoryCatalog
-from tests.world.storage.faults import Fault, FaultKind, Faults, FaultyFiles, Moment
-from tests.world.storage.files import SimulatedFiles
-
-SUBJECT = "coupon"
-HOOK = Subscription(id=1, name="hook", subject="*", type="webhook", created_ms=0)
-Row = tuple[int, str | None, str]
-"""Due in so many ms, key, body."""
-
-
-class Machine:
-    """A machine with a server on it, moved by hand, and a ledger of what was promised."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings = Settings(**{"segment_bytes": 4096, "disk_reserve_bytes": 0, **settings})
-        self.disk = SimulatedFiles(rng=random.Random(1))
-        self.catalog = MemoryCatalog()
-        self.clock = SimulatedClock()
-        self.ledger = Ledger()
-        self.faults = Faults()
-        self.answers: dict[str, Import | Exception] = {}
-        self.start()
-        registry = self.server.engine.registry
-        registry.next_id()
-        self.server.engine.subscribing.put_subscription(HOOK)
-        self.server.engine.imports.begin([SUBJECT])
-        self.server.rest()
-
-    def start(self) -> None:
-        self.ledger.new_life()
-        self.catalog.faults = self.faults
-        files = FaultyFiles(self.disk, self.faults)
-        self.server = SimulatedServer(
-            self.settings, files, self.catalog, self.clock, random.Random(2), self.ledger
-        )
-        self.ledger.recovered(self.server)
-
-    def restart(self, *, power_loss: bool = False) -> None:
-        self.disk = self.disk.crash() if power_loss else self.disk.kill()
-        self.catalog = self.catalog.crash()
-        self.faults = Faults()
-        self.start()
-
-    def stage(self, import_id: str, *rows: Row, parts: int = 1, **rest: Any) -> str:
-        """Stage rows in due order; returns the path of the manifest."""
-        number = self.server.engine.sequencer.subjects[SUBJECT]
-        made = [
-            StagedRow(self.clock.now_ms + in_ms, number, Payload(body.encode(), key=key))
-            for in_ms, key, body in rows
-        ]
-        self.ledger.staged[import_id] = made
-        size = -(-len(made) // parts)
-        pieces: Sequence[Sequence[StagedRow]] = [
-            made[at : at + size] for at in range(0, len(made), size)
-        ]
-        return stage(self.disk, import_id, pieces, self.server.engine.messages.key_hash, **rest)
-
-    def adopt(self, import_id: str) -> None:
-        def done(found: Import | None, error: Exception | None) -> None:
-            self.answers[import_id] = found or error or AssertionError("no answer")
-            if found is not None:
-                self.ledger.adopted(import_id, found.first_seq)
-
-        self.server.engine.imports.adopt(manifest_path(import_id), done)
-
-    def load(self, import_id: str, *rows: Row, **rest: Any) -> Import:
-        """Stage and adopt; everything is filed on return."""
-        self.stage(import_id, *rows, **rest)
-        self.adopt(import_id)
-        self.rest()
-        return self.adopted(import_id)
-
-    def adopted(self, import_id: str) -> Import:
-        answer = self.answers[import_id]
-        assert isinstance(answer, Import), answer
-        return answer
-
-    def rest(self) -> None:
-        """Everybody works, a checkpoint included."""
-        for _ in range(3):
-            self.clock.move(self.settings.checkpoint_ms)
-            self.server.tick()
-            self.server.rest()
-
-    def verify(self) -> None:
-        """Let the importer thread do its work, and the loop decide; nothing is committed."""
-        self.server.run(self.server.importing, 1)
-        while self.server.turn():
-            pass
-
-    def commit(self) -> None:
-        self.server.run(self.server.committer, 1)
-        while self.server.turn():
-            pass
-
-    def file(self) -> None:
-        self.server.run(self.server.replayer, 1000)
-        while self.server.turn():
-            pass
-
-    def publish(self, key: str, body: str = "1", *, in_ms: int = 10 * HOUR_MS) -> tuple[int, bool]:
-        """Seq, and whether it is a duplicate."""
-        message = NewMessage(SUBJECT, self.clock.now_ms + in_ms, Payload(body.encode(), key=key))
-        (published,) = publish_all(self.server.engine.publishing, [message], self.clock.now_ms)
-        return self.server.engine.ids.decode(published.message_id).seq, published.duplicate
-
-    def state(self, seq: int) -> State:
-        due_ms = self.ledger.messages[seq].due_ms
-        return self.server.engine.messages.locate(seq, due_ms).state
-
-    def deliver_all(self) -> list[str]:
-        """What comes to the webhook until nothing is left; the bodies, in order."""
-        bodies: list[str] = []
-        for _ in range(40):
-            self.rest()
-            while self.server.sending:
-                (delivery,) = self.server.sending[0]
-                bodies.append(delivery.payload.body.decode())
-                self.ledger.returned(delivery, seen=True)
-                self.server.answer([delivery], WebhookResponse(200))
-                self.server.rest()
-            self.clock.move(HOUR_MS // 2)
-        return bodies
-
-
-@pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
-LATER: tuple[Row, ...] = tuple((2 * HOUR_MS + n * HOUR_MS, f"k{n}", f"{n}") for n in range(4))
+from tests.world.storage.faults import Fault, FaultKind, Moment
 
 
 def test_an_import_becomes_messages(machine: Machine) -> None:
     found = machine.load("a", *LATER, (9 * HOUR_MS, None, "last"), parts=2)
     assert (found.stage, found.count, found.duplicates) == (Stage.FILING, 5, 0)
     engine = machine.server.engine
-    assert engine.imports.find("a").stage is Stage.ADOPTED
+    assert engine.part(Imports).find("a").stage is Stage.ADOPTED
     assert read_checkpoint(machine.catalog) == found.first_seq + 4
     for number in range(4):
         entry = engine.messages.by_key(SUBJECT, f"k{number}")
@@ -250,7 +109,7 @@ def test_keys_that_are_taken_are_left_out(machine: Machine) -> None:
     machine.rest()
     found = machine.load("a", *LATER, (9 * HOUR_MS, "k1", "1"), (9 * HOUR_MS, "k2", "2"))
     assert (found.count, found.duplicates, found.conflicts) == (6, 3, 0)
-    left_out = machine.server.engine.imports.state("a").record.left_out()
+    left_out = machine.server.engine.part(Imports).state("a").record.left_out()
     assert left_out["row"].tolist() == [1, 4, 5]
     assert left_out["seq"].tolist() == [seq, seq, found.first_seq + 2]
     assert sorted(machine.deliver_all()) == ["0", "1", "2", "3"]
@@ -272,7 +131,7 @@ def test_conflicts_refuse_everything_or_are_left_out(machine: Machine) -> None:
     machine.rest()
     assert isinstance(machine.answers["a"], ConflictError)
     with pytest.raises(NotFoundError):
-        machine.server.engine.imports.find("a")
+        machine.server.engine.part(Imports).find("a")
     found = machine.load("b", *LATER, on_conflict=OnConflict.KEEP)
     assert (found.duplicates, found.conflicts) == (1, 1)
     assert sorted(machine.deliver_all()) == ["0", "2", "3", "another"]
@@ -285,21 +144,21 @@ def test_what_changes_between_look_up_and_decision_counts(machine: Machine) -> N
     machine.stage("a", *LATER)
     machine.adopt("a")
     # The importer has looked, and its answer is on its way: as with millions of keys.
-    (request,) = machine.server.importing._inbox
-    machine.server.importing._inbox.clear()
-    verified = machine.server.importing._importer.verify(request)
+    (request,) = machine.server.worker(ImporterThread)._inbox
+    machine.server.worker(ImporterThread)._inbox.clear()
+    verified = machine.server.worker(ImporterThread)._importer.verify(request)
     machine.server.engine.messages.cancel(cancelled, machine.ledger.messages[cancelled].due_ms)
     fresh, _ = machine.publish("k2", "2")
     machine.rest()
     assert read_checkpoint(machine.catalog) == machine.ledger.durable_seq
-    machine.server.engine.imports.on_verified(verified, None)
+    machine.server.engine.part(Imports).on_verified(verified, None)
     machine.rest()
     found = machine.adopted("a")
-    left_out = machine.server.engine.imports.state("a").record.left_out()
+    left_out = machine.server.engine.part(Imports).state("a").record.left_out()
     assert left_out["seq"].tolist() == [kept, cancelled, fresh]
     assert found.duplicates == 3
     # And then the overlays forget again.
-    assert not machine.server.engine.imports.is_deciding
+    assert not machine.server.engine.part(Imports).is_deciding
     assert len(machine.server.engine.sequencer.fresh_keys) == 0
 
 
@@ -403,7 +262,7 @@ def test_a_crash_after_any_slice(machine: Machine) -> None:
             machine.server.run(machine.server.replayer, 1000)
             machine.server.replayer._checkpoint()
         machine.restart(power_loss=True)
-        assert machine.server.engine.imports.find(name).stage is Stage.ADOPTED
+        assert machine.server.engine.part(Imports).find(name).stage is Stage.ADOPTED
         assert machine.disk.list(staging.DIRECTORY) == []
         machine.adopt(name)
         assert machine.adopted(name).count == 4
@@ -414,7 +273,7 @@ def test_the_same_import_is_adopted_once(machine: Machine) -> None:
     machine.stage("a", *LATER)
     answers: list[Import | None] = []
     for _ in range(2):
-        machine.server.engine.imports.adopt(
+        machine.server.engine.part(Imports).adopt(
             manifest_path("a"), lambda found, error: answers.append(found)
         )
     assert answers == []
@@ -434,7 +293,7 @@ def test_imports_wait_for_each_other(machine: Machine) -> None:
     for name in "abc":
         machine.stage(name, *LATER)
         machine.adopt(name)
-    imports = machine.server.engine.imports
+    imports = machine.server.engine.part(Imports)
     assert [imports.find(name).stage for name in "abc"] == [
         Stage.VERIFYING,
         Stage.WAITING,
@@ -465,7 +324,7 @@ def test_what_was_staged_is_not_there_or_not_sound(machine: Machine) -> None:
     assert isinstance(machine.answers["a"], StagingError)
     assert machine.ledger.imports == {}
     with pytest.raises(InputError):
-        machine.server.engine.imports.adopt("/etc/passwd", lambda found, error: None)
+        machine.server.engine.part(Imports).adopt("/etc/passwd", lambda found, error: None)
 
 
 def test_subjects_that_nobody_registered(machine: Machine) -> None:
@@ -536,29 +395,3 @@ def test_what_is_damaged_after_the_commit_is_named_and_the_rest_is_delivered(
     first_seq = machine.adopted("a").first_seq
     assert any(damage.first_seq == first_seq + 1 for damage in machine.ledger.damage)
     assert machine.deliver_all() == ["0", "2", "3"]
-
-
-def test_check_knows_what_was_staged(machine: Machine) -> None:
-    machine.stage("left", *LATER)
-    (note,) = check(machine.disk, machine.catalog).findings
-    assert (note.severity, note.file) == (Severity.NOTE, "imports/left")
-    assert "--id left" in note.reason
-    staging.delete(machine.disk, "left")
-    machine.stage("a", *LATER)
-    machine.adopt("a")
-    machine.verify()
-    machine.commit()
-    assert check(machine.disk, machine.catalog).findings == []
-    last_seq = machine.ledger.durable_seq
-    file = machine.disk.open("imports/a.0.part")
-    byte = file.pread(1, 70)
-    file.pwrite([b"x"], 70)
-    (damage,) = check(machine.disk, machine.catalog).damage
-    assert (damage.file, damage.first_seq, damage.last_seq) == (
-        "imports/a.0.part",
-        last_seq - 3,
-        last_seq,
-    )
-    file.pwrite([byte], 70)
-    machine.rest()
-    assert check(machine.disk, machine.catalog).findings == []

@@ -10,6 +10,7 @@ Cost: about 100 µs per call; the list of archives reads all retired hours. Thre
 event loop.
 """
 
+import asyncio
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, Literal
 
@@ -31,10 +32,13 @@ from delayserver.api.rest.common import (
     shard_page,
 )
 from delayserver.api.rest.openapi import answer, json_body
-from delayserver.decisions.imports import Import
-from delayserver.errors import InputError, NotFoundError
-from delayserver.records.tables import Archived
-from delayserver.schedule.archives import RetiredHour
+from delayserver.config import Settings
+from delayserver.errors import ConflictError, InputError, NotFoundError
+from delayserver.parts.imports.archives import RetiredHour, confirming, retired_hours
+from delayserver.parts.imports.imports import Import, Imports
+from delayserver.parts.imports.records import Archived
+from delayserver.server.calls import Calls
+from delayserver.server.futures import answering
 from delayserver.times import format_time
 from delayserver.wire.bulk import (
     ArchiveConfirmedModel,
@@ -73,6 +77,7 @@ OF_SHARD: Final[dict[str, Any]] = {
 """Parameters that the router reads, and no handler."""
 
 router = APIRouter()
+archives_router = APIRouter()
 
 
 @router.put(
@@ -84,12 +89,13 @@ router = APIRouter()
 async def begin_import(import_id: ImportPath, request: Request, parts: PartsOf) -> Response:
     """Begin a bulk load: the numbers of its subjects, and whether it was adopted before."""
     wanted = read(await json_of(request), ImportSubjectsModel)
-    parts.calls.check_imports()
+    _refuse_in_a_cluster(parts.calls.settings)
+    imports = parts.calls.part(Imports)
     try:
-        state = str(parts.calls.find_import(import_id).stage)
+        state = str(imports.find(import_id).stage)
     except NotFoundError:
         state = "staging"
-    numbers, group = parts.calls.begin_import(wanted.subjects)
+    numbers, group = imports.begin(wanted.subjects)
     await parts.calls.durable(group)
     return json_answer(
         ImportBegunModel(
@@ -116,7 +122,7 @@ async def adopt_import(request: Request, parts: PartsOf) -> Response:
     answers; the same again is answered the same."""
     wanted = read(await json_of(request), ImportModel)
     path = _below(parts.calls.settings.data_dir, wanted.manifest)
-    return json_answer(_import_view(await parts.calls.adopt(path)), 201)
+    return json_answer(_import_view(await adopt(parts.calls, path)), 201)
 
 
 @router.get(
@@ -127,7 +133,7 @@ async def adopt_import(request: Request, parts: PartsOf) -> Response:
 )
 async def get_import(import_id: ImportPath, parts: PartsOf) -> Response:
     """How far an import is."""
-    return json_answer(_import_view(parts.calls.find_import(import_id)))
+    return json_answer(_import_view(parts.calls.part(Imports).find(import_id)))
 
 
 @router.get(
@@ -143,7 +149,7 @@ async def list_import_duplicates(
     cursor: Annotated[str | None, Query(pattern="^[0-9]{1,10}$")] = None,
 ) -> Response:
     """Rows of an adopted import that were left out, and the messages that hold their keys."""
-    rows = parts.calls.import_state(import_id).record.left_out()
+    rows = parts.calls.part(Imports).state(import_id).record.left_out()
     first = int(np.searchsorted(rows["row"], int(cursor or 0)))
     page = rows[first : first + limit].tolist()
     rest = rows["row"][first + limit : first + limit + 1].tolist()
@@ -152,7 +158,7 @@ async def list_import_duplicates(
     return json_answer(DuplicatesModel(duplicates, str(rest[0]) if rest else None))
 
 
-@router.get(
+@archives_router.get(
     "/v1/archives",
     tags=["bulk"],
     responses=INVALID | {200: answer(ArchivesModel)},
@@ -170,7 +176,7 @@ async def list_archives(
     from_hour = 0 if cursor is None else _hour(cursor, "/cursor")
     found = [
         retired
-        for retired in await parts.calls.retired_hours()
+        for retired in await _retired_hours(parts.calls)
         if retired.hour >= from_hour and state in ("all", _archive_state(retired))
     ]
     if places is not None:
@@ -187,7 +193,7 @@ async def list_archives(
     )
 
 
-@router.put(
+@archives_router.put(
     "/v1/archives/{hour}",
     tags=["bulk"],
     responses=CONFLICT | LOGGED | {200: answer(ArchiveConfirmedModel)},
@@ -199,9 +205,36 @@ async def confirm_archive(hour: HourPath, request: Request, parts: PartsOf) -> R
     durable when this answers; the same again is answered the same."""
     wanted = read(await json_of(request), ArchiveModel)
     archived = Archived(**msgspec.structs.asdict(wanted), archived_ms=parts.calls.clock())
-    await parts.calls.confirm_archive(_hour(hour, ""), archived)
+    number = _hour(hour, "")
+    parts.calls.admit(0)
+    await parts.calls.on_filer(confirming(number, archived))
     at = format_time(archived.archived_ms)
     return json_answer(ArchiveConfirmedModel(hour, "archived", at))
+
+
+async def adopt(calls: Calls, path: str) -> Import:
+    """Adopt a staged import; on return it is durable. See Imports.adopt for the errors.
+
+    Besides: NotFoundError, StagingError, ConflictError, TooLargeError."""
+    _refuse_in_a_cluster(calls.settings)
+    future: asyncio.Future[Import] = asyncio.get_running_loop().create_future()
+    calls.part(Imports).adopt(path, answering(future))
+    return await future
+
+
+def _refuse_in_a_cluster(settings: Settings) -> None:
+    """Raises ConflictError where there are replicas, which would not have the staged files."""
+    if settings.cluster is not None:
+        raise ConflictError(
+            "a cluster takes no bulk loads yet, since only one of its nodes has their files: "
+            "publish in batches, or as a stream"
+        )
+
+
+async def _retired_hours(calls: Calls) -> list[RetiredHour]:
+    """Retired hours that are kept, in order, as of the last checkpoint."""
+    # There may be years of them.
+    return await asyncio.to_thread(lambda: list(retired_hours(calls.catalog, calls.files)))
 
 
 def _below(data_dir: FilePath, path: str) -> str:

@@ -4,18 +4,53 @@ Cost: 10 µs. Threads: belongs to the event loop.
 """
 
 from collections.abc import Awaitable
+from datetime import UTC, datetime
 from pathlib import PurePosixPath
+from typing import Final
 
 import msgspec
 
 from delayserver.api.documents import encode
 from delayserver.errors import InputError
+from delayserver.parts.part import Route
 from delayserver.security.tokens import Action
 from delayserver.shards.all_shards import MISSING, AllShards, query, read_row, with_body
 from delayserver.shards.merged_lists import MergedLists
+from delayserver.shards.pages import PagedList, Place
 from delayserver.shards.peers import PeerAnswer, PeerCall
 from delayserver.wire.reading import UNREADABLE
+from storage.buckets import hour_name, parse_hour
 from storage.shards import shard_directory
+
+_HOUR_MAX: Final = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) // 3600
+"""The last one that has a name."""
+
+
+def _hour(text: str) -> Place | None:
+    hour = parse_hour(text)
+    return None if hour is None else (hour,)
+
+
+_ARCHIVES: Final = PagedList("hours", (_HOUR_MAX,), lambda place: hour_name(place[0]), _hour)
+
+
+def import_routes(every: AllShards, lists: MergedLists) -> list[Route]:
+    """The routes of imports."""
+    imports = ImportRoutes(every, lists)
+    return [
+        ("POST", r"/v1/imports", imports.adopt),
+        ("PUT", r"/v1/imports/[^/]+", imports.of_shard),
+        ("GET", r"/v1/imports/[^/]+(?:/duplicates)?", imports.one),
+    ]
+
+
+def archive_routes(every: AllShards, lists: MergedLists) -> list[Route]:
+    """The routes of archives."""
+    imports = ImportRoutes(every, lists)
+    return [
+        ("GET", r"/v1/archives", imports.archives),
+        ("PUT", r"/v1/archives/[^/]+", imports.of_shard),
+    ]
 
 
 class ImportRoutes:
@@ -77,7 +112,10 @@ class ImportRoutes:
     def archives(self, call: PeerCall) -> "int | Awaitable[PeerAnswer]":
         """Hours that are retired: of one shard, or of all."""
         shard = self._named_shard(call)
-        return self._lists.archives(call) if shard is None else shard
+        if shard is not None:
+            return shard
+        first = {"archive": self._lists.settings.archive}
+        return self._lists.page(call, _ARCHIVES, first=first, shows_shard=True)
 
     def _named_shard(self, call: PeerCall) -> int | None:
         """The shard that `shard=` names."""

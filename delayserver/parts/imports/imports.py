@@ -18,19 +18,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.decisions.groups import Groups
 from delayserver.decisions.imported_keys import ImportedKeys
-from delayserver.decisions.importer import Verified, VerifyRequest
-from delayserver.decisions.messages import Messages
-from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -40,6 +33,8 @@ from delayserver.errors import (
     StoppingError,
     TooLargeError,
 )
+from delayserver.parts.imports.importer import Verified, VerifyRequest
+from delayserver.parts.part import Core
 from delayserver.records.content import have_same_content
 from delayserver.records.tables import (
     DUPLICATE_DTYPE,
@@ -49,8 +44,9 @@ from delayserver.records.tables import (
     import_key,
     unpack_import,
 )
+from delayserver.server.metrics import Metrics
 from delayserver.times import format_duration
-from storage.catalog import Catalog, Table
+from storage.catalog import Table
 from storage.errors import StagingError
 from storage.frame import seal
 from storage.staging import (
@@ -93,22 +89,6 @@ class Import:
     """Rows verified, or filed."""
 
 
-class ImportPorts(Protocol):
-    """The work that imports need done elsewhere. No call waits."""
-
-    def verify(self, request: VerifyRequest) -> None:
-        """Verify a staged import; answer with `Imports.on_verified`."""
-        ...
-
-    def call_soon(self, function: Callable[[], None]) -> None:
-        """Call a function in the next turn of the event loop."""
-        ...
-
-    def space_bytes(self) -> int:
-        """The free bytes on the device of the data directory."""
-        ...
-
-
 @dataclass(slots=True)
 class _Adoption:
     """An import that a client waits for."""
@@ -126,30 +106,31 @@ class _Adoption:
 class Imports:
     """All imports."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        sequencer: Sequencer,
-        groups: Groups,
-        messages: Messages,
-        publishing: Publishing,
-        ports: ImportPorts,
-        on_decided: Callable[[], None],
-    ) -> None:
-        """`on_decided` is called when the overlays may forget again."""
-        self._settings = settings
-        self._catalog = catalog
-        self._sequencer = sequencer
-        self._groups = groups
-        self._messages = messages
-        self._publishing = publishing
-        self._ports = ports
-        self._on_decided = on_decided
+    not_understood = None
+    """They are no definitions."""
+
+    def __init__(self, core: Core) -> None:
+        self._settings = core.settings
+        self._catalog = core.catalog
+        self._sequencer = core.sequencer
+        self._groups = core.groups
+        self._messages = core.messages
+        self._publishing = core.publishing
+        self._ports = core.ports
+        self._on_decided = core.prune
+        """Called when the overlays may forget again."""
         self._waiting: deque[_Adoption] = deque()
         self._current: _Adoption | None = None
         self.decide_keys = DECIDE_KEYS
         self.adopted_total = 0
+
+    def connect(self, verify: Callable[[VerifyRequest], None]) -> None:
+        """Have `verify` verify a staged import, and answer with `on_verified`; it does not wait."""
+        self._verify = verify
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Add the counter of imports."""
+        metrics.counter("imports", "Imports adopted", lambda: self.adopted_total)
 
     # ── questions about imports ────────────────────────────────────────────────────────────────
 
@@ -255,7 +236,7 @@ class Imports:
             if self._groups.stopping:
                 raise StoppingError("the server is stopping")
 
-        self._ports.verify(VerifyRequest(shown.id, progress))
+        self._verify(VerifyRequest(shown.id, progress))
 
     def on_verified(self, verified: Verified | None, error: Exception | None) -> None:
         """The importer thread has verified the staged import, or failed with `error`."""
@@ -421,12 +402,12 @@ class Imports:
             dict(zip(numbers.tolist(), counts.tolist(), strict=True))
         )
 
-    def on_checkpoint(self, seq: int) -> None:
-        """The catalog knows everything up to `seq`."""
+    def prune(self, through_seq: int) -> None:
+        """The catalog knows everything up to this seq: the next import may begin."""
         current = self._current
         if current is not None and current.shown.stage is Stage.FILING:
             shown = current.shown
-            if seq >= shown.first_seq + shown.count - 1:
+            if through_seq >= shown.first_seq + shown.count - 1:
                 self._current = None
                 self._next()
 
