@@ -8,60 +8,36 @@ Cost: none beyond that of the request. Threads: belongs to one event loop at a t
 
 import asyncio
 import os
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 from weakref import WeakSet
 
 from delayserver.client.errors import ClientError, ClosedError, OtherLoopError, UnansweredError
+from delayserver.client.options import ClientConfig
 from delayserver.client.replacing import replaced
-from delayserver.client.retries import Attempt, RetryPolicy, Time, answered, within
-from delayserver.client.transport import (
-    TIMEOUT_S,
-    HttpAnswer,
-    HttpTransport,
-    Request,
-    Transport,
-)
+from delayserver.client.retries import Attempt, Time, answered, within
+from delayserver.client.transport import HttpAnswer, Request, Transport
 from delayserver.client.writing import encode
 
 T = TypeVar("T")
-URL_DEFAULT = "http://127.0.0.1:8080"
-RETRY = RetryPolicy()
 EXIT_S = 5.0
 """Calls under way get this long when a block is left by an exception."""
 
 
 class RetryingClient:
-    """Asks one server. AsyncProducer explains the options."""
+    """Asks one server, again and again while it is away. AsyncClient explains the options."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        time: Time | None = None,
-    ) -> None:
-        self._transport = transport or HttpTransport(url, token=token, tls=tls)
-        self._retry = retry
-        self._time = time or Time()
-        self._timeout_s = timeout_s
+    def __init__(self, options: ClientConfig, transport: Transport) -> None:
+        self._transport = transport
+        self._retry = options.retry
+        self._time = options.time or Time()
+        self._timeout_s = options.timeout_s
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         _clients.add(self)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(None if kind is None else EXIT_S)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""

@@ -22,20 +22,17 @@ loop; handlers that are plain functions run in threads.
 import asyncio
 import inspect
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from delayserver.client.batching import Batcher, Item
-from delayserver.client.calling import URL_DEFAULT
-from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.cutting import decoded_page
 from delayserver.client.errors import (
     ClientError,
@@ -46,10 +43,14 @@ from delayserver.client.errors import (
     Problem,
     UnansweredError,
 )
-from delayserver.client.following import followed
-from delayserver.client.nodes import Connect
+from delayserver.client.options import (
+    URL_DEFAULT,
+    ClientConfig,
+    ReachOptions,
+    options_of_consumer,
+)
 from delayserver.client.retries import NO_RETRIES, RetryPolicy, Time, answered
-from delayserver.client.transport import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
+from delayserver.client.transport import TIMEOUT_S, ask, decoded, path_of
 from delayserver.client.values import Delay, Message, duration
 from delayserver.times import format_duration, parse_duration_ms
 
@@ -153,10 +154,35 @@ class _Lease(Item):
         self.future.cancel()
 
 
+class ConsumerOptions(TypedDict, total=False):
+    """Options of a consumer; see `AsyncClient.consumer`."""
+
+    concurrency: int
+    retry_delay_ms: Callable[[int], int]
+    wait: Delay
+    reconnect: RetryPolicy
+    around: Around | None
+
+
+class AnyConsumerOptions(ReachOptions, ConsumerOptions, total=False):
+    """Options of a consumer that is made without a client, until 0.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """The options of a consumer with their defaults."""
+
+    concurrency: int = CONCURRENCY
+    retry_delay_ms: Callable[[int], int] = backoff_ms
+    wait: Delay = WAIT_MS
+    reconnect: RetryPolicy = RECONNECT
+    around: Around | None = None
+
+
 class AsyncConsumer:
     """A consumer for asyncio.
 
-        consumer = AsyncConsumer("http://127.0.0.1:8080")
+        consumer = AsyncClient("http://127.0.0.1:8080").consumer(concurrency=8)
 
         @consumer.subscribe("order.unpaid")
         async def remind(message: Message) -> None:
@@ -167,41 +193,18 @@ class AsyncConsumer:
     Handlers are coroutine functions, or plain ones, which run in threads."""
 
     def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        concurrency: int = CONCURRENCY,
-        retry_delay_ms: Callable[[int], int] = backoff_ms,
-        wait: Delay = WAIT_MS,
-        reconnect: RetryPolicy = RECONNECT,
-        around: Around | None = None,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
+        self, server: ClientConfig | str = URL_DEFAULT, **options: Unpack[AnyConsumerOptions]
     ) -> None:
-        """- `concurrency`: handlers that run at once, for each subscription.
-        - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
-          (from 1); by default a second, doubled each time, at most ten minutes.
-        - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as
-          "20s", or whole milliseconds.
-        - `reconnect`: the waits while the server is away, which last as long as it does.
-        - `around`: a context manager for each message, which its handler runs inside of.
-        - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached.
-          Those are asked that are on the same host as `url`; on any, with "any": then the token
-          goes wherever the server says. With "none" only `url` is.
-        - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-          tests."""
-        make = partial(HttpTransport, token=token, tls=tls)
-        self._transport = followed(transport, connect, make, url, owner_hosts)
-        self._time = time or Time()
-        self._concurrency = concurrency
-        self._retry_delay_ms = retry_delay_ms
-        self._wait_ms = parse_duration_ms(duration(wait))
-        self._reconnect = reconnect
-        self._around: Around = around or nullcontext
+        """Made by `AsyncClient.consumer`, which explains the options."""
+        reach, own = options_of_consumer("AsyncClient", server, dict(options))
+        wanted = ConsumerSettings(**own)
+        self._transport = reach.any_node()
+        self._time = reach.time or Time()
+        self._concurrency = wanted.concurrency
+        self._retry_delay_ms = wanted.retry_delay_ms
+        self._wait_ms = parse_duration_ms(duration(wanted.wait))
+        self._reconnect = wanted.reconnect
+        self._around: Around = wanted.around or nullcontext
         self._subscriptions: dict[str, _Subscription] = {}
         self._stopping = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None

@@ -72,6 +72,12 @@ class PublishOptions(TypedDict, total=False):
     group: str | None
 
 
+class ReplaceOptions(PublishOptions, total=False):
+    """Options of a message that takes the place of another; see `replace`."""
+
+    debounce: Debounce | None
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A message for `publish_all`; the fields are the arguments of `publish`."""
 

@@ -453,13 +453,6 @@ OVERSIZED = {
     "delayserver/cli/session.py:server_command",
     "delayserver/parts/sources/commands.py:put",
     "delayserver/cli/subscriptions.py:subscribe",
-    "delayserver/client/consumer.py:AsyncConsumer.__init__",
-    "delayserver/client/producer.py:AsyncProducer",
-    "delayserver/client/producer.py:AsyncProducer.__init__",
-    "delayserver/client/schedules.py:AsyncSchedules.put",
-    "delayserver/client/sources.py:AsyncSources.put",
-    "delayserver/client/subscriptions.py:AsyncSubscriptions._define",
-    "delayserver/client/writing.py:new_message",
     "delayserver/cluster/forwarding.py",
     "delayserver/decisions/messages.py:Messages.__init__",
     "delayserver/decisions/sequencer.py:Sequencer.append",
@@ -492,7 +485,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 50
+OVERSIZED_MAX = 43
 
 
 def oversized(path: str, source: str) -> Iterator[str]:
@@ -641,7 +634,7 @@ BUILT_LATER = {
     "delayserver/api/hot/protocol.py:_HotProtocol.tokens",
     "delayserver/api/hot/protocol.py:_HotProtocol.turns",
     "delayserver/cli/demo/receiver.py:Receiver.port",
-    "delayserver/client/definitions.py:DefinitionsClient._kind",
+    "delayserver/client/definitions.py:ClientDefinitions._kind",
     "delayserver/cluster/keeping.py:ReplicaKeeper._owner_url",
     "delayserver/cluster/keeping.py:ReplicaKeeper._parting",
     "delayserver/cluster/keeping.py:ReplicaKeeper._replica",

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from delayserver.client import AsyncSchedules, ChangedError, UnansweredError
+from delayserver.client import AsyncClient, ChangedError, UnansweredError
 from tests.unit.client.fake_server import (
     LOST,
     Clock,
@@ -24,7 +24,7 @@ VIEW = {
 
 def make(*replies):
     transport = FakeTransport(*replies)
-    return AsyncSchedules(transport=transport, time=Clock(auto=True).time), transport
+    return AsyncClient(transport=transport, time=Clock(auto=True).time).schedules, transport
 
 
 @asynchronous

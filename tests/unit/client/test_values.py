@@ -8,7 +8,7 @@ import pytest
 
 from delayserver.client import Draft, Message, Stored, values
 from delayserver.client.values import time
-from delayserver.client.writing import due, to_send
+from delayserver.client.writing import draft_to_send, due
 from delayserver.wire import bulk, messages, pulls, schedules, sources, subscriptions
 
 DUE = datetime(2026, 11, 20, 16, 30, tzinfo=UTC)
@@ -49,7 +49,7 @@ def test_seconds_are_refused_before_anything_is_sent():
     for say in (
         lambda: time(1_795_192_200),
         lambda: due(None, 1_795_192_200),
-        lambda: to_send(Draft(subject="s", deliver_at=1_795_192_200)),
+        lambda: draft_to_send(Draft(subject="s", deliver_at=1_795_192_200)),
     ):
         with pytest.raises(ValueError, match=r"1795192200: .* milliseconds, not seconds"):
             say()
