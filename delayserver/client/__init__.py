@@ -40,18 +40,9 @@ It needs nothing of the server but a few modules without state (times, ids, shar
 HTTP connection that webhooks leave on, too.
 """
 
-from delayserver.client.aliases import (
-    AsyncBackups,
-    AsyncProducer,
-    AsyncSchedules,
-    AsyncSources,
-    AsyncSubscriptions,
-    Backups,
-    Producer,
-    Schedules,
-    Sources,
-    Subscriptions,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from delayserver.client.blocking import Consumer
 from delayserver.client.client import AsyncClient, Client
 from delayserver.client.consumer import AsyncConsumer, Retry
@@ -100,7 +91,21 @@ from delayserver.client.values import (
     Subscription,
     To,
 )
-from delayserver.client.webhooks import SignatureError, verify_webhook
+
+if TYPE_CHECKING:
+    from delayserver.client.aliases import (
+        AsyncBackups,
+        AsyncProducer,
+        AsyncSchedules,
+        AsyncSources,
+        AsyncSubscriptions,
+        Backups,
+        Producer,
+        Schedules,
+        Sources,
+        Subscriptions,
+    )
+    from delayserver.client.webhooks import SignatureError, verify_webhook
 
 __all__ = [
     "NO_RETRIES",
@@ -163,3 +168,11 @@ __all__ = [
     "UnsendableError",
     "verify_webhook",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the modules of old names and of webhooks when one is used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "webhooks" if name in ("SignatureError", "verify_webhook") else "aliases"
+    return getattr(import_module(f"delayserver.client.{module}"), name)

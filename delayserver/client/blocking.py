@@ -56,7 +56,7 @@ class Closing(Protocol):
     """A client that can be closed."""
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Wait for what is under way, at most `timeout_s`, then disconnect."""
+        """Wait for calls under way, at most `timeout_s`, then disconnect."""
 
 
 def waiting(
@@ -94,8 +94,8 @@ def _read_on(thread: LoopThread, found: AsyncIterator[V]) -> Iterator[V]:
 def with_options_of(
     kind: Callable[P, K],
 ) -> Callable[[Callable[[B, K], None]], Callable[Concatenate[B, P], None]]:
-    """An `__init__` with the options of that class, and what it says of them; the one that is
-    decorated gets what was made with them."""
+    """An `__init__` with the options of that class, and its docstring. The decorated function gets
+    the object that was made with them."""
 
     def decorate(take: Callable[[B, K], None]) -> Callable[Concatenate[B, P], None]:
         @functools.wraps(inspect.getattr_static(kind, "__init__"))
@@ -269,7 +269,7 @@ class Consumer:
 
         consumer.run()
 
-    Handlers run in threads, and what is `around` them in the same:
+    Handlers run in threads, and their context manager `around` in the same thread:
     `around=fresh_connections` with `@contextmanager def fresh_connections(message)`."""
 
     def __init__(

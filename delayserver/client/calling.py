@@ -1,5 +1,5 @@
-"""What all clients share: calls that are made again while the server is away, from one event loop
-after the other, on both sides of a fork.
+"""Calls that are made again while the server is away, from one event loop after the other, on both
+sides of a fork.
 
     _call ──▶ is it this loop? ──▶ answered, with retries ──▶ transport ──▶ a success, or raise
 
@@ -40,7 +40,7 @@ class RetryingClient:
         _clients.add(self)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
+        """Take nothing more, and disconnect."""
         self._closed = True
         await self._transport.close()
 
@@ -53,7 +53,7 @@ class RetryingClient:
             self._settle_in(loop)
 
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin anew in an event loop; what the one before had under way ends there. Raises
+        """Begin anew in an event loop; calls under way in the one before end there. Raises
         ClosedError, OtherLoopError."""
         if self._closed:
             raise ClosedError("it is closed and takes nothing more")
@@ -71,7 +71,7 @@ class RetryingClient:
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
     def _way_to(self, shard: int | None) -> Request:
-        """How what is for a shard is asked; None: it does not matter at which."""
+        """The way to ask a shard; None: any shard will do."""
         return self._transport.request
 
     async def _call(
@@ -99,8 +99,8 @@ class RetryingClient:
         query: dict[str, str],
         read: Callable[[bytes], tuple[Sequence[T], str | None]],
     ) -> AsyncIterator[T]:
-        """What a path lists, with a request for each page; `read`: what stands in an answer, and
-        the cursor of the next one. Raises as `_call`."""
+        """The items that a path lists, with a request for each page. `read` returns the items of an
+        answer, and the cursor of the next page. Raises as `_call`."""
         cursor: str | None = None
         while True:
             with_cursor = query if cursor is None else {**query, "cursor": cursor}

@@ -2,8 +2,8 @@
 
 A decoder goes one level of the stack deeper for each level of the JSON, and gives up a thousand
 levels deep: with the whole answer, for a body of which it only has to find the end. Where that
-happens, the answer is cut here, without recursion: every message gets its body as it stands, and
-whoever looks at that one gets the error.
+happens, the answer is cut here, without recursion: every message gets its body as it stands, and a
+caller that looks at that one gets the error.
 
 Cost: that of the decoder, plus for an answer that it refuses some 50 ns per bracket, comma, colon
 and text. Threads: pure.
@@ -77,7 +77,7 @@ def _joined(members: dict[str, bytes]) -> bytes:
 
 
 def _cut(document: bytes) -> list[bytes]:
-    """What stands between the outermost brackets: items, or names and values by turns."""
+    """The parts between the outermost brackets: items, or names and values by turns."""
     parts, depth, begin = [], 0, 0
     for token in _TOKEN.finditer(document):
         mark = token[0]

@@ -62,7 +62,7 @@ class Following:
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
     ) -> HttpAnswer:
-        """See Transport. UnreachableError: nobody is reached."""
+        """See Transport. UnreachableError: no node is reached."""
         self._begin_look()
         return await self._nodes.request(method, path, body, headers=headers, timeout_s=timeout_s)
 

@@ -240,7 +240,7 @@ class AsyncClientImports:
 
 
 class AsyncClientTokens:
-    """Tokens, which say what their holders may do."""
+    """Tokens, which carry the rights of their holders."""
 
     def __init__(self, client: RetryingClient) -> None:
         self._client = client

@@ -128,8 +128,8 @@ class AsyncClientMessages(Publisher):
         """Cancel a message, by its id or by subject and key; when this returns, it never fires.
 
         `if_match`: only if that is its version (`Stored.version`). Raises ConflictError, whose
-        `state` says what it is: delivering, delivered or dead; NotFoundError; ChangedError with
-        `if_match`; and as `publish`."""
+        `state` is that of the message: delivering, delivered or dead; NotFoundError; ChangedError
+        with `if_match`; and as `publish`."""
         if timeout_s is not None:
             again = self.cancel(message_id, subject=subject, key=key, if_match=if_match)
             return await within(timeout_s, again)
@@ -187,7 +187,7 @@ class AsyncClientMessages(Publisher):
         with the same id, and the header `delay-replay`.
 
         A lost answer is an UnansweredError: asked again, it may deliver it twice. Raises
-        ConflictError, whose `state` says what it is, NotFoundError."""
+        ConflictError, whose `state` is that of the message; NotFoundError."""
         path = path_of("messages", message_id, "replay")
         if subscription is not None:
             path += "?" + urlencode({"subscription": subscription})

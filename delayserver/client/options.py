@@ -1,14 +1,15 @@
-"""The options of a client: how its server is reached, how long it is asked, and the limits of what
-may be under way.
+"""The options of a client: how its server is reached, how long it is asked, and the limits of its
+publishes.
 
 Cost: none. Threads: values.
 """
 
 import ssl
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypedDict
+
+import msgspec
 
 from delayserver.client.cluster_map import OwnerHosts, check_hosts
 from delayserver.client.following import Following
@@ -51,8 +52,7 @@ class ClientOptions(AskOptions, total=False):
     in_flight_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientConfig:
+class ClientConfig(msgspec.Struct, frozen=True):
     """The options of a client with their defaults. Raises ValueError."""
 
     url: str = URL_DEFAULT

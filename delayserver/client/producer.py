@@ -133,7 +133,7 @@ class Publisher(RetryingClient):
         self._key_prefix = _key_prefix()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
+        """Take nothing more, wait for publishes under way, at most `timeout_s`, and disconnect."""
         self._closed = True
         if self._loop is asyncio.get_running_loop():
             ends = self._publishes.close, self._filed.close, self._cancels.close

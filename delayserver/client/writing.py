@@ -273,7 +273,7 @@ _ADVICE = {
 
 def _refuse_changed(value: Any, place: str, *, is_typed: bool) -> None:
     """Raise UnsendableError for the first value that JSON does not have. `place`: where it is, such
-    as `body.items[3]`. `is_typed`: it is a field of an object, whose type says what it is."""
+    as `body.items[3]`. `is_typed`: it is a field of an object, whose type defines it."""
     waiting: list[tuple[Any, str, bool]] = [(value, place, is_typed)]
     while waiting:
         value, place, is_typed = waiting.pop()

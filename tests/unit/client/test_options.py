@@ -10,7 +10,7 @@ from tests.unit.client.fake_server import FakeTransport
 
 
 def test_the_options_of_a_client_have_defaults_and_nothing_else() -> None:
-    assert set(ClientOptions.__annotations__) | {"url"} == set(ClientConfig.__dataclass_fields__)
+    assert set(ClientOptions.__annotations__) | {"url"} == set(ClientConfig.__struct_fields__)
 
 
 def test_any_node_is_followed_unless_a_test_has_one_transport() -> None:

@@ -749,7 +749,8 @@ async def test_a_debounce_goes_along_and_is_shown():
 @asynchronous
 async def test_a_change_of_a_version_is_not_asked_for_twice():
     """Its own first success would look like somebody else's change."""
-    moved = answer(200, {"id": "a", "deliver_at": "2026-11-20T16:30:00Z"}, etag='"18"')
+    document = {"id": "a", "deliver_at": "2026-11-20T16:30:00Z", "state": "scheduled"}
+    moved = answer(200, document, etag='"18"')
     producer, transport = make(problem(503), moved, LOST, problem(412))
     assert (await producer.move("a", delay=1, if_match="17")).version == "18"
     with pytest.raises(UnansweredError):

@@ -19,6 +19,7 @@ VIEW = {
     **{"name": "daily", "subject": "report", "timezone": "UTC", "catch_up": "last"},
     **{"overlap": "allow", "next_at": [NEXT], "runs": 3, "skipped": 1, "paused": False},
     **{"cron": "@daily", "every": None, "last_at": None, "last_id": None, "body": {"n": 1.50}},
+    **{"jitter": None, "start_at": None, "end_at": None, "max_runs": None},
 }
 
 
