@@ -35,6 +35,7 @@ from delayserver.client.transport import UNKNOWN, HttpAnswer, decoded, path_of
 from delayserver.client.values import Published
 from delayserver.errors import NotFoundError
 from delayserver.records.message_id import read_id
+from delayserver.wire.messages import CancelledDocument
 
 BATCH_PATH = "/v1/messages/batch"
 _FILED = "ack=filed"
@@ -351,15 +352,6 @@ def message_path(message_id: str | None, subject: str | None, key: str | None) -
     raise TypeError("give either the message's id, or both subject= and key=")
 
 
-class _CancelResult(msgspec.Struct, gc=False):
-    state: str | None = None
-    error: str | None = None
-
-
-class _CancelAnswer(msgspec.Struct):
-    results: list[_CancelResult]
-
-
 async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
     """Settle each of the cancels, with one request."""
     ids = [item for item in items if item.message_id is not None]
@@ -379,7 +371,7 @@ async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
         for item in items:
             item.fail(error)
         return
-    results = decoded(answer.body, _CancelAnswer).results
+    results = decoded(answer.body, CancelledDocument).results
     _check_count(len(results), len(items))
     for item, result in zip(ids + keys, results, strict=True):
         if result.error is None:

@@ -8,13 +8,16 @@ Cost: none beyond that of the request. Threads: belongs to one event loop at a t
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 from weakref import WeakSet
 
+import msgspec
+
+from delayserver.client.cutting import decoded_list
 from delayserver.client.errors import ClientError, ClosedError, OtherLoopError, UnansweredError
 from delayserver.client.options import ClientConfig
 from delayserver.client.replacing import replaced
@@ -22,7 +25,7 @@ from delayserver.client.retries import Attempt, Time, answered, within
 from delayserver.client.transport import HttpAnswer, Request, Transport
 from delayserver.client.writing import encode
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 EXIT_S = 5.0
 """Calls under way get this long when a block is left by an exception."""
 
@@ -94,18 +97,16 @@ class RetryingClient:
         return await self._made(self._answered(request, repeatable=repeatable), timeout_s)
 
     async def _pages(
-        self,
-        path: str,
-        query: dict[str, str],
-        read: Callable[[bytes], tuple[Sequence[T], str | None]],
+        self, path: str, member: str, kind: type[T], page: int, **query: str | int | None
     ) -> AsyncIterator[T]:
-        """The items that a path lists, with a request for each page. `read` returns the items of an
-        answer, and the cursor of the next page. Raises as `_call`."""
-        cursor: str | None = None
+        """The items that a path lists in `member`, with a request for each `page` of them. A query
+        that is None is not sent. Raises as `_call`."""
+        given = {name: value for name, value in query.items() if value is not None}
+        wanted, cursor = {"limit": page, **given}, None
         while True:
-            with_cursor = query if cursor is None else {**query, "cursor": cursor}
+            with_cursor = wanted if cursor is None else {**wanted, "cursor": cursor}
             answer = await self._call("GET", f"{path}?{urlencode(with_cursor)}")
-            found, cursor = read(answer.body)
+            found, cursor = decoded_list(answer.body, member, kind)
             for one in found:
                 yield one
             if cursor is None:

@@ -6,16 +6,13 @@ Answers are the structs of `delayserver.wire`, which the server itself encodes.
 Cost: one request per call, one per page of a list. Threads: belongs to the event loop.
 """
 
-import builtins
 from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-import msgspec
-
 from delayserver.client.calling import RetryingClient
-from delayserver.client.cutting import decoded_message, decoded_page
+from delayserver.client.cutting import decoded_message
 from delayserver.client.messages import AsyncClientMessages
 from delayserver.client.transport import decoded, path_of
 from delayserver.client.values import DeadLetter, Delay, EventResult, Heartbeat, duration
@@ -23,10 +20,8 @@ from delayserver.client.writing import content_to_send
 from delayserver.wire.bulk import (
     ArchiveConfirmedModel,
     ArchiveModel,
-    ArchivesModel,
     ArchiveViewModel,
     DuplicateModel,
-    DuplicatesModel,
     ImportBegunModel,
     ImportViewModel,
 )
@@ -36,13 +31,10 @@ from delayserver.wire.operations import (
     OwnTokenDocument,
     StatsDocument,
     SubjectDocument,
-    SubjectListDocument,
     TokenDocument,
-    TokenListDocument,
 )
 from delayserver.wire.subscriptions import (
     DeadLetterCountDocument,
-    DeadLetterCountsDocument,
     RedrivenModel,
 )
 
@@ -61,20 +53,14 @@ class AsyncClientDeadLetters:
 
         One request for each `page` of them."""
 
-        def read(body: bytes) -> tuple[builtins.list[DeadLetter], str | None]:
-            found = decoded_page(body, _Letters, "dead_letters", DeadLetter)
-            return found.dead_letters, found.cursor
-
-        return self._client._pages(_letters(name), {"limit": str(page)}, read)
+        return self._client._pages(_letters(name), "dead_letters", DeadLetter, page)
 
     def counts(self, *, page: int = 100) -> AsyncIterator[DeadLetterCountDocument]:
         """Subscriptions that have dead letters, with how many, as of the last checkpoint."""
 
-        def read(body: bytes) -> tuple[builtins.list[DeadLetterCountDocument], str | None]:
-            found = decoded(body, DeadLetterCountsDocument)
-            return found.subscriptions, found.cursor
-
-        return self._client._pages(path_of("dead-letters"), {"limit": str(page)}, read)
+        return self._client._pages(
+            path_of("dead-letters"), "subscriptions", DeadLetterCountDocument, page
+        )
 
     async def redrive(
         self, name: str, ids: Sequence[str] | None = None, *, timeout_s: float | None = None
@@ -92,11 +78,6 @@ class AsyncClientDeadLetters:
     async def discard(self, name: str, message_id: str, *, timeout_s: float | None = None) -> None:
         """Delete a dead letter. Raises NotFoundError."""
         await self._client._delete(_letters(name, message_id), timeout_s)
-
-
-class _Letters(msgspec.Struct):
-    dead_letters: list[DeadLetter]
-    cursor: str | None = None
 
 
 def _letters(name: str, *more: str) -> str:
@@ -206,21 +187,13 @@ class AsyncClientImports:
         """Rows that an adopted import left out, since another message has their key, in row order.
         Raises NotFoundError."""
 
-        def read(body: bytes) -> tuple[list[DuplicateModel], str | None]:
-            found = decoded(body, DuplicatesModel)
-            return found.duplicates, found.cursor
-
-        query = {"limit": str(page)} | _shard_query(shard)
-        return self._client._pages(path_of("imports", import_id, "duplicates"), query, read)
+        path = path_of("imports", import_id, "duplicates")
+        return self._client._pages(path, "duplicates", DuplicateModel, page, shard=shard)
 
     def archives(self, *, page: int = 100) -> AsyncIterator[ArchiveViewModel]:
         """Settled hours, the oldest first."""
 
-        def read(body: bytes) -> tuple[list[ArchiveViewModel], str | None]:
-            found = decoded(body, ArchivesModel)
-            return found.hours, found.cursor
-
-        return self._client._pages(path_of("archives"), {"limit": str(page)}, read)
+        return self._client._pages(path_of("archives"), "hours", ArchiveViewModel, page)
 
     async def confirm_archive(
         self,
@@ -253,11 +226,7 @@ class AsyncClientTokens:
     def list(self, *, page: int = 100) -> AsyncIterator[TokenDocument]:
         """Tokens that are valid now, in the order of their names. It needs the scope `admin`."""
 
-        def read(body: bytes) -> tuple[builtins.list[TokenDocument], str | None]:
-            found = decoded(body, TokenListDocument)
-            return found.tokens, found.cursor
-
-        return self._client._pages(path_of("tokens"), {"limit": str(page)}, read)
+        return self._client._pages(path_of("tokens"), "tokens", TokenDocument, page)
 
 
 class AsyncClientCluster:
@@ -287,11 +256,7 @@ class AsyncClientCluster:
     def subjects(self, *, page: int = 100) -> AsyncIterator[SubjectDocument]:
         """Subjects that the token may publish or consume, by name, with the counts of each."""
 
-        def read(body: bytes) -> tuple[list[SubjectDocument], str | None]:
-            found = decoded(body, SubjectListDocument)
-            return found.subjects, found.cursor
-
-        return self._client._pages(path_of("subjects"), {"limit": str(page)}, read)
+        return self._client._pages(path_of("subjects"), "subjects", SubjectDocument, page)
 
     async def metrics(self, *, timeout_s: float | None = None) -> str:
         """All metrics, in the text format of Prometheus."""
@@ -326,9 +291,5 @@ async def _read(
     return decoded(answer.body, answer_type)
 
 
-def _shard_query(shard: int | None) -> dict[str, str]:
-    return {} if shard is None else {"shard": str(shard)}
-
-
 def _of_shard(path: str, shard: int | None) -> str:
-    return path if shard is None else f"{path}?{urlencode(_shard_query(shard))}"
+    return path if shard is None else f"{path}?shard={shard}"

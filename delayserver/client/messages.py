@@ -20,7 +20,7 @@ from delayserver.client.batches import (
     published_in_parts,
     read_published,
 )
-from delayserver.client.cutting import decoded_message, decoded_page
+from delayserver.client.cutting import decoded_message
 from delayserver.client.producer import Ack, Publisher
 from delayserver.client.retries import within
 from delayserver.client.transport import decoded, path_of
@@ -51,11 +51,6 @@ from delayserver.wire.messages import CancelKeyBody
 
 class _Id(msgspec.Struct):
     id: str
-
-
-class _Page(msgspec.Struct):
-    messages: list[Stored]
-    cursor: str | None
 
 
 class AsyncClientMessages(Publisher):
@@ -206,12 +201,10 @@ class AsyncClientMessages(Publisher):
         """Messages of a subject that wait, in due order: due from `since` on, and before `until`.
 
         One request for each `page` of them."""
-        query = {"limit": str(page)}
-        if since is not None:
-            query["from"] = str(time(since))
-        if until is not None:
-            query["to"] = str(time(until))
-        return self._pages(path_of("subjects", subject, "messages"), query, _read_page)
+        path = path_of("subjects", subject, "messages")
+        begin = None if since is None else time(since)
+        end = None if until is None else time(until)
+        return self._pages(path, "messages", Stored, page, **{"from": begin, "to": end})
 
     async def move(
         self,
@@ -260,8 +253,3 @@ class AsyncClientMessages(Publisher):
                 "PUT", path, document, shard=shard, if_match=if_match, timeout_s=timeout_s
             )
         return Published(decoded(answer.body, _Id).id)
-
-
-def _read_page(body: bytes) -> tuple[list[Stored], str | None]:
-    page = decoded_page(body, _Page, "messages", Stored)
-    return page.messages, page.cursor

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from delayserver.client.cutting import decoded_message, decoded_page
+from delayserver.client.cutting import decoded_message
 from delayserver.client.definitions import VersionedDefinitions
 from delayserver.client.transport import HttpAnswer, decoded, path_of
 from delayserver.client.values import CatchUp, Delay, DeliverAt, Overlap, Published, Schedule
@@ -34,11 +34,6 @@ class ScheduleOptions(PlanOptions, total=False):
     jitter: Delay | None
     catch_up: CatchUp | None
     overlap: Overlap | None
-
-
-class _List(msgspec.Struct):
-    schedules: list[Schedule]
-    cursor: str | None = None
 
 
 class _Planned(msgspec.Struct):
@@ -106,7 +101,7 @@ class AsyncClientSchedules(VersionedDefinitions[Schedule]):
         """All that the token may publish or consume, in the order of their names.
 
         One request for each `page` of them, at most 100."""
-        return self._client._pages(path_of("schedules"), {"limit": str(page)}, _read_page)
+        return self._client._pages(path_of("schedules"), "schedules", Schedule, page)
 
     async def trigger(self, name: str, *, timeout_s: float | None = None) -> Published:
         """Run a schedule now, besides its planned times. Returns the message. Raises NotFoundError.
@@ -119,8 +114,3 @@ class AsyncClientSchedules(VersionedDefinitions[Schedule]):
     def _read(self, answer: HttpAnswer) -> Schedule:
         schedule = decoded_message(answer.body, Schedule)
         return msgspec.structs.replace(schedule, version=answer.version)
-
-
-def _read_page(body: bytes) -> tuple[list[Schedule], str | None]:
-    page = decoded_page(body, _List, "schedules", Schedule)
-    return page.schedules, page.cursor

@@ -26,11 +26,6 @@ class SourceOptions(TypedDict, total=False):
     tls: bool | None
 
 
-class _List(msgspec.Struct):
-    sources: list[Source]
-    cursor: str | None = None
-
-
 class AsyncClientSources(VersionedDefinitions[Source]):
     """The sources of a server.
 
@@ -76,12 +71,7 @@ class AsyncClientSources(VersionedDefinitions[Source]):
         """All that the token may publish or consume, in the order of their names.
 
         One request for each `page` of them, at most 100."""
-        return self._client._pages(path_of("sources"), {"limit": str(page)}, _read_page)
+        return self._client._pages(path_of("sources"), "sources", Source, page)
 
     def _read(self, answer: HttpAnswer) -> Source:
         return msgspec.structs.replace(decoded(answer.body, Source), version=answer.version)
-
-
-def _read_page(body: bytes) -> tuple[list[Source], str | None]:
-    page = decoded(body, _List)
-    return page.sources, page.cursor
