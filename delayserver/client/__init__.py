@@ -6,46 +6,44 @@
 
 In reading order:
 
-    values      what the server tells about messages
-    errors      what can go wrong, in one tree
+    values      messages and definitions as the server tells of them
+    errors      everything that can go wrong, in one tree
     transport   one request, one answer
     retries     when to ask again
-    batching    what gathers while a request is under way goes out with the next one
-    batches     what the producer sends together, and each item's part of the answer
-    writing     messages in JSON, and what JSON would change without a word
-    replacing   what takes the place of a message, whatever becomes of answers
-    calling     calls of any client: loops, forks, retries
+    batching    items that gather while a request is under way go out with the next one
+    batches     publishes and cancels that go out together, and each item's part of the answer
+    writing     messages and options in JSON, and values that JSON would change
+    replacing   a message takes the place of another, also when answers are lost
     cluster_map the map of a cluster as clients read it
-    owners      which shard is asked at which address
-    nodes       where anything can be asked
+    nodes       any node of a cluster is asked
     following   a transport to whichever node can be reached
-    producer    publish, cancel, move, replace, look up; events and heartbeats
-    definitions what the clients of subscriptions, schedules and sources share
-    subscriptions   webhooks and pulls, and their dead letters
-    cutting     answers of which one bad message costs only itself
+    owners      which shard is asked at which address
+    options     how a server is reached, and the limits of a client
+    calling     calls of any client: loops, forks, retries
+    producer    publish
+    messages    cancel, move, replace, look up
+    definitions calls that subscriptions, schedules, sources and backups share
+    subscriptions   webhooks, pulls and brokers
+    schedules   messages that are published again and again
+    sources     topics whose records are published
+    backups     copies of a server's data
+    groups      dead letters, events, heartbeats, imports, tokens, cluster
+    cutting     answers in which a bad message costs only itself
     consumer    pull, handle, acknowledge
     loop_thread the event loop of callers that have none
-    schedules   what is published again and again
-    sources     topics whose records are published
-    backups     copies of what a server has
-    groups      calls without a client of their own: events, heartbeats, imports, tokens, cluster
-    blocking    producer and consumer without asyncio
+    blocking    all calls and the consumer without asyncio
     client      one client for each mode, with every call
+    aliases     old names, until 0.3
     webhooks    is this webhook from our server?
 
 It needs nothing of the server but a few modules without state (times, ids, shards, signing) and the
 HTTP connection that webhooks leave on, too.
 """
 
-from delayserver.client.backups import AsyncBackups
-from delayserver.client.blocking import (
-    Backups,
-    Consumer,
-    Producer,
-    Schedules,
-    Sources,
-    Subscriptions,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from delayserver.client.blocking import Consumer
 from delayserver.client.client import AsyncClient, Client
 from delayserver.client.consumer import AsyncConsumer, Retry
 from delayserver.client.errors import (
@@ -69,11 +67,7 @@ from delayserver.client.errors import (
     UnreachableError,
     UnsendableError,
 )
-from delayserver.client.producer import AsyncProducer
 from delayserver.client.retries import NO_RETRIES, RetryPolicy
-from delayserver.client.schedules import AsyncSchedules
-from delayserver.client.sources import AsyncSources
-from delayserver.client.subscriptions import AsyncSubscriptions
 from delayserver.client.values import (
     Attempts,
     Backup,
@@ -97,7 +91,21 @@ from delayserver.client.values import (
     Subscription,
     To,
 )
-from delayserver.client.webhooks import SignatureError, verify_webhook
+
+if TYPE_CHECKING:
+    from delayserver.client.aliases import (
+        AsyncBackups,
+        AsyncProducer,
+        AsyncSchedules,
+        AsyncSources,
+        AsyncSubscriptions,
+        Backups,
+        Producer,
+        Schedules,
+        Sources,
+        Subscriptions,
+    )
+    from delayserver.client.webhooks import SignatureError, verify_webhook
 
 __all__ = [
     "NO_RETRIES",
@@ -160,3 +168,11 @@ __all__ = [
     "UnsendableError",
     "verify_webhook",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the modules of old names and of webhooks when one is used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "webhooks" if name in ("SignatureError", "verify_webhook") else "aliases"
+    return getattr(import_module(f"delayserver.client.{module}"), name)

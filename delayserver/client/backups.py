@@ -1,4 +1,4 @@
-"""Backups: consistent copies of what a server has, which it makes while it goes on.
+"""Backups: consistent copies of a server's data, which it makes while it goes on.
 
 Cost: one request per call; `wait` asks twice a second. Threads: belongs to the event loop.
 """
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from delayserver.client.definitions import DefinitionsClient
+from delayserver.client.definitions import ClientDefinitions
 from delayserver.client.errors import UnansweredError
 from delayserver.client.transport import HttpAnswer, decoded, path_of
 from delayserver.client.values import Backup
@@ -20,55 +20,51 @@ class _List(msgspec.Struct):
     backups: list[Backup]
 
 
-class AsyncBackups(DefinitionsClient[Backup]):
-    """The backups of a server, for asyncio; with a token that has the scope `admin`.
+class AsyncClientBackups(ClientDefinitions[Backup]):
+    """The backups of a server; they need a token with the scope `admin`.
 
-        async with AsyncBackups("http://127.0.0.1:8080") as backups:
-            made = await backups.wait((await backups.begin("before-the-upgrade")).name)
+        made = await client.backups.wait((await client.backups.begin("before-the-upgrade")).name)
 
-    `delayserver restore` makes a data directory of one."""
+    `delayserver restore` makes a data directory of one. `get` tells how far a backup is."""
 
     _kind = "backups"
 
     async def begin(
         self, name: str | None = None, *, verify: bool = True, timeout_s: float | None = None
     ) -> Backup:
-        """Begin a backup, in which is what was answered before.
+        """Begin a backup. It has every message that was answered before.
 
-        - `name`: without one it is the time.
+        - `name`: the time by default.
         - `verify`: read every byte of it again, and compare it with all others.
 
-        A lost answer is an UnansweredError: asked again, it would begin another. Raises
-        ConflictError while one is being made, where there is one of that name, or where the server
-        makes none; InvalidError."""
+        UnansweredError after a lost answer: a second request would begin another backup. Raises
+        ConflictError while one is being made, where the name is taken, or where the server makes
+        no backups; InvalidError."""
         document: dict[str, Any] = {"verify": verify} | ({} if name is None else {"name": name})
         path = path_of(self._kind)
         return self._read(
-            await self._call("POST", path, document, repeatable=False, timeout_s=timeout_s)
+            await self._client._call("POST", path, document, repeatable=False, timeout_s=timeout_s)
         )
-
-    async def get(self, name: str, *, timeout_s: float | None = None) -> Backup:
-        """A backup, or how far it is. Raises NotFoundError."""
-        return await self._get(name, timeout_s)
 
     async def wait(self, name: str, *, timeout_s: float | None = None) -> Backup:
         """The backup once it is complete or has failed (`Backup.state`). Raises NotFoundError;
-        UnansweredError when `timeout_s` is over, and it is made all the same."""
-        began_s = self._time.now_s()
-        while (found := await self._get(name, None)).state == "running":
-            if timeout_s is not None and self._time.now_s() - began_s >= timeout_s:
+        UnansweredError when `timeout_s` is over: the server goes on to make it."""
+        time = self._client._time
+        began_s = time.now_s()
+        while (found := await self.get(name)).state == "running":
+            if timeout_s is not None and time.now_s() - began_s >= timeout_s:
                 raise UnansweredError(f"the backup {name} is not complete after {timeout_s} s")
-            await self._time.sleep(POLL_S)
+            await time.sleep(POLL_S)
         return found
 
     async def list(self, *, timeout_s: float | None = None) -> builtins.list[Backup]:
-        """All that there are, the oldest first, and the one that is being made or has failed."""
-        answer = await self._call("GET", path_of(self._kind), timeout_s=timeout_s)
+        """All backups, the oldest first, with one that is being made or has failed."""
+        answer = await self._client._call("GET", path_of(self._kind), timeout_s=timeout_s)
         return decoded(answer.body, _List).backups
 
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Delete a backup; one that is being made is given up. Raises NotFoundError."""
-        await self._end(name, timeout_s)
+        """Delete a backup. The server gives up one that it is making. Raises NotFoundError."""
+        await self._client._delete(path_of(self._kind, name), timeout_s)
 
     def _read(self, answer: HttpAnswer) -> Backup:
         return decoded(answer.body, Backup)

@@ -3,8 +3,9 @@
 A batch of messages is accepted whole or refused whole, by each shard that has a part in it. When it
 is refused because of some of them, the others are sent again without those, and each bad one alone,
 so that its caller gets the error that is its own. A batch that is too large is cut in halves, and
-one of which a subject is not allowed by subject. What the refusal names as published nevertheless
-is not sent again, unless it has a key of its own: then the answer tells whether it is a duplicate.
+one of which a subject is not allowed by subject. A refusal may name messages that were published
+nevertheless. They are not sent again, unless they have keys of their own, in which case the answer
+says whether they are duplicates.
 
 Cost: one request for all, as long as nothing is wrong with any. Threads: belongs to the event loop.
 """
@@ -34,6 +35,7 @@ from delayserver.client.transport import UNKNOWN, HttpAnswer, decoded, path_of
 from delayserver.client.values import Published
 from delayserver.errors import NotFoundError
 from delayserver.records.message_id import read_id
+from delayserver.wire.messages import CancelledDocument
 
 BATCH_PATH = "/v1/messages/batch"
 _FILED = "ack=filed"
@@ -45,7 +47,7 @@ _SAID_ONCE = (
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
-"""Of some of the messages, so that the others are worth being sent again."""
+"""Statuses that some of the messages have caused, so that the others are worth another request."""
 
 
 class Ask(Protocol):
@@ -130,8 +132,8 @@ async def send_publishes(ask: Ask, items: list[PublishItem], *, path: str = BATC
 
 
 def _left(items: list[PublishItem], answer: HttpAnswer) -> list[PublishItem] | None:
-    """A batch over several shards was refused by some: settle what others have published and must
-    not be sent again, and return what is left to be sent. None: nothing was."""
+    """A batch over several shards was refused by some: settle the messages that others have
+    published and that must not be sent again, and return the rest. None: nothing was."""
     problem = answer.problem
     published = _published_nevertheless(problem)
     done = [index for index in published if index < len(items) and not items[index].key]
@@ -149,8 +151,8 @@ def _left(items: list[PublishItem], answer: HttpAnswer) -> list[PublishItem] | N
 
 
 def _parts(items: list[PublishItem], answer: HttpAnswer) -> list[list[PublishItem]]:
-    """A batch was refused whole: fail what is to blame, and return what is to be sent again, in
-    batches that are smaller."""
+    """A batch was refused whole: fail the messages that are to blame, and return the others in
+    smaller batches, to be sent again."""
     error = answer.error()
     if len(items) > 1 and isinstance(error, RefusedError):
         bad = _indexes(error.errors, len(items))
@@ -227,8 +229,8 @@ def _with_errors(error: RefusedError, errors: Sequence[FieldError]) -> RefusedEr
 
 
 def _gravest(errors: Sequence[ClientError]) -> ClientError:
-    """What to raise when no part was published: that nobody knows it of one, else what no
-    repetition mends, with all that is wrong with single messages."""
+    """The error to raise when no part was published. An unknown outcome comes first, then errors
+    that a repetition cannot mend; the errors of single messages are joined."""
 
     def rank(error: ClientError) -> int:
         if isinstance(error, UnreachableError):
@@ -245,15 +247,16 @@ def _gravest(errors: Sequence[ClientError]) -> ClientError:
 
 
 def _published_nevertheless(problem: Problem | None) -> dict[int, Published]:
-    """What of a batch is durable though some shard refused its part, by the indexes."""
-    # Behind a 504 nobody knows what is.
+    """The messages of a batch that are durable though some shard refused its part, by their
+    indexes."""
+    # A 504 leaves the outcome unknown.
     if problem is None or problem.status == HTTPStatus.GATEWAY_TIMEOUT:
         return {}
     return {index: Published(one) for index, one in enumerate(problem.ids) if one is not None}
 
 
 def read_published(answer: HttpAnswer, keys: Sequence[str | None], path: str) -> list[Published]:
-    """What became of each message of a batch that was taken; an empty key is a generated one.
+    """The result of each message of a batch that was accepted; an empty key is a generated one.
     Raises NotADelayServerError."""
     batch = decoded(answer.body, _BatchAnswer)
     ids = batch.ids
@@ -261,7 +264,7 @@ def read_published(answer: HttpAnswer, keys: Sequence[str | None], path: str) ->
     is_filed = _FILED in path and answer.status == HTTPStatus.OK
     if not batch.duplicates:
         return [Published(one, False, is_filed) for one in ids]
-    # What bears a generated key is a duplicate only of what this call sent itself before.
+    # A message with a generated key is a duplicate only of one that this call sent itself before.
     return [
         Published(one, is_duplicate and key != "", is_filed)
         for one, is_duplicate, key in zip(ids, _duplicates(batch), keys, strict=True)
@@ -336,7 +339,7 @@ class Cancelling(Item):
         self.key = key
 
     def path(self) -> str:
-        """Of the message."""
+        """The path of the message."""
         return message_path(self.message_id, self.subject, self.key)
 
 
@@ -347,15 +350,6 @@ def message_path(message_id: str | None, subject: str | None, key: str | None) -
     if message_id is None and subject is not None and key is not None:
         return path_of("subjects", subject, "keys", key)
     raise TypeError("give either the message's id, or both subject= and key=")
-
-
-class _CancelResult(msgspec.Struct, gc=False):
-    state: str | None = None
-    error: str | None = None
-
-
-class _CancelAnswer(msgspec.Struct):
-    results: list[_CancelResult]
 
 
 async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
@@ -377,7 +371,7 @@ async def send_cancels(ask: Ask, items: list[Cancelling]) -> None:
         for item in items:
             item.fail(error)
         return
-    results = decoded(answer.body, _CancelAnswer).results
+    results = decoded(answer.body, CancelledDocument).results
     _check_count(len(results), len(items))
     for item, result in zip(ids + keys, results, strict=True):
         if result.error is None:

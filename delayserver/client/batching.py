@@ -1,4 +1,4 @@
-"""Natural batching: what gathers while requests are under way goes out with the next one.
+"""Natural batching: items that gather while requests are under way go out with the next one.
 
     put ──▶ gathered ──flush, at the end of this turn of the loop──▶ send(batch) ──▶ each future
                ▲                                                        │
@@ -10,8 +10,8 @@ side works on the other; items that are there at once are shared out between the
 
 Items for different addresses gather in lanes of their own. Each lane may have one request under
 way, and more only while all lanes together have fewer than they may: with 64 callers and two
-shards, one request for each lane was 1.3 times as fast as two. What is put and not answered is
-bounded, in number and in bytes, over all lanes; `reserve` waits for room.
+shards, one request for each lane was 1.3 times as fast as two. The items that are put and not
+answered are bounded, in number and in bytes, over all lanes; `reserve` waits for room.
 
 Cost: a deque's append and pop per item, and one task per batch. Threads: belongs to the event loop.
 """
@@ -29,7 +29,7 @@ SHARE_MIN = 16
 
 
 class Item:
-    """Something to be sent, and who waits for what becomes of it."""
+    """Something to be sent, and the future of the caller that waits for its result."""
 
     __slots__ = ("data", "future", "lane")
 
@@ -37,7 +37,7 @@ class Item:
         self.data = data
         self.future = future
         self.lane = lane
-        """With what it may go out: what is in the same lane."""
+        """Items of one lane may go out together."""
 
     def succeed(self, result: object) -> None:
         """Tell the caller, unless it has gone."""
@@ -65,8 +65,8 @@ class _Lane(Generic[I]):
 
 
 class Batcher(Generic[I]):
-    """Sends items in natural batches, each of one lane. `send` is to succeed or fail every item of
-    its batch; those that it leaves when it raises get what it raised."""
+    """Sends items in natural batches, each of one lane. `send` has to succeed or fail every item of
+    its batch. When it raises, the items that are left get its exception."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class Batcher(Generic[I]):
     # ── the way in ─────────────────────────────────────────────────────────────────────────────
 
     def try_reserve(self, size_bytes: int) -> bool:
-        """Take room for an item of that size, if there is room and nobody waits for it; the item is
-        to be put before anything is awaited. Raises ClosedError."""
+        """Take room for an item of that size, if there is room and no caller waits for it; the item
+        is to be put before anything is awaited. Raises ClosedError."""
         if self._closed:
             raise ClosedError("it is closed and takes nothing more")
         if self._waiters or not self._fits(size_bytes):
@@ -184,7 +184,7 @@ class Batcher(Generic[I]):
             for item in batch:
                 item.fail(ClosedError("closed without an answer: it may have been done, or not"))
         self._release(len(batch), total_bytes)
-        # Those who were answered ran before this; what they put goes along.
+        # The callers that were answered have run before this, so items that they put go along.
         self._flush(lane)
 
     def _release(self, count: int, size_bytes: int) -> None:
@@ -201,8 +201,8 @@ class Batcher(Generic[I]):
     # ── the end ────────────────────────────────────────────────────────────────────────────────
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Take nothing more, and wait until everything is answered, at most so long; what is not
-        answered by then fails with ClosedError. What nobody waits for any more is given up."""
+        """Take nothing more, and wait until everything is answered, at most so long. Items that are
+        not answered by then fail with ClosedError. Items whose callers have gone are given up."""
         self._closed = True
         while self._waiters:
             waiter, _ = self._waiters.popleft()
@@ -217,7 +217,7 @@ class Batcher(Generic[I]):
                             task.cancel()
                     if in_flight:
                         await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
-                    await asyncio.sleep(0)  # in which what has gathered leaves
+                    await asyncio.sleep(0)  # in which the gathered items leave
         except TimeoutError:
             in_flight = self._all_in_flight()
             for task in in_flight:

@@ -1,11 +1,11 @@
-"""Producer and consumer for programs without asyncio: the same ones, on a loop in a thread.
+"""Calls and consumers for programs without asyncio: the same ones, on a loop in a thread.
 
-`Producer` may be called from any number of threads; what they publish at the same time goes out
-together. It may be made before a fork, and used on both sides. `Consumer.run` blocks, and ends at
+Any number of threads may call; messages that they publish at the same time go out together. A
+client may be made before a fork, and used on both sides. `Consumer.run` blocks, and ends at
 SIGTERM and ctrl-C.
 
-Each call is written and explained once, in the class for asyncio: `help(Producer.publish)` shows
-that text.
+Each call is written and explained once, in the class for asyncio: `help(client.messages.publish)`
+shows that text.
 
 Cost: a task and two hand-overs between threads per call. Threads: safe.
 """
@@ -16,24 +16,37 @@ import inspect
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
 
-from delayserver.client.backups import AsyncBackups
+from delayserver.client.backups import AsyncClientBackups
 from delayserver.client.calling import EXIT_S
-from delayserver.client.consumer import GRACE_S, LEASE_MS, AsyncConsumer, H
+from delayserver.client.consumer import (
+    GRACE_S,
+    LEASE_MS,
+    AnyConsumerOptions,
+    AsyncConsumer,
+    H,
+)
 from delayserver.client.errors import ClosedError
+from delayserver.client.groups import (
+    AsyncClientCluster,
+    AsyncClientDeadLetters,
+    AsyncClientEvents,
+    AsyncClientHeartbeats,
+    AsyncClientImports,
+    AsyncClientTokens,
+)
 from delayserver.client.loop_thread import LoopThread
-from delayserver.client.producer import AsyncProducer
-from delayserver.client.schedules import AsyncSchedules
-from delayserver.client.sources import AsyncSources
-from delayserver.client.subscriptions import AsyncSubscriptions
+from delayserver.client.messages import AsyncClientMessages
+from delayserver.client.options import URL_DEFAULT, ClientConfig, options_of_consumer
+from delayserver.client.schedules import AsyncClientSchedules
+from delayserver.client.sources import AsyncClientSources
+from delayserver.client.subscriptions import AsyncClientSubscriptions
 from delayserver.client.values import Delay
 
 T = TypeVar("T")
 V = TypeVar("V")
-A = TypeVar("A")
-G = TypeVar("G", bound="CallGroup[Any]")
-C = TypeVar("C", bound="Closing")
+A_co = TypeVar("A_co", covariant=True)
 K = TypeVar("K")
 B = TypeVar("B")
 P = ParamSpec("P")
@@ -43,28 +56,28 @@ class Closing(Protocol):
     """A client that can be closed."""
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Wait for what is under way, at most `timeout_s`, then disconnect."""
+        """Wait for calls under way, at most `timeout_s`, then disconnect."""
 
 
 def waiting(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["CallGroup[A]", P], T]:
+    method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["CallGroup[A_co]", P], T]:
     """The same method with the same parameters, for a thread that waits for it."""
 
     @functools.wraps(method)
-    def call(group: "CallGroup[A]", /, *arguments: P.args, **options: P.kwargs) -> T:
+    def call(group: "CallGroup[A_co]", /, *arguments: P.args, **options: P.kwargs) -> T:
         return group._thread.call(method(group._client, *arguments, **options))
 
     return call
 
 
 def each(
-    method: Callable[Concatenate[A, P], AsyncIterator[V]],
-) -> Callable[Concatenate["CallGroup[A]", P], Iterator[V]]:
+    method: Callable[Concatenate[A_co, P], AsyncIterator[V]],
+) -> Callable[Concatenate["CallGroup[A_co]", P], Iterator[V]]:
     """The same list with the same parameters, for a thread that waits for each page."""
 
     @functools.wraps(method)
-    def call(group: "CallGroup[A]", /, *arguments: P.args, **options: P.kwargs) -> Iterator[V]:
+    def call(group: "CallGroup[A_co]", /, *arguments: P.args, **options: P.kwargs) -> Iterator[V]:
         return _read_on(group._thread, method(group._client, *arguments, **options))
 
     return call
@@ -81,8 +94,8 @@ def _read_on(thread: LoopThread, found: AsyncIterator[V]) -> Iterator[V]:
 def with_options_of(
     kind: Callable[P, K],
 ) -> Callable[[Callable[[B, K], None]], Callable[Concatenate[B, P], None]]:
-    """An `__init__` with the options of that class, and what it says of them; the one that is
-    decorated gets what was made with them."""
+    """An `__init__` with the options of that class, and its docstring. The decorated function gets
+    the object that was made with them."""
 
     def decorate(take: Callable[[B, K], None]) -> Callable[Concatenate[B, P], None]:
         @functools.wraps(inspect.getattr_static(kind, "__init__"))
@@ -94,28 +107,23 @@ def with_options_of(
     return decorate
 
 
-class CallGroup(Generic[A]):
+class CallGroup(Generic[A_co]):
     """Calls of a client of asyncio. The threads that make them wait for the loop of `thread`."""
 
-    def __init__(self, client: A, thread: LoopThread) -> None:
+    def __init__(self, client: A_co, thread: LoopThread) -> None:
         self._client = client
         self._thread = thread
 
 
-def sharing(kind: type[G], client: object, thread: LoopThread) -> G:
-    """A group whose calls run in the thread of another, which also closes `client`."""
-    group = kind.__new__(kind)
-    CallGroup.__init__(group, client, thread)
-    return group
-
-
-class Blocking(CallGroup[C]):
-    """A client of asyncio, with a loop in a thread of its own. Any number of threads may call it.
+class Blocking(CallGroup[A_co]):
+    """Calls with a loop in a thread of its own. Any number of threads may make them.
 
     The thread begins with the first call, and ends with `close`, or when this is dropped."""
 
-    def __init__(self, client: C) -> None:
-        super().__init__(client, LoopThread(functools.partial(client.close, EXIT_S)))
+    def __init__(self, client: A_co, owner: Closing) -> None:
+        """`owner` has the connections of `client`."""
+        super().__init__(client, LoopThread(functools.partial(owner.close, EXIT_S)))
+        self._owner = owner
 
     def __enter__(self) -> Self:
         return self
@@ -124,137 +132,136 @@ class Blocking(CallGroup[C]):
         self.close(None if kind is None else EXIT_S)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for what is under way, at most `timeout_s`, then disconnect and end the thread."""
+        """Take nothing more, wait for publishes under way, at most `timeout_s`, disconnect, and end
+        the thread."""
         try:
-            self._thread.call(self._client.close(timeout_s))
+            self._thread.call(self._owner.close(timeout_s))
         except ClosedError:
             return  # closed before
         self._thread.stop()
 
 
-class Producer(Blocking[AsyncProducer]):
-    """A producer for programs without asyncio; any number of threads may call one.
+class ClientMessages(CallGroup[AsyncClientMessages]):
+    """As AsyncClientMessages, for threads."""
 
-        with Producer("http://127.0.0.1:8080") as producer:
-            published = producer.publish("order.unpaid", {"order": 1001}, delay="30m")
-
-    Its thread begins with the first call, and ends with `close`, or when it is dropped. It may be
-    made before a fork: the child gets a thread, connections and generated keys of its own."""
-
-    @with_options_of(AsyncProducer)
-    def __init__(self, client: AsyncProducer) -> None:
-        super().__init__(client)
-
-    publish = waiting(AsyncProducer.publish)
-    publish_all = waiting(AsyncProducer.publish_all)
-    event = waiting(AsyncProducer.event)
-    heartbeat = waiting(AsyncProducer.heartbeat)
-    get_heartbeat = waiting(AsyncProducer.get_heartbeat)
-    delete_heartbeat = waiting(AsyncProducer.delete_heartbeat)
-    replace = waiting(AsyncProducer.replace)
-    cancel = waiting(AsyncProducer.cancel)
-    get = waiting(AsyncProducer.get)
-    attempts = waiting(AsyncProducer.attempts)
-    replay = waiting(AsyncProducer.replay)
-    move = waiting(AsyncProducer.move)
-    pending = each(AsyncProducer.pending)
+    publish = waiting(AsyncClientMessages.publish)
+    publish_all = waiting(AsyncClientMessages.publish_all)
+    replace = waiting(AsyncClientMessages.replace)
+    cancel = waiting(AsyncClientMessages.cancel)
+    get = waiting(AsyncClientMessages.get)
+    attempts = waiting(AsyncClientMessages.attempts)
+    replay = waiting(AsyncClientMessages.replay)
+    move = waiting(AsyncClientMessages.move)
+    pending = each(AsyncClientMessages.pending)
 
 
-class Subscriptions(Blocking[AsyncSubscriptions]):
-    """The subscriptions of a server, for programs without asyncio.
+class ClientSubscriptions(CallGroup[AsyncClientSubscriptions]):
+    """As AsyncClientSubscriptions, for threads."""
 
-        with Subscriptions("http://127.0.0.1:8080") as subscriptions:
-            subscriptions.put_webhook("shop", "order.*", "http://127.0.0.1:9000/unpaid")
-
-    Durations are timedeltas, text such as "15s", or whole milliseconds."""
-
-    @with_options_of(AsyncSubscriptions)
-    def __init__(self, client: AsyncSubscriptions) -> None:
-        super().__init__(client)
-
-    put_webhook = waiting(AsyncSubscriptions.put_webhook)
-    put_pull = waiting(AsyncSubscriptions.put_pull)
-    put_kafka = waiting(AsyncSubscriptions.put_kafka)
-    put_redis = waiting(AsyncSubscriptions.put_redis)
-    put_nats = waiting(AsyncSubscriptions.put_nats)
-    put_amqp = waiting(AsyncSubscriptions.put_amqp)
-    get = waiting(AsyncSubscriptions.get)
-    list = waiting(AsyncSubscriptions.list)
-    pause = waiting(AsyncSubscriptions.pause)
-    resume = waiting(AsyncSubscriptions.resume)
-    delete = waiting(AsyncSubscriptions.delete)
-    dead_letters = each(AsyncSubscriptions.dead_letters)
-    redrive = waiting(AsyncSubscriptions.redrive)
-    discard = waiting(AsyncSubscriptions.discard)
+    put_webhook = waiting(AsyncClientSubscriptions.put_webhook)
+    put_pull = waiting(AsyncClientSubscriptions.put_pull)
+    put_kafka = waiting(AsyncClientSubscriptions.put_kafka)
+    put_redis = waiting(AsyncClientSubscriptions.put_redis)
+    put_nats = waiting(AsyncClientSubscriptions.put_nats)
+    put_amqp = waiting(AsyncClientSubscriptions.put_amqp)
+    get = waiting(AsyncClientSubscriptions.get)
+    list = waiting(AsyncClientSubscriptions.list)
+    pause = waiting(AsyncClientSubscriptions.pause)
+    resume = waiting(AsyncClientSubscriptions.resume)
+    delete = waiting(AsyncClientSubscriptions.delete)
 
 
-class Schedules(Blocking[AsyncSchedules]):
-    """The schedules of a server, for programs without asyncio.
+class ClientSchedules(CallGroup[AsyncClientSchedules]):
+    """As AsyncClientSchedules, for threads."""
 
-        with Schedules("http://127.0.0.1:8080") as schedules:
-            schedules.put("daily", "report.daily", {"shop": 7}, cron="0 9 * * MON-FRI")
-
-    Durations are timedeltas, text such as "15s", or whole milliseconds; times are datetimes that
-    know their zone, text in RFC 3339, or milliseconds since the epoch."""
-
-    @with_options_of(AsyncSchedules)
-    def __init__(self, client: AsyncSchedules) -> None:
-        super().__init__(client)
-
-    put = waiting(AsyncSchedules.put)
-    preview = waiting(AsyncSchedules.preview)
-    get = waiting(AsyncSchedules.get)
-    list = each(AsyncSchedules.list)
-    pause = waiting(AsyncSchedules.pause)
-    resume = waiting(AsyncSchedules.resume)
-    trigger = waiting(AsyncSchedules.trigger)
-    delete = waiting(AsyncSchedules.delete)
+    put = waiting(AsyncClientSchedules.put)
+    preview = waiting(AsyncClientSchedules.preview)
+    get = waiting(AsyncClientSchedules.get)
+    list = each(AsyncClientSchedules.list)
+    pause = waiting(AsyncClientSchedules.pause)
+    resume = waiting(AsyncClientSchedules.resume)
+    trigger = waiting(AsyncClientSchedules.trigger)
+    delete = waiting(AsyncClientSchedules.delete)
 
 
-class Sources(Blocking[AsyncSources]):
-    """The sources of a server, for programs without asyncio.
+class ClientSources(CallGroup[AsyncClientSources]):
+    """As AsyncClientSources, for threads."""
 
-        with Sources("http://127.0.0.1:8080") as sources:
-            sources.put("orders", "order.unpaid", "127.0.0.1:9092", "orders")
-
-    Messages that a source has published stay when it is deleted."""
-
-    @with_options_of(AsyncSources)
-    def __init__(self, client: AsyncSources) -> None:
-        super().__init__(client)
-
-    put = waiting(AsyncSources.put)
-    get = waiting(AsyncSources.get)
-    list = each(AsyncSources.list)
-    pause = waiting(AsyncSources.pause)
-    resume = waiting(AsyncSources.resume)
-    delete = waiting(AsyncSources.delete)
+    put = waiting(AsyncClientSources.put)
+    get = waiting(AsyncClientSources.get)
+    list = each(AsyncClientSources.list)
+    pause = waiting(AsyncClientSources.pause)
+    resume = waiting(AsyncClientSources.resume)
+    delete = waiting(AsyncClientSources.delete)
 
 
-class Backups(Blocking[AsyncBackups]):
-    """The backups of a server, for programs without asyncio; with a token that has the scope
-    `admin`.
+class ClientBackups(CallGroup[AsyncClientBackups]):
+    """As AsyncClientBackups, for threads."""
 
-        with Backups("http://127.0.0.1:8080") as backups:
-            made = backups.wait(backups.begin("before-the-upgrade").name)
+    begin = waiting(AsyncClientBackups.begin)
+    get = waiting(AsyncClientBackups.get)
+    wait = waiting(AsyncClientBackups.wait)
+    list = waiting(AsyncClientBackups.list)
+    delete = waiting(AsyncClientBackups.delete)
 
-    `delayserver restore` makes a data directory of one."""
 
-    @with_options_of(AsyncBackups)
-    def __init__(self, client: AsyncBackups) -> None:
-        super().__init__(client)
+class ClientDeadLetters(CallGroup[AsyncClientDeadLetters]):
+    """As AsyncClientDeadLetters, for threads."""
 
-    begin = waiting(AsyncBackups.begin)
-    get = waiting(AsyncBackups.get)
-    wait = waiting(AsyncBackups.wait)
-    list = waiting(AsyncBackups.list)
-    delete = waiting(AsyncBackups.delete)
+    list = each(AsyncClientDeadLetters.list)
+    counts = each(AsyncClientDeadLetters.counts)
+    redrive = waiting(AsyncClientDeadLetters.redrive)
+    discard = waiting(AsyncClientDeadLetters.discard)
+
+
+class ClientEvents(CallGroup[AsyncClientEvents]):
+    """As AsyncClientEvents, for threads."""
+
+    send = waiting(AsyncClientEvents.send)
+
+
+class ClientHeartbeats(CallGroup[AsyncClientHeartbeats]):
+    """As AsyncClientHeartbeats, for threads."""
+
+    put = waiting(AsyncClientHeartbeats.put)
+    get = waiting(AsyncClientHeartbeats.get)
+    delete = waiting(AsyncClientHeartbeats.delete)
+
+
+class ClientImports(CallGroup[AsyncClientImports]):
+    """As AsyncClientImports, for threads."""
+
+    begin = waiting(AsyncClientImports.begin)
+    adopt = waiting(AsyncClientImports.adopt)
+    get = waiting(AsyncClientImports.get)
+    duplicates = each(AsyncClientImports.duplicates)
+    archives = each(AsyncClientImports.archives)
+    confirm_archive = waiting(AsyncClientImports.confirm_archive)
+
+
+class ClientTokens(CallGroup[AsyncClientTokens]):
+    """As AsyncClientTokens, for threads."""
+
+    own = waiting(AsyncClientTokens.own)
+    list = each(AsyncClientTokens.list)
+
+
+class ClientCluster(CallGroup[AsyncClientCluster]):
+    """As AsyncClientCluster, for threads."""
+
+    map = waiting(AsyncClientCluster.map)
+    stats = waiting(AsyncClientCluster.stats)
+    forecast = waiting(AsyncClientCluster.forecast)
+    subjects = each(AsyncClientCluster.subjects)
+    metrics = waiting(AsyncClientCluster.metrics)
+    is_alive = waiting(AsyncClientCluster.is_alive)
+    is_ready = waiting(AsyncClientCluster.is_ready)
 
 
 class Consumer:
     """A consumer for programs without asyncio.
 
-        consumer = Consumer("http://127.0.0.1:8080", concurrency=8)
+        consumer = Client("http://127.0.0.1:8080").consumer(concurrency=8)
 
         @consumer.subscribe("order.unpaid")
         def remind(message: Message) -> None:
@@ -262,12 +269,15 @@ class Consumer:
 
         consumer.run()
 
-    Handlers run in threads, and what is `around` them in the same:
+    Handlers run in threads, and their context manager `around` in the same thread:
     `around=fresh_connections` with `@contextmanager def fresh_connections(message)`."""
 
-    @with_options_of(AsyncConsumer)
-    def __init__(self, consumer: AsyncConsumer) -> None:
-        self._consumer = consumer
+    def __init__(
+        self, server: ClientConfig | str = URL_DEFAULT, **options: Unpack[AnyConsumerOptions]
+    ) -> None:
+        """Made by `Client.consumer`, which explains the options."""
+        reach, own = options_of_consumer("Client", server, dict(options))
+        self._consumer = AsyncConsumer(reach, **own)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = False
         self._lock = threading.Lock()

@@ -1,5 +1,5 @@
-"""What all clients share: calls that are made again while the server is away, from one event loop
-after the other, on both sides of a fork.
+"""Calls that are made again while the server is away, from one event loop after the other, on both
+sides of a fork.
 
     _call ──▶ is it this loop? ──▶ answered, with retries ──▶ transport ──▶ a success, or raise
 
@@ -8,63 +8,42 @@ Cost: none beyond that of the request. Threads: belongs to one event loop at a t
 
 import asyncio
 import os
-import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 from weakref import WeakSet
 
+import msgspec
+
+from delayserver.client.cutting import decoded_list
 from delayserver.client.errors import ClientError, ClosedError, OtherLoopError, UnansweredError
+from delayserver.client.options import ClientConfig
 from delayserver.client.replacing import replaced
-from delayserver.client.retries import Attempt, RetryPolicy, Time, answered, within
-from delayserver.client.transport import (
-    TIMEOUT_S,
-    HttpAnswer,
-    HttpTransport,
-    Request,
-    Transport,
-)
+from delayserver.client.retries import Attempt, Time, answered, within
+from delayserver.client.transport import HttpAnswer, Request, Transport
 from delayserver.client.writing import encode
 
-T = TypeVar("T")
-URL_DEFAULT = "http://127.0.0.1:8080"
-RETRY = RetryPolicy()
+T = TypeVar("T", bound=msgspec.Struct)
 EXIT_S = 5.0
 """Calls under way get this long when a block is left by an exception."""
 
 
 class RetryingClient:
-    """Asks one server. AsyncProducer explains the options."""
+    """Asks one server, again and again while it is away. AsyncClient explains the options."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        time: Time | None = None,
-    ) -> None:
-        self._transport = transport or HttpTransport(url, token=token, tls=tls)
-        self._retry = retry
-        self._time = time or Time()
-        self._timeout_s = timeout_s
+    def __init__(self, options: ClientConfig, transport: Transport) -> None:
+        self._transport = transport
+        self._retry = options.retry
+        self._time = options.time or Time()
+        self._timeout_s = options.timeout_s
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         _clients.add(self)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(None if kind is None else EXIT_S)
-
     async def close(self, timeout_s: float | None = None) -> None:
-        """Take nothing more, wait for what is under way, at most `timeout_s`, and disconnect."""
+        """Take nothing more, and disconnect."""
         self._closed = True
         await self._transport.close()
 
@@ -77,7 +56,7 @@ class RetryingClient:
             self._settle_in(loop)
 
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin anew in an event loop; what the one before had under way ends there. Raises
+        """Begin anew in an event loop; calls under way in the one before end there. Raises
         ClosedError, OtherLoopError."""
         if self._closed:
             raise ClosedError("it is closed and takes nothing more")
@@ -95,7 +74,7 @@ class RetryingClient:
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
     def _way_to(self, shard: int | None) -> Request:
-        """How what is for a shard is asked; None: it does not matter at which."""
+        """The way to ask a shard; None: any shard will do."""
         return self._transport.request
 
     async def _call(
@@ -118,18 +97,16 @@ class RetryingClient:
         return await self._made(self._answered(request, repeatable=repeatable), timeout_s)
 
     async def _pages(
-        self,
-        path: str,
-        query: dict[str, str],
-        read: Callable[[bytes], tuple[Sequence[T], str | None]],
+        self, path: str, member: str, kind: type[T], page: int, **query: str | int | None
     ) -> AsyncIterator[T]:
-        """What a path lists, with a request for each page; `read`: what stands in an answer, and
-        the cursor of the next one. Raises as `_call`."""
-        cursor: str | None = None
+        """The items that a path lists in `member`, with a request for each `page` of them. A query
+        that is None is not sent. Raises as `_call`."""
+        given = {name: value for name, value in query.items() if value is not None}
+        wanted, cursor = {"limit": page, **given}, None
         while True:
-            with_cursor = query if cursor is None else {**query, "cursor": cursor}
+            with_cursor = wanted if cursor is None else {**wanted, "cursor": cursor}
             answer = await self._call("GET", f"{path}?{urlencode(with_cursor)}")
-            found, cursor = read(answer.body)
+            found, cursor = decoded_list(answer.body, member, kind)
             for one in found:
                 yield one
             if cursor is None:

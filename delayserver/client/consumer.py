@@ -4,8 +4,8 @@
         ▲           at most `concurrency`        └─────raises──▶ nack, later   ┘ many in one call
         └── while there is room for more         leases are extended until that is answered
 
-Where all handlers are busy, what they have done goes along with the next pull: one request instead
-of two, which does not wait until it is recorded.
+While handlers are busy, finished messages are acknowledged along with the next pull: one request
+instead of two, which does not wait until they are recorded.
 
 A message is delivered at least once: it comes again when its handler raises, when the process dies,
 and when the server was restarted between delivery and acknowledgement. `Message.id` is the same
@@ -22,20 +22,16 @@ loop; handlers that are plain functions run in threads.
 import asyncio
 import inspect
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from delayserver.client.batching import Batcher, Item
-from delayserver.client.calling import URL_DEFAULT
-from delayserver.client.cluster_map import OwnerHosts
 from delayserver.client.cutting import decoded_page
 from delayserver.client.errors import (
     ClientError,
@@ -46,10 +42,14 @@ from delayserver.client.errors import (
     Problem,
     UnansweredError,
 )
-from delayserver.client.following import followed
-from delayserver.client.nodes import Connect
+from delayserver.client.options import (
+    URL_DEFAULT,
+    ClientConfig,
+    ReachOptions,
+    options_of_consumer,
+)
 from delayserver.client.retries import NO_RETRIES, RetryPolicy, Time, answered
-from delayserver.client.transport import TIMEOUT_S, HttpTransport, Transport, ask, decoded, path_of
+from delayserver.client.transport import TIMEOUT_S, ask, decoded, path_of
 from delayserver.client.values import Delay, Message, duration
 from delayserver.times import format_duration, parse_duration_ms
 
@@ -73,7 +73,7 @@ log = logging.getLogger("delayserver.client")
 
 Handler = Callable[[Message], Awaitable[None] | None]
 Around = Callable[[Message], AbstractContextManager[Any]]
-"""What a handler runs inside of; in its thread, where it is a plain function."""
+"""The context manager that a handler runs inside of; in its thread, if it is a plain function."""
 H = TypeVar("H", bound=Callable[[Message], Any])
 T = TypeVar("T")
 
@@ -96,8 +96,7 @@ def backoff_ms(attempt: int) -> int:
     return min(1000 << min(attempt - 1, 20), RETRY_DELAY_MS_MAX)
 
 
-@dataclass(slots=True, eq=False)
-class _Subscription:
+class _Subscription(msgspec.Struct, eq=False):
     """A handler, and the subscription that feeds it."""
 
     name: str
@@ -107,14 +106,14 @@ class _Subscription:
     """Plain functions run in a thread."""
     lease_ms: int
     concurrency: int
-    running: set[asyncio.Task[None]] = field(default_factory=set)
-    leases: dict[str, float] = field(default_factory=dict)
+    running: set[asyncio.Task[None]] = msgspec.field(default_factory=set)
+    leases: dict[str, float] = msgspec.field(default_factory=dict)
     """Until their end is answered; with the moment when they were taken."""
-    done: list[str] = field(default_factory=list)
+    done: list[str] = msgspec.field(default_factory=list)
     """Leases that the next pull is to acknowledge."""
     is_pulling: bool = False
     """A pull is under way: another is not made before it is answered, which may take long."""
-    room: asyncio.Event = field(default_factory=asyncio.Event)
+    room: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     @property
     def path(self) -> str:
@@ -153,10 +152,34 @@ class _Lease(Item):
         self.future.cancel()
 
 
+class ConsumerOptions(TypedDict, total=False):
+    """Options of a consumer; see `AsyncClient.consumer`."""
+
+    concurrency: int
+    retry_delay_ms: Callable[[int], int]
+    wait: Delay
+    reconnect: RetryPolicy
+    around: Around | None
+
+
+class AnyConsumerOptions(ReachOptions, ConsumerOptions, total=False):
+    """Options of a consumer that is made without a client, until 0.3."""
+
+
+class ConsumerSettings(msgspec.Struct, frozen=True):
+    """The options of a consumer with their defaults."""
+
+    concurrency: int = CONCURRENCY
+    retry_delay_ms: Callable[[int], int] = backoff_ms
+    wait: Delay = WAIT_MS
+    reconnect: RetryPolicy = RECONNECT
+    around: Around | None = None
+
+
 class AsyncConsumer:
     """A consumer for asyncio.
 
-        consumer = AsyncConsumer("http://127.0.0.1:8080")
+        consumer = AsyncClient("http://127.0.0.1:8080").consumer(concurrency=8)
 
         @consumer.subscribe("order.unpaid")
         async def remind(message: Message) -> None:
@@ -167,41 +190,18 @@ class AsyncConsumer:
     Handlers are coroutine functions, or plain ones, which run in threads."""
 
     def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        concurrency: int = CONCURRENCY,
-        retry_delay_ms: Callable[[int], int] = backoff_ms,
-        wait: Delay = WAIT_MS,
-        reconnect: RetryPolicy = RECONNECT,
-        around: Around | None = None,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
+        self, server: ClientConfig | str = URL_DEFAULT, **options: Unpack[AnyConsumerOptions]
     ) -> None:
-        """- `concurrency`: handlers that run at once, for each subscription.
-        - `retry_delay_ms`: how long a message waits after its handler has failed, by the attempt
-          (from 1); by default a second, doubled each time, at most ten minutes.
-        - `wait`: how long a pull waits for messages at the server, as a timedelta, text such as
-          "20s", or whole milliseconds.
-        - `reconnect`: the waits while the server is away, which last as long as it does.
-        - `around`: a context manager for each message, which its handler runs inside of.
-        - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached.
-          Those are asked that are on the same host as `url`; on any, with "any": then the token
-          goes wherever the server says. With "none" only `url` is.
-        - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-          tests."""
-        make = partial(HttpTransport, token=token, tls=tls)
-        self._transport = followed(transport, connect, make, url, owner_hosts)
-        self._time = time or Time()
-        self._concurrency = concurrency
-        self._retry_delay_ms = retry_delay_ms
-        self._wait_ms = parse_duration_ms(duration(wait))
-        self._reconnect = reconnect
-        self._around: Around = around or nullcontext
+        """Made by `AsyncClient.consumer`, which explains the options."""
+        reach, own = options_of_consumer("AsyncClient", server, dict(options))
+        wanted = ConsumerSettings(**own)
+        self._transport = reach.any_node()
+        self._time = reach.time or Time()
+        self._concurrency = wanted.concurrency
+        self._retry_delay_ms = wanted.retry_delay_ms
+        self._wait_ms = parse_duration_ms(duration(wanted.wait))
+        self._reconnect = wanted.reconnect
+        self._around: Around = wanted.around or nullcontext
         self._subscriptions: dict[str, _Subscription] = {}
         self._stopping = asyncio.Event()
         self._threads: ThreadPoolExecutor | None = None
@@ -217,8 +217,8 @@ class AsyncConsumer:
         concurrency: int | None = None,
     ) -> Callable[[H], H]:
         """Decorate the handler of a subject's messages: a coroutine function, or a plain one, which
-        runs in a thread. What a plain one returns is awaited on the loop if it can be.
-        `lease` is a timedelta, text such as "30s", or whole milliseconds.
+        runs in a thread. If a plain one returns an awaitable, the loop awaits it. `lease` is a
+        timedelta, text such as "30s", or whole milliseconds.
 
         The subscription is made if it is not there. Consumers that give the same name share the
         work; with different names each gets every message. The name is the subject unless another
@@ -247,17 +247,18 @@ class AsyncConsumer:
     # ── run and stop ───────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """End `run`: pull nothing more, let what runs finish. Belongs to the event loop; may be
-        called from a signal handler of the loop, any number of times."""
+        """End `run`: pull nothing more, let running handlers finish. Belongs to the event loop; may
+        be called from a signal handler of the loop, any number of times."""
         self._stopping.set()
 
     async def run(self, *, grace_s: float = GRACE_S) -> None:
         """Handle messages until `stop` is called.
 
-        What runs then has `grace_s` to finish; after that, or when `run` itself is cancelled, it is
-        cancelled and given back. A handler in a thread cannot be cancelled; its message comes again
-        after the lease. SystemExit and KeyboardInterrupt of a handler do as `stop` does, and are
-        raised at the end. Raises ClientError where the server refuses what no waiting can mend."""
+        Running handlers then have `grace_s` to finish. After that, or when `run` itself is
+        cancelled, they are cancelled and their messages given back. A handler in a thread cannot be
+        cancelled; its message comes again after the lease. SystemExit and KeyboardInterrupt of a
+        handler do as `stop` does, and are raised at the end. Raises ClientError for a refusal that
+        no waiting can mend."""
         if not self._subscriptions:
             raise ValueError("there is nothing to do: decorate a handler with `subscribe`")
         threads = sum(one.concurrency for one in self._subscriptions.values() if not one.is_async)
@@ -308,7 +309,7 @@ class AsyncConsumer:
             extending.cancel()
 
     async def _or_stop(self, work: Awaitable[T], patience_s: float = 0) -> T | None:
-        """What `work` returns; None when `stop` is called before, and so much time is over."""
+        """The result of `work`; None when `stop` is called before, and so much time is over."""
         task = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -352,7 +353,7 @@ class AsyncConsumer:
                 await self._or_stop(self._time.sleep(wait_s))
 
     async def _ensure(self, subscription: _Subscription) -> None:
-        """Make the subscription, unless it is there; what is there is not changed."""
+        """Make the subscription, unless it is there. An existing one is not changed."""
         try:
             view = await ask(self._transport, "GET", subscription.path, answer_type=_View)
         except NotFoundError:
@@ -375,7 +376,8 @@ class AsyncConsumer:
     async def _pull_or_stop(
         self, subscription: _Subscription, ends: Batcher[_Lease]
     ) -> list[Message]:
-        """Pull, and acknowledge with it what is done; nothing if `stop` is called before."""
+        """Pull, and acknowledge finished messages with it. Returns nothing if `stop` is called
+        before."""
         done, subscription.done = subscription.done, []
         for lease in done:
             subscription.leases.pop(lease, None)
@@ -383,7 +385,7 @@ class AsyncConsumer:
         subscription.is_pulling = True
         try:
             # A pull that is given up just when it is answered leaves its messages leased until the
-            # lease ends: what is due comes within the patience.
+            # lease ends. Messages that are due come within the patience.
             pulled = await self._or_stop(self._pull(subscription, done), PATIENCE_S)
         finally:
             subscription.is_pulling = False
@@ -446,7 +448,7 @@ class AsyncConsumer:
             delay_ms = retry.delay_ms
         except BaseException as error:
             if _is_cancelled() and isinstance(error, asyncio.CancelledError):
-                # What runs in a thread goes on there, and its message comes again.
+                # A handler in a thread goes on there, and its message comes again.
                 if in_thread:
                     subscription.leases.pop(message.lease, None)
                 else:
@@ -473,9 +475,9 @@ class AsyncConsumer:
     def _called(
         self, subscription: _Subscription, message: Message
     ) -> tuple[Awaitable[None] | None, BaseException | None]:
-        """Run a plain handler, in its thread; what it returns or raises. A future cannot hold
-        everything that is raised: not StopIteration."""
-        result = None  # also where `around` deals with what the handler raises
+        """Run a plain handler in its thread. Returns its result, or the exception that it raised. A
+        future cannot hold everything that is raised: not StopIteration."""
+        result = None  # also if `around` swallows the exception of the handler
         try:
             with self._around(message):
                 result = subscription.handler(message)
@@ -513,12 +515,12 @@ class AsyncConsumer:
                     subscription.leases.pop(token, None)
 
     async def _keep_extending(self, subscription: _Subscription) -> None:
-        """Extend what is held, three times in a lease, so that one may fail."""
+        """Extend the leases that are held, three times in each, so that one request may fail."""
         third_s = subscription.lease_ms / 3000
         while True:
             await self._time.sleep(third_s)
             now_s = self._time.now_s()
-            # What has been taken just now has time until the next turn.
+            # A lease that was taken just now has time until the next turn.
             held = [one for one, at_s in subscription.leases.items() if now_s - at_s >= third_s / 2]
             for at in range(0, len(held), LEASES_MAX):
                 tokens = held[at : at + LEASES_MAX]
@@ -539,7 +541,7 @@ class AsyncConsumer:
     ) -> list[str]:
         """Ack, nack or extend; the leases that had ended before.
 
-        What goes wrong is logged: the messages come again, which is all that can be done."""
+        An error is only logged, because the messages come again."""
         body = msgspec.json.encode({"leases": leases, **fields})
         path = f"{subscription.path}/{call}"
         try:

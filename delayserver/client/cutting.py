@@ -2,8 +2,8 @@
 
 A decoder goes one level of the stack deeper for each level of the JSON, and gives up a thousand
 levels deep: with the whole answer, for a body of which it only has to find the end. Where that
-happens, the answer is cut here, without recursion: every message gets its body as it stands, and
-whoever looks at that one gets the error.
+happens, the answer is cut here, without recursion: every message gets its body as it stands, and a
+caller that looks at that one gets the error.
 
 Cost: that of the decoder, plus for an answer that it refuses some 50 ns per bracket, comma, colon
 and text. Threads: pure.
@@ -11,7 +11,8 @@ and text. Threads: pure.
 
 import logging
 import re
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -23,6 +24,7 @@ log = logging.getLogger("delayserver.client")
 
 P = TypeVar("P", bound=msgspec.Struct)
 B = TypeVar("B", bound=Body)
+T = TypeVar("T", bound=msgspec.Struct)
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[][{},:]', re.DOTALL)
 """A string without an end is one token, too: a search that failed there would begin again at every
@@ -48,6 +50,23 @@ def decoded_page(body: bytes, page_type: type[P], member: str, message_type: typ
             log.error("a message is left out: %s", error)
     setattr(page, member, found)
     return page
+
+
+@cache
+def _page_type(member: str, kind: type[msgspec.Struct]) -> Any:
+    item_list: Any = list
+    fields: list[Any] = [(member, item_list[kind]), ("cursor", str | None, None)]
+    return msgspec.defstruct("Page", fields)
+
+
+def decoded_list(body: bytes, member: str, kind: type[T]) -> tuple[list[T], str | None]:
+    """A page of a list in `member`, and the cursor of the next one. Raises NotADelayServerError."""
+    page_type, item_type = _page_type(member, kind), cast("type[Any]", kind)
+    if issubclass(kind, Body):
+        page = decoded_page(body, page_type, member, item_type)
+    else:
+        page = decoded(body, page_type)
+    return getattr(page, member), page.cursor
 
 
 def decoded_message(body: bytes, message_type: type[B]) -> B:
@@ -77,7 +96,7 @@ def _joined(members: dict[str, bytes]) -> bytes:
 
 
 def _cut(document: bytes) -> list[bytes]:
-    """What stands between the outermost brackets: items, or names and values by turns."""
+    """The parts between the outermost brackets: items, or names and values by turns."""
     parts, depth, begin = [], 0, 0
     for token in _TOKEN.finditer(document):
         mark = token[0]

@@ -1,92 +1,83 @@
-"""What clients of definitions share, be it subscriptions, schedules or sources: how one is asked
-for by name, changed and ended, and that any node of a cluster answers.
+"""Calls that subscriptions, schedules, sources and backups share: to look one up by its name,
+change it, pause it or delete it. Any node of a cluster answers.
 
 Cost: one request per call. Threads: belongs to the event loop.
 """
 
-import ssl
 from abc import abstractmethod
-from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
-from delayserver.client.calling import RETRY, URL_DEFAULT, RetryingClient
-from delayserver.client.cluster_map import OwnerHosts
-from delayserver.client.following import followed
-from delayserver.client.nodes import Connect
-from delayserver.client.retries import RetryPolicy, Time
-from delayserver.client.transport import (
-    TIMEOUT_S,
-    HttpAnswer,
-    HttpTransport,
-    Transport,
-    path_of,
-)
-from delayserver.client.writing import given
+from delayserver.client.calling import RetryingClient
+from delayserver.client.transport import HttpAnswer, path_of
 
 V = TypeVar("V")
 
 
-class DefinitionsClient(RetryingClient, Generic[V]):
-    """A client of the definitions of one kind."""
+class ClientDefinitions(Generic[V]):
+    """The definitions of one kind. A value `V` describes one as it is."""
 
     _kind: ClassVar[str]
     """Their name in paths."""
 
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: str | None = None,
-        retry: RetryPolicy = RETRY,
-        timeout_s: float = TIMEOUT_S,
-        owner_hosts: OwnerHosts = "same",
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        connect: Connect | None = None,
-        time: Time | None = None,
-    ) -> None:
-        """- `retry`: how long to ask again while the server is away; a minute by default.
-        - `timeout_s`: how long one request may take. Each call takes a `timeout_s`, too, for all of
-          its requests: UnansweredError when that is over.
-        - `owner_hosts`: of a cluster any node is asked, when the one at `url` cannot be reached.
-          Those are asked that are on the same host as `url`; on any, with "any": then the token
-          goes wherever the server says. With "none" only `url` is.
-        - `token`; `tls`: instead of the system's certificates; `transport`, `connect`, `time`: for
-          tests."""
-        make = partial(HttpTransport, token=token, tls=tls)
-        asked = followed(transport, connect, make, url, owner_hosts)
-        super().__init__(url, retry=retry, timeout_s=timeout_s, transport=asked, time=time)
+    def __init__(self, client: RetryingClient) -> None:
+        self._client = client
 
     @abstractmethod
     def _read(self, answer: HttpAnswer) -> V:
-        """The one that is in an answer."""
+        """The definition in an answer."""
 
     async def _put(
         self,
         name: str,
         document: dict[str, Any],
+        *,
+        if_match: str | None,
         timeout_s: float | None,
-        if_match: str | None = None,
     ) -> V:
-        """Make one, or change it; what is None in the document is not given."""
+        """Make a definition, or replace it."""
         path = path_of(self._kind, name)
         return self._read(
-            await self._call("PUT", path, given(document), if_match=if_match, timeout_s=timeout_s)
+            await self._client._call("PUT", path, document, if_match=if_match, timeout_s=timeout_s)
         )
 
-    async def _get(self, name: str, timeout_s: float | None) -> V:
-        return self._read(await self._call("GET", path_of(self._kind, name), timeout_s=timeout_s))
+    async def get(self, name: str, *, timeout_s: float | None = None) -> V:
+        """Look one up by its name. Raises NotFoundError."""
+        path = path_of(self._kind, name)
+        return self._read(await self._client._call("GET", path, timeout_s=timeout_s))
 
     async def _post(
-        self, name: str, what: str, timeout_s: float | None, if_match: str | None = None
+        self, name: str, action: str, if_match: str | None, timeout_s: float | None
     ) -> V:
-        """Pause or resume one."""
-        path = path_of(self._kind, name, what)
-        return self._read(await self._call("POST", path, if_match=if_match, timeout_s=timeout_s))
+        path = path_of(self._kind, name, action)
+        return self._read(
+            await self._client._call("POST", path, if_match=if_match, timeout_s=timeout_s)
+        )
 
-    async def _end(self, name: str, timeout_s: float | None, if_match: str | None = None) -> None:
+
+class VersionedDefinitions(ClientDefinitions[V]):
+    """ClientDefinitions that have versions, and can be paused.
+
+    With `if_match` a call is refused unless that is still the version (ChangedError)."""
+
+    async def pause(
+        self, name: str, *, if_match: str | None = None, timeout_s: float | None = None
+    ) -> V:
+        """Stop one until it is resumed. Raises NotFoundError, ChangedError."""
+        return await self._post(name, "pause", if_match, timeout_s)
+
+    async def resume(
+        self, name: str, *, if_match: str | None = None, timeout_s: float | None = None
+    ) -> V:
+        """Let one go on. Raises NotFoundError, ChangedError."""
+        return await self._post(name, "resume", if_match, timeout_s)
+
+    async def delete(
+        self, name: str, *, if_match: str | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Delete one: when this returns, it does nothing more. Messages that it has published stay.
+        Raises NotFoundError, ChangedError."""
         path = path_of(self._kind, name)
         if if_match is None:
-            await self._delete(path, timeout_s)
+            await self._client._delete(path, timeout_s)
         else:
-            await self._call("DELETE", path, if_match=if_match, timeout_s=timeout_s)
+            await self._client._call("DELETE", path, if_match=if_match, timeout_s=timeout_s)

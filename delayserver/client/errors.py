@@ -12,8 +12,8 @@ ClientError
 │   └── ServerError         everything else
 ├── UnansweredError         no answer came: what was asked may have been done, or not
 │   └── UnreachableError    no connection was made: nothing was done
-├── PartlyPublishedError    of a batch over several shards, `published` is what was published, by
-│                           index, and `errors` what was not
+├── PartlyPublishedError    of a batch over several shards, `published` has the messages that are
+│                           durable, by index, and `errors` the others
 ├── NotADelayServerError    something answers at that address, but not this API
 ├── UnsendableError         (a TypeError, too) a value has no form in JSON; nothing was sent
 ├── OtherLoopError          the producer is in use in another event loop; nothing was sent
@@ -60,12 +60,12 @@ class Problem(msgspec.Struct, frozen=True):
     outcome: str = ""
     """`unknown`: it may have been done nevertheless, or a part of it."""
     ids: tuple[str | None, ...] = ()
-    """Of a batch: the messages that were accepted nevertheless."""
+    """With a batch: the ids of messages that were accepted nevertheless."""
 
 
 class RefusedError(ClientError):
     """The server understood, and said no. Nothing was changed, unless `problem.outcome` says that
-    nobody knows."""
+    this is unknown."""
 
     def __init__(self, problem: Problem, retry_after_s: float | None = None) -> None:
         super().__init__(_sentence(problem))
@@ -101,7 +101,7 @@ class ConflictError(RefusedError):
 
 
 class ChangedError(RefusedError):
-    """Somebody was faster: look it up again, and decide anew."""
+    """Another client was faster: look it up again, and decide anew."""
 
 
 class OverloadedError(RefusedError):
@@ -117,11 +117,11 @@ class ServerError(RefusedError):
 
 
 class UnansweredError(ClientError):
-    """No answer came: what was asked may have been done, or not."""
+    """No answer came: the call may have had its effect, or not."""
 
 
 class UnreachableError(UnansweredError):
-    """No connection was made: what was asked was not done."""
+    """No connection was made: nothing was done."""
 
 
 class PartlyPublishedError(ClientError):
@@ -140,7 +140,8 @@ class PartlyPublishedError(ClientError):
         self.published = published
         """The durable ones, by their index in the batch."""
         self.errors = errors
-        """Why the others are not, by their indexes; what an UnansweredError stands for may be."""
+        """The errors of the others, by their indexes. Behind an UnansweredError a message may be
+        durable."""
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any, Any], dict[str, Any]]:
         return type(self), (self.published, self.errors), vars(self)

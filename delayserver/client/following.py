@@ -16,7 +16,7 @@ anew.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from delayserver.client.cluster_map import (
@@ -24,7 +24,6 @@ from delayserver.client.cluster_map import (
     MAP_S,
     OwnerHosts,
     ShardOwners,
-    check_hosts,
     is_allowed,
 )
 from delayserver.client.errors import NotADelayServerError, UnansweredError
@@ -63,7 +62,7 @@ class Following:
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
     ) -> HttpAnswer:
-        """See Transport. UnreachableError: nobody is reached."""
+        """See Transport. UnreachableError: no node is reached."""
         self._begin_look()
         return await self._nodes.request(method, path, body, headers=headers, timeout_s=timeout_s)
 
@@ -108,18 +107,3 @@ class Following:
 
     def _may_ask(self, url: str) -> bool:
         return is_allowed(self._url, url, self._hosts)
-
-
-def followed(
-    transport: Transport | None,
-    connect: Connect | None,
-    make: Callable[[str], Transport],
-    url: str,
-    hosts: OwnerHosts,
-) -> Transport:
-    """What a client asks through: `transport` itself where it is given and there is no `connect` to
-    others, else one that follows the nodes. Raises ValueError."""
-    check_hosts(hosts)
-    if transport is not None and connect is None:
-        return transport
-    return Following(transport or make(url), url, connect or make, hosts)

@@ -1,29 +1,27 @@
-"""Calls that have no client class of their own: dead letters, events, heartbeats, imports, tokens,
-and the state of a server. `AsyncClient` offers them.
+"""The small groups of calls: dead letters, events, heartbeats, imports, tokens, and the state of a
+server. `AsyncClient` offers them.
 
 Answers are the structs of `delayserver.wire`, which the server itself encodes.
 
 Cost: one request per call, one per page of a list. Threads: belongs to the event loop.
 """
 
-import builtins
 from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from delayserver.client.calling import RetryingClient
-from delayserver.client.producer import AsyncProducer
-from delayserver.client.subscriptions import AsyncSubscriptions
+from delayserver.client.cutting import decoded_message
+from delayserver.client.messages import AsyncClientMessages
 from delayserver.client.transport import decoded, path_of
 from delayserver.client.values import DeadLetter, Delay, EventResult, Heartbeat, duration
+from delayserver.client.writing import content_to_send
 from delayserver.wire.bulk import (
     ArchiveConfirmedModel,
     ArchiveModel,
-    ArchivesModel,
     ArchiveViewModel,
     DuplicateModel,
-    DuplicatesModel,
     ImportBegunModel,
     ImportViewModel,
 )
@@ -33,35 +31,36 @@ from delayserver.wire.operations import (
     OwnTokenDocument,
     StatsDocument,
     SubjectDocument,
-    SubjectListDocument,
     TokenDocument,
-    TokenListDocument,
 )
-from delayserver.wire.subscriptions import DeadLetterCountDocument, DeadLetterCountsDocument
+from delayserver.wire.subscriptions import (
+    DeadLetterCountDocument,
+    RedrivenModel,
+)
 
 T = TypeVar("T")
 
 
-class AsyncDeadLetters:
+class AsyncClientDeadLetters:
     """Messages that the server gave up, by the name of their subscription."""
 
-    def __init__(self, client: RetryingClient, subscriptions: AsyncSubscriptions) -> None:
+    def __init__(self, client: RetryingClient) -> None:
         self._client = client
-        self._subscriptions = subscriptions
 
     def list(self, name: str, *, page: int = 100) -> AsyncIterator[DeadLetter]:
         """Dead letters of a subscription, in the order in which their last attempts were scheduled.
-        The name `_to` lists messages that named their own URLs. Raises NotFoundError."""
-        return self._subscriptions.dead_letters(name, page=page)
+        The name `_to` lists messages that named their own URLs. Raises NotFoundError.
+
+        One request for each `page` of them."""
+
+        return self._client._pages(_letters(name), "dead_letters", DeadLetter, page)
 
     def counts(self, *, page: int = 100) -> AsyncIterator[DeadLetterCountDocument]:
         """Subscriptions that have dead letters, with how many, as of the last checkpoint."""
 
-        def read(body: bytes) -> tuple[builtins.list[DeadLetterCountDocument], str | None]:
-            found = decoded(body, DeadLetterCountsDocument)
-            return found.subscriptions, found.cursor
-
-        return self._client._pages(path_of("dead-letters"), {"limit": str(page)}, read)
+        return self._client._pages(
+            path_of("dead-letters"), "subscriptions", DeadLetterCountDocument, page
+        )
 
     async def redrive(
         self, name: str, ids: Sequence[str] | None = None, *, timeout_s: float | None = None
@@ -70,30 +69,39 @@ class AsyncDeadLetters:
 
         UnansweredError after a lost answer: a second request would also redrive messages that died
         in between."""
-        return await self._subscriptions.redrive(name, ids, timeout_s=timeout_s)
+        path, wanted = _letters(name, "redrive"), {} if ids is None else {"ids": ids}
+        answer = await self._client._call(
+            "POST", path, wanted, repeatable=False, timeout_s=timeout_s
+        )
+        return decoded(answer.body, RedrivenModel).redriven
 
     async def discard(self, name: str, message_id: str, *, timeout_s: float | None = None) -> None:
         """Delete a dead letter. Raises NotFoundError."""
-        await self._subscriptions.discard(name, message_id, timeout_s=timeout_s)
+        await self._client._delete(_letters(name, message_id), timeout_s)
 
 
-class AsyncEvents:
+def _letters(name: str, *more: str) -> str:
+    return path_of("subscriptions", name, "dead-letters", *more)
+
+
+class AsyncClientEvents:
     """Events, each of which completes the messages that watch its key."""
 
-    def __init__(self, producer: AsyncProducer) -> None:
-        self._producer = producer
+    def __init__(self, client: RetryingClient) -> None:
+        self._client = client
 
     async def send(self, key: str, *, timeout_s: float | None = None) -> EventResult:
         """Complete every message that watches `key`. Durable when this returns. After a lost answer
         the client asks again, and returns the result of the last request."""
-        return await self._producer.event(key, timeout_s=timeout_s)
+        path = path_of("events", key)
+        return await _read(self._client, EventResult, "POST", path, timeout_s=timeout_s)
 
 
-class AsyncHeartbeats:
+class AsyncClientHeartbeats:
     """Heartbeats: each publishes a message unless it is renewed in time."""
 
-    def __init__(self, producer: AsyncProducer) -> None:
-        self._producer = producer
+    def __init__(self, messages: AsyncClientMessages) -> None:
+        self._messages = messages
 
     async def put(
         self,
@@ -107,20 +115,30 @@ class AsyncHeartbeats:
     ) -> Heartbeat:
         """Publish a message unless this is called again within `timeout`: a timedelta, text such as
         "10s", or whole milliseconds. Raises as `messages.publish`."""
-        return await self._producer.heartbeat(
-            key, timeout=timeout, subject=subject, body=body, headers=headers, timeout_s=timeout_s
-        )
+        content = content_to_send(body, headers)
+        document = {**content, "subject": subject, "timeout": duration(timeout)}
+        path, shard = self._place(key)
+        answer = await self._messages._call("PUT", path, document, shard=shard, timeout_s=timeout_s)
+        return decoded_message(answer.body, Heartbeat)
 
     async def get(self, key: str, *, timeout_s: float | None = None) -> Heartbeat:
         """A heartbeat, and when it expires. Raises NotFoundError."""
-        return await self._producer.get_heartbeat(key, timeout_s=timeout_s)
+        path, shard = self._place(key)
+        answer = await self._messages._call("GET", path, shard=shard, timeout_s=timeout_s)
+        return decoded_message(answer.body, Heartbeat)
 
     async def delete(self, key: str, *, timeout_s: float | None = None) -> None:
         """End a heartbeat: when this returns, it never publishes. Raises NotFoundError."""
-        await self._producer.delete_heartbeat(key, timeout_s=timeout_s)
+        path, shard = self._place(key)
+        await self._messages._delete(path, timeout_s, shard=shard)
+
+    def _place(self, key: str) -> tuple[str, int | None]:
+        """The path of a heartbeat, and its shard."""
+        self._messages._settle()
+        return path_of("heartbeats", key), self._messages._owners.of_heartbeat(key)
 
 
-class AsyncImports:
+class AsyncClientImports:
     """Bulk loads and archives; they need a token with the scope `admin`.
 
     `shard` names the shard that has the import or the hour, where a server has several."""
@@ -169,21 +187,13 @@ class AsyncImports:
         """Rows that an adopted import left out, since another message has their key, in row order.
         Raises NotFoundError."""
 
-        def read(body: bytes) -> tuple[list[DuplicateModel], str | None]:
-            found = decoded(body, DuplicatesModel)
-            return found.duplicates, found.cursor
-
-        query = {"limit": str(page)} | _shard_query(shard)
-        return self._client._pages(path_of("imports", import_id, "duplicates"), query, read)
+        path = path_of("imports", import_id, "duplicates")
+        return self._client._pages(path, "duplicates", DuplicateModel, page, shard=shard)
 
     def archives(self, *, page: int = 100) -> AsyncIterator[ArchiveViewModel]:
         """Settled hours, the oldest first."""
 
-        def read(body: bytes) -> tuple[list[ArchiveViewModel], str | None]:
-            found = decoded(body, ArchivesModel)
-            return found.hours, found.cursor
-
-        return self._client._pages(path_of("archives"), {"limit": str(page)}, read)
+        return self._client._pages(path_of("archives"), "hours", ArchiveViewModel, page)
 
     async def confirm_archive(
         self,
@@ -202,8 +212,8 @@ class AsyncImports:
         )
 
 
-class AsyncTokens:
-    """Tokens, which say what their holders may do."""
+class AsyncClientTokens:
+    """Tokens, which carry the rights of their holders."""
 
     def __init__(self, client: RetryingClient) -> None:
         self._client = client
@@ -216,14 +226,10 @@ class AsyncTokens:
     def list(self, *, page: int = 100) -> AsyncIterator[TokenDocument]:
         """Tokens that are valid now, in the order of their names. It needs the scope `admin`."""
 
-        def read(body: bytes) -> tuple[builtins.list[TokenDocument], str | None]:
-            found = decoded(body, TokenListDocument)
-            return found.tokens, found.cursor
-
-        return self._client._pages(path_of("tokens"), {"limit": str(page)}, read)
+        return self._client._pages(path_of("tokens"), "tokens", TokenDocument, page)
 
 
-class AsyncCluster:
+class AsyncClientCluster:
     """The state of a server or of a cluster, for operators."""
 
     def __init__(self, client: RetryingClient) -> None:
@@ -250,11 +256,7 @@ class AsyncCluster:
     def subjects(self, *, page: int = 100) -> AsyncIterator[SubjectDocument]:
         """Subjects that the token may publish or consume, by name, with the counts of each."""
 
-        def read(body: bytes) -> tuple[list[SubjectDocument], str | None]:
-            found = decoded(body, SubjectListDocument)
-            return found.subjects, found.cursor
-
-        return self._client._pages(path_of("subjects"), {"limit": str(page)}, read)
+        return self._client._pages(path_of("subjects"), "subjects", SubjectDocument, page)
 
     async def metrics(self, *, timeout_s: float | None = None) -> str:
         """All metrics, in the text format of Prometheus."""
@@ -289,9 +291,5 @@ async def _read(
     return decoded(answer.body, answer_type)
 
 
-def _shard_query(shard: int | None) -> dict[str, str]:
-    return {} if shard is None else {"shard": str(shard)}
-
-
 def _of_shard(path: str, shard: int | None) -> str:
-    return path if shard is None else f"{path}?{urlencode(_shard_query(shard))}"
+    return path if shard is None else f"{path}?shard={shard}"

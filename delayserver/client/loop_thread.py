@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for threads that wait for them. `farewell` closes what they have left open,
-    when nobody has called `stop`; it must not know the owner."""
+    """Runs coroutines for threads that wait for them. `farewell` closes the connections when the
+    owner is dropped without `stop`. It must not hold the owner."""
 
     def __init__(self, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._farewell = farewell

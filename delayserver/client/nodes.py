@@ -3,9 +3,9 @@
     request ──▶ the node that answered last ── it cannot be reached ──▶ the next one, at once
                                             ── no answer, or 503 ──▶ told so; the next call goes on
 
-The nodes are those that the last map named. What was certainly not sent is asked at the next one
-within the same call; whether anything else is asked again is decided by who asked. Who answers well
-is asked on, also when the configured address is back.
+The nodes are those that the last map named. A request that was certainly not sent goes to the next
+node within the same call; about all others the caller decides. A node that answers well is asked
+on, also when the configured address is back.
 
 Cost: none beyond that of the request. Threads: belongs to one event loop.
 """
@@ -45,7 +45,7 @@ class Nodes:
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float = TIMEOUT_S,
     ) -> HttpAnswer:
-        """See Transport. UnreachableError: nobody is reached."""
+        """See Transport. UnreachableError: no node is reached."""
         now_s = asyncio.get_running_loop().time
         deadline_s = now_s() + timeout_s
         unreachable: UnreachableError | None = None
@@ -69,7 +69,7 @@ class Nodes:
         raise unreachable
 
     def _pass_over(self, url: str) -> None:
-        if next(iter(self._nodes)) == url:  # else somebody was quicker
+        if next(iter(self._nodes)) == url:  # else another call was quicker
             self._nodes[url] = self._nodes.pop(url)
 
     async def take(self, urls: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Who has which shard: the map of the server, kept while a producer is in use.
+"""The owner of each shard: the map of the server, kept while a client is in use.
 
     GET /v1/cluster ──one shard, or 404──▶ that was all: everything goes to the configured address
          ▲          ──several──▶ GET /v1/cluster at the address of each ──it is that shard──▶ asked
@@ -12,7 +12,7 @@ only the server knows, behind a proxy or in a container, costs no call anything.
 
 In a cluster the configured address is one node of several, and owners move between them. The map
 names all of them: it, and all that goes to the configured address, is asked at another node when
-that one is not there (`nodes`). Of two maps that name owners of a shard the later epoch is right.
+that one is not there (`nodes`). If two maps name owners of a shard, the later epoch is right.
 
 Cost: of a server alone, one request in the background; else two for each shard, one that waits, and
 for each key its checksum. Threads: belongs to one event loop.
@@ -40,7 +40,7 @@ from delayserver.errors import NotFoundError
 from delayserver.records.sharding import shard_of, shard_of_heartbeat, shard_of_id
 
 WAIT_S: Final = 20
-"""How long a poll waits at the server; proxies end what is silent for 30 s."""
+"""How long a poll waits at the server; proxies end a connection that is silent for 30 s."""
 NO_FORWARD: Final = {"delay-forward": "no"}
 OWNER_HEADER: Final = "delay-owner"
 AGAIN: Final = RetryPolicy(first_s=0.05, most_s=60.0)
@@ -84,7 +84,7 @@ class Owners:
         self.are_apart = False
         """Whether shards have addresses of their own: there are several, or one that moves."""
         self.is_told = asyncio.Event()
-        """The map was asked for, and what it says is known, or that it cannot be had now."""
+        """The map was asked for: it is known, or cannot be had now."""
         self.home = Nodes(home, url, connect)
         """Where all is asked that no owner is asked."""
         self._connect = connect

@@ -1,11 +1,11 @@
-"""Publish in place of what waits under a key, without ever delivering twice.
+"""Publish in place of the message that waits under a key, without ever delivering twice.
 
     PUT ──answer lost──▶ GET ──▶ a message waits: PUT, only if it is still that version ──▶ …
                              └─▶ none waits: it may have been this one, delivered. UnansweredError
 
-A PUT that is simply repeated after a lost answer makes a second message where the first has
-fired meanwhile, with another id, so that no receiver can drop it. What still waits may be replaced,
-whoever put it there; `If-Match` makes sure that it is what was seen.
+A PUT that is simply repeated after a lost answer makes a second message where the first has fired
+meanwhile, with another id, so that no receiver can drop it. A message that still waits may be
+replaced by any client; `If-Match` makes sure that it is the one that was seen.
 
 Cost: one request, as long as no answer is lost. Threads: belongs to the event loop.
 """

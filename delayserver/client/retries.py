@@ -10,10 +10,12 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from delayserver.client.errors import UnansweredError, UnreachableError
 from delayserver.client.transport import TIMEOUT_S, HttpAnswer
@@ -29,7 +31,7 @@ class RetryPolicy:
     """How long to keep asking when the server is overloaded, restarting or not reachable."""
 
     timeout_s: float = 60.0
-    """From the first attempt on; what is not answered by then is an error, also where a server
+    """From the first attempt on. A call that is not answered by then is an error, also if a server
     takes the request and keeps silent. 0: no retries; the one request has its own time."""
     first_s: float = 0.05
     most_s: float = 2.0
@@ -48,14 +50,13 @@ class RetryPolicy:
 NO_RETRIES = RetryPolicy(timeout_s=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
+class Time(msgspec.Struct, frozen=True):
     """Time and chance, as a client sees them; a test has its own."""
 
     now_s: Callable[[], float] = time.monotonic
     """Never set, as opposed to the clock of the day."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    random: Callable[[], float] = field(default_factory=lambda: random.Random().random)
+    random: Callable[[], float] = msgspec.field(default_factory=lambda: random.Random().random)
 
 
 _TRY_AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -78,9 +79,9 @@ async def answered(
 ) -> HttpAnswer:
     """An answer to the request, which is made again until there is one or the policy's time is up.
 
-    One request has `timeout_s`, and never more than what is left of the policy's time. What is not
-    `repeatable` is made again only where the server has certainly not acted on it. Returns the last
-    answer, even when that is "try again"; raises UnansweredError."""
+    One request has `timeout_s`, and never more than the rest of the policy's time. A request that
+    is not `repeatable` is made again only if the server has certainly not acted on it. Returns the
+    last answer, even when that is "try again"; raises UnansweredError."""
     deadline_s = time.now_s() + policy.timeout_s
     attempt_s = min(timeout_s, policy.timeout_s or timeout_s)
     for attempt in count(1):
@@ -107,7 +108,7 @@ async def answered(
 
 
 async def within(timeout_s: float, work: Awaitable[T]) -> T:
-    """What `work` returns within that time. Raises UnansweredError."""
+    """The result of `work`, if it comes within that time. Raises UnansweredError."""
     try:
         async with asyncio.timeout(timeout_s):
             return await work

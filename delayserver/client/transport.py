@@ -1,7 +1,7 @@
 """HTTP/1.1 as this client needs it: one request, one answer, over connections that stay open.
 
-    Transport       what producers and consumers ask through; a test has one that never leaves the
-                    process
+    Transport       groups of calls and consumers ask through it; a test has one that never leaves
+                    the process
     HttpTransport   the real one, over the connections that the server's webhooks use too
 
 No redirects, proxies, cookies or compression: the other end is one known server. Whether a request
@@ -21,7 +21,6 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Protocol, TypeVar
@@ -60,19 +59,18 @@ UNKNOWN = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
 """Something in front of the server has no answer from it."""
 NO_HEADERS: Mapping[str, str] = {}
 _inherited: list[HttpConnection] = []
-"""Connections of the parent, in the child of a fork. They are kept, since what ends them here would
+"""Connections of the parent, in the child of a fork. They are kept, since closing them here would
 take them out of the parent's poll set, which both share."""
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class HttpAnswer:
+class HttpAnswer(msgspec.Struct):
     """The answer of the server to a request."""
 
     status: int
     body: bytes
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}
     """Names in lower case."""
 
     @property
@@ -81,7 +79,7 @@ class HttpAnswer:
 
     @property
     def version(self) -> str:
-        """Of what it shows, for `if_match`; empty: it says none."""
+        """The version of the thing that it shows, for `if_match`; empty: it has none."""
         return self.headers.get("etag", "").strip('"')
 
     def error(self) -> ClientError:
@@ -100,7 +98,7 @@ class HttpAnswer:
 
     @property
     def problem(self) -> Problem | None:
-        """What a refusal says; None: it is not one of a delay server."""
+        """The document of a refusal; None: it is not from a delay server."""
         try:
             return msgspec.json.decode(self.body, type=Problem)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -108,8 +106,8 @@ class HttpAnswer:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it is a refusal after which what was asked may have been done, or a part of it:
-        something in front of the server has no answer from it, or a shard has ended."""
+        """Whether it is a refusal after which the call may have had its effect, or a part of it: a
+        proxy has no answer from the server, or a shard has ended."""
         if self.status in UNKNOWN:
             return True
         if self.status != HTTPStatus.SERVICE_UNAVAILABLE:
@@ -237,7 +235,7 @@ class HttpTransport:
         timeout_s: float = TIMEOUT_S,
         content_type: str = JSON,
     ) -> HttpAnswer:
-        """One request, and what its body is. Raises UnreachableError, UnansweredError."""
+        """One request, with the type of its body. Raises UnreachableError, UnansweredError."""
         head = b"%b %b HTTP/1.1\r\n%b" % (
             method.encode(),
             f"{self._prefix}{path}".encode(),

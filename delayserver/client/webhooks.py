@@ -1,4 +1,4 @@
-"""For receivers of webhooks: is this from our server, and did nobody change it?
+"""For receivers of webhooks: is this from our server, and unchanged?
 
     message_id = verify_webhook(headers, body, secrets)     raises SignatureError: answer 401
 
@@ -43,12 +43,12 @@ def verify_webhook(
     tolerance_s: int = TOLERANCE_S,
     now_s: float | None = None,
 ) -> str:
-    """The message id of a webhook that was received: the same in every attempt, so drop what was
-    seen before.
+    """The message id of a webhook that was received: the same in every attempt, so drop a message
+    whose id was seen before.
 
-    `body` is what came over the wire, before any parsing. `secrets`: `whsec_…`, one, or several
-    while one takes the place of another; a signature by any of them will do. `now_s` replaces the
-    clock of the day.
+    `body` holds the bytes that came over the wire, before any parsing. `secrets`: `whsec_…`, one,
+    or several while one takes the place of another; a signature by any of them will do. `now_s`
+    replaces the clock of the day.
 
     Raises SignatureError when no signature fits, or when it was sent more than `tolerance_s` ago
     (or ahead); InputError when a secret is none."""

@@ -16,9 +16,9 @@ Cost: 1.3 µs for a small message, 0.3 of them to read the body back. Threads: p
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, get_type_hints
 
 import msgspec
 
@@ -28,109 +28,58 @@ from delayserver.client.values import (
     Delay,
     DeliverAt,
     Draft,
-    OnEvent,
-    OutcomeMessage,
+    PublishOptions,
     To,
     duration,
     time,
 )
 
-
-class MessageToSend(msgspec.Struct, omit_defaults=True, gc=False):
-    """A message to be published, with the names of the API."""
-
-    subject: str
-    body: Any = None
-    body_base64: bytes | None = None
-    delay: int | str | None = None
-    deliver_at: int | str | None = None
-    key: str | None = None
-    headers: Mapping[str, str] | None = None
-    watch: Sequence[str] | None = None
-    on_event: OnEvent | None = None
-    ttl: int | str | None = None
-    jitter: int | str | None = None
-    priority: int | None = None
-    to: Mapping[str, Any] | None = None
-    on_delivered: OutcomeMessage | None = None
-    on_dead: OutcomeMessage | None = None
-    group: str | None = None
-
-
-def to_send(draft: Draft) -> MessageToSend:
-    """The same message. Raises as `new_message`."""
-    return new_message(**msgspec.structs.asdict(draft))
+# ── messages ───────────────────────────────────────────────────────────────────────────────────
 
 
 def new_message(
     subject: str,
-    body: Any,
-    delay: Delay | None = None,
-    deliver_at: DeliverAt | None = None,
+    body: Any = None,
+    *,
     key: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    watch: Sequence[str] | None = None,
-    on_event: OnEvent | None = None,
-    ttl: Delay | None = None,
-    jitter: Delay | None = None,
-    priority: int | None = None,
-    to: To | str | None = None,
-    on_delivered: str | None = None,
-    on_dead: str | None = None,
-    group: str | None = None,
-) -> MessageToSend:
-    """A message of what a caller gave. Raises ValueError for a time without a zone, and
-    UnsendableError for a value that the server would get in another form."""
-    if isinstance(delay, timedelta):
-        delay = duration(delay)
-    if deliver_at is not None:
-        deliver_at = time(deliver_at)
-    if isinstance(ttl, timedelta):
-        ttl = duration(ttl)
-    if isinstance(jitter, timedelta):
-        jitter = duration(jitter)
-    given_fields = (
-        subject,
-        delay,
-        deliver_at,
-        key,
-        on_event,
-        ttl,
-        jitter,
-        priority,
-        on_delivered,
-        on_dead,
-        group,
-    )
-    if not _SENT_AS_IT_STANDS.issuperset(map(type, given_fields)):
-        _refuse_other_types(dict(zip(_FIELDS, given_fields, strict=True)))
-    if headers is not None:
-        headers = headers_to_send(headers)
-    if watch is not None:
-        watch = [text_to_send("watch", one) for one in watch]
-    body_base64 = None
+    options: Mapping[str, Any] = {},
+) -> dict[str, Any]:
+    """A message as `encode_message` takes it. `options` are those of `PublishOptions`; None stands
+    for an option that is not given. Raises TypeError for another option, ValueError for a time
+    without a zone, UnsendableError for a value that the server would get in another form."""
+    document: dict[str, Any] = {"subject": text_to_send("subject", subject)}
+    if body is not None:
+        document |= _body_of(body)
+    if key is not None:
+        document["key"] = text_to_send("key", key)
+    if options:
+        _add_options(document, PublishOptions, options)
+    return document
+
+
+def draft_to_send(draft: Draft) -> dict[str, Any]:
+    """The message of a draft. Raises as `new_message`."""
+    options = msgspec.structs.asdict(draft)
+    subject, body, key = (options.pop(name) for name in ("subject", "body", "key"))
+    return new_message(subject, body, key=key, options=options)
+
+
+def content_to_send(body: Any, headers: Mapping[str, str] | None) -> dict[str, Any]:
+    """The content of a message, as a part of a document. Raises UnsendableError."""
+    return _body_of(body) | ({} if headers is None else {"headers": headers_to_send(headers)})
+
+
+def _body_of(body: Any) -> dict[str, Any]:
+    if body is None:
+        return {}
     if isinstance(body, bytes | bytearray | memoryview):
-        body, body_base64 = None, bytes(body)
-    elif body is not None:
-        body = msgspec.Raw(body_to_send(body))
-    return MessageToSend(
-        subject,
-        body,
-        body_base64,
-        delay,
-        deliver_at,
-        key,
-        headers,
-        watch,
-        on_event,
-        ttl,
-        jitter,
-        priority,
-        None if to is None else _destination(to),
-        None if on_delivered is None else OutcomeMessage(on_delivered),
-        None if on_dead is None else OutcomeMessage(on_dead),
-        group,
-    )
+        return {"body_base64": bytes(body)}
+    return {"body": msgspec.Raw(body_to_send(body))}
+
+
+def encode_message(message: dict[str, Any]) -> bytes:
+    """A message of `new_message` as JSON, which has checked every value of it."""
+    return _encode(message)
 
 
 def is_filed(ack: str) -> bool:
@@ -141,49 +90,81 @@ def is_filed(ack: str) -> bool:
     return ack == "filed"
 
 
-def _destination(to: To | str) -> dict[str, Any]:
+# ── options ────────────────────────────────────────────────────────────────────────────────────
+
+
+def options_to_send(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a call as its document has them; `kind` is the TypedDict that lists them.
+
+    A new option needs its line in that TypedDict alone, unless the API has it in another form than
+    the caller gives (`_FORMS`) or inside of another field (`_INSIDE`). Durations and times are sent
+    as whole milliseconds. Raises TypeError for an option that `kind` does not list, ValueError for
+    a time without a zone, UnsendableError."""
+    document: dict[str, Any] = {}
+    _add_options(document, kind, options)
+    return document
+
+
+def _add_options(document: dict[str, Any], kind: type, options: Mapping[str, Any]) -> None:
+    known = kind.__annotations__
+    for name, value in options.items():
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise TypeError(f"there is no option {name!r}; there are {names}")
+        if value is None:
+            continue
+        if name not in _CHANGED and type(value) in _SENT_AS_IT_STANDS:
+            document[name] = value
+            continue
+        form = _FORMS.get(name)
+        sent = value if form is None else form(value)
+        if type(sent) not in _SENT_AS_IT_STANDS:
+            sent = _plain(kind, name, sent)
+        if name in _INSIDE:
+            outer, inner = _INSIDE[name]
+            document.setdefault(outer, {})[inner] = sent
+        else:
+            document[name] = sent
+
+
+_SENT_AS_IT_STANDS: Final = frozenset((str, int, bool, dict, list))
+"""Types of fields that the encoder does not change. The server refuses a wrong value."""
+
+
+def _plain(kind: type, name: str, value: object) -> object:
+    """The value of an option that has no form of its own."""
+    if isinstance(value, timedelta | datetime):
+        return time(value) if isinstance(value, datetime) else duration(value)
+    if isinstance(value, str | int):
+        return value
+    hint = str(get_type_hints(kind)[name])
+    if isinstance(value, float) and "float" in hint:
+        return value
+    wanted = "a whole number or text" if "int" in hint else "text"
+    raise UnsendableError(f"{name} is {named(value)}, and has to be {wanted}")
+
+
+def _to(to: To | str) -> dict[str, Any]:
     if isinstance(to, str):
         return {"url": to}
-    retry = retry_of(to.max_attempts, to.backoff)
-    timeout = duration_or_none(to.timeout)
-    return given({"url": to.url, "secret": to.secret, "timeout": timeout, "retry": retry})
+    return options_to_send(To, msgspec.structs.asdict(to))
 
 
-def debounce_to_send(debounce: Debounce) -> dict[str, Any]:
-    """A debounce, as a part of a document."""
-    at_most = duration_or_none(debounce.at_most)
-    return given({"quiet": duration(debounce.quiet), "at_most": at_most, "keep": debounce.keep})
+def _debounce(debounce: Debounce) -> dict[str, Any]:
+    return options_to_send(Debounce, msgspec.structs.asdict(debounce))
 
 
-def retry_of(max_attempts: int | None, backoff: Sequence[Delay] | None) -> dict[str, Any] | None:
-    """How often, and the waits in between, as a part of a document."""
-    waits = None if backoff is None else [duration(wait) for wait in backoff]
-    return given({"max_attempts": max_attempts, "backoff": waits}) or None
+def _texts(name: str) -> Callable[[Sequence[str]], list[str]]:
+    return lambda texts: [text_to_send(name, text) for text in texts]
 
 
-def fields(message: MessageToSend) -> dict[str, Any]:
-    """What a call has whose path names the subject."""
-    return given(msgspec.structs.asdict(message) | {"subject": None})
-
-
-def given(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What is there of a document, where None stands for what is not."""
-    return {name: value for name, value in document.items() if value is not None}
+def _subject_of(name: str) -> Callable[[str], dict[str, str]]:
+    return lambda subject: {"subject": text_to_send(name, subject)}
 
 
 def due(delay: Delay | None, deliver_at: DeliverAt | None) -> dict[str, Any]:
     """The due time of a message, as a part of a document. Raises ValueError."""
-    return given({"delay": duration_or_none(delay), "deliver_at": time_or_none(deliver_at)})
-
-
-def duration_or_none(value: Delay | None) -> int | str | None:
-    """A duration as the API takes it, where there is one."""
-    return None if value is None else duration(value)
-
-
-def time_or_none(value: DeliverAt | None) -> int | str | None:
-    """A time as the API takes it, where there is one. Raises ValueError."""
-    return None if value is None else time(value)
+    return options_to_send(PublishOptions, {"delay": delay, "deliver_at": deliver_at})
 
 
 # ── JSON ───────────────────────────────────────────────────────────────────────────────────────
@@ -231,33 +212,32 @@ def text_to_send(name: str, text: Any) -> str:
     return text
 
 
-_FIELDS = (
-    "subject",
-    "delay",
-    "deliver_at",
-    "key",
-    "on_event",
-    "ttl",
-    "jitter",
-    "priority",
-    "on_delivered",
-    "on_dead",
-    "group",
-)
-_SENT_AS_IT_STANDS = frozenset((str, int, bool, type(None)))
-"""Types of fields that the encoder does not change: where one is wrong, the server says so."""
-
-
-def _refuse_other_types(fields: Mapping[str, object]) -> None:
-    for name, value in fields.items():
-        if not isinstance(value, str | int | None):
-            raise UnsendableError(
-                f"{name} is {named(value)}, and has to be "
-                + ("a whole number or text" if name in _NUMBERS else "text")
-            )
-
-
-_NUMBERS = frozenset(("delay", "deliver_at", "ttl", "jitter", "priority"))
+_FORMS: Final[dict[str, Callable[[Any], Any]]] = {
+    "backoff": lambda waits: [duration(wait) for wait in waits],
+    "debounce": _debounce,
+    "deliver_at": time,
+    "end_at": time,
+    "headers": headers_to_send,
+    "on_dead": _subject_of("on_dead"),
+    "on_delivered": _subject_of("on_delivered"),
+    "secrets": _texts("secrets"),
+    "start_at": time,
+    "to": _to,
+    "watch": _texts("watch"),
+}
+"""By the name of an option: from the caller's value to that of the API."""
+_INSIDE: Final = {
+    "backoff": ("retry", "backoff"),
+    "batch_linger": ("batch", "linger"),
+    "batch_max": ("batch", "max"),
+    "burst": ("rate", "burst"),
+    "drop_older_than": ("catch_up", "drop_older_than"),
+    "max_attempts": ("retry", "max_attempts"),
+    "per_second": ("rate", "per_second"),
+    "spread": ("catch_up", "spread"),
+}
+"""By the name of an option: the field of the API that holds it, and its name there."""
+_CHANGED: Final = _FORMS.keys() | _INSIDE.keys()
 
 
 def _other(value: Any) -> Any:
@@ -293,7 +273,7 @@ _ADVICE = {
 
 def _refuse_changed(value: Any, place: str, *, is_typed: bool) -> None:
     """Raise UnsendableError for the first value that JSON does not have. `place`: where it is, such
-    as `body.items[3]`. `is_typed`: it is a field of an object, whose type says what it is."""
+    as `body.items[3]`. `is_typed`: it is a field of an object, whose type defines it."""
     waiting: list[tuple[Any, str, bool]] = [(value, place, is_typed)]
     while waiting:
         value, place, is_typed = waiting.pop()

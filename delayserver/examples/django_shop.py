@@ -41,7 +41,7 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
-from delayserver.client import ClientError, Consumer, Message, Producer
+from delayserver.client import Client, ClientError, Message
 
 SUBJECT = "shop.order.unpaid"
 URL = os.environ.get("DELAYSERVER_URL", "http://127.0.0.1:8080")
@@ -63,7 +63,7 @@ settings.configure(
 )
 django.setup()
 log = logging.getLogger("shop")
-producer = Producer(URL, token=TOKEN)
+client = Client(URL, token=TOKEN)
 """One for all threads of a process; it may be made before a fork."""
 
 
@@ -102,7 +102,7 @@ def decide(order: str, state: str) -> bool:
 def place(request: HttpRequest) -> JsonResponse:
     """A customer orders. After this answer the order is certain to be cancelled in time."""
     order = uuid.uuid4()
-    producer.publish(SUBJECT, {"order": str(order)}, delay=PAY_WITHIN, key=str(order))
+    client.messages.publish(SUBJECT, {"order": str(order)}, delay=PAY_WITHIN, key=str(order))
     return JsonResponse(ShopOrder.objects.create(id=order).document(), status=201)
 
 
@@ -121,7 +121,7 @@ def pay(request: HttpRequest, order: uuid.UUID) -> JsonResponse:
         return JsonResponse({"error": "it is paid or cancelled already"}, status=409)
     # The order is paid, so the message does no harm if it fires just now or cannot be cancelled.
     try:
-        producer.cancel(subject=SUBJECT, key=str(order), timeout_s=5)
+        client.messages.cancel(subject=SUBJECT, key=str(order), timeout_s=5)
     except ClientError as error:
         log.info("the message of order %s is not cancelled: %s", order, error)
     return JsonResponse(ShopOrder.objects.get(pk=order).document())
@@ -149,7 +149,7 @@ def fresh_connections(message: Message) -> Iterator[None]:
 
 def consume() -> None:
     """Cancel orders that were not paid in time, until SIGTERM or ctrl-C."""
-    consumer = Consumer(URL, token=TOKEN, concurrency=4, around=fresh_connections)
+    consumer = client.consumer(concurrency=4, around=fresh_connections)
 
     @consumer.subscribe(SUBJECT)
     def cancel(message: Message) -> None:

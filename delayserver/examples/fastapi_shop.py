@@ -30,8 +30,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 
 from delayserver.client import (
-    AsyncProducer,
-    AsyncSubscriptions,
+    AsyncClient,
     ConflictError,
     NotFoundError,
     SignatureError,
@@ -45,13 +44,14 @@ WAITING, PAID, CANCELLED = "waiting for payment", "paid", "cancelled, unpaid"
 
 def make_app(server: str, token: str | None, own_url: str, secret: str, pay_within: str) -> FastAPI:
     """The shop, which the delay server reaches at `own_url`."""
-    producer = AsyncProducer(server, token=token)
+    client = AsyncClient(server, token=token)
     orders: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with producer, AsyncSubscriptions(server, token=token) as subscriptions:
-            await subscriptions.put_webhook(NAME, SUBJECT, f"{own_url}/hooks/late", secret=secret)
+        async with client:
+            url = f"{own_url}/hooks/late"
+            await client.subscriptions.put_webhook(NAME, SUBJECT, url, secret=secret)
             yield
 
     app = FastAPI(title="Shop", lifespan=lifespan)
@@ -65,7 +65,7 @@ def make_app(server: str, token: str | None, own_url: str, secret: str, pay_with
     async def place() -> dict[str, str]:
         """A customer orders. When this is answered, the order is cancelled in time."""
         order = str(uuid.uuid4())
-        await producer.publish(SUBJECT, {"order": order}, delay=pay_within, key=order)
+        await client.messages.publish(SUBJECT, {"order": order}, delay=pay_within, key=order)
         orders[order] = WAITING
         return document(order)
 
@@ -82,7 +82,7 @@ def make_app(server: str, token: str | None, own_url: str, secret: str, pay_with
         orders[order] = PAID
         # A conflict: it fires just now, and the hook will see that the order is paid.
         with contextlib.suppress(ConflictError, NotFoundError):
-            await producer.cancel(subject=SUBJECT, key=order)
+            await client.messages.cancel(subject=SUBJECT, key=order)
         return document(order)
 
     @app.post("/hooks/late", status_code=204)

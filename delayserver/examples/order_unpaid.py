@@ -18,7 +18,7 @@ import random
 from collections import Counter
 from datetime import timedelta
 
-from delayserver.client import AsyncConsumer, AsyncProducer, ConflictError, Message
+from delayserver.client import AsyncClient, ConflictError, Message
 
 SUBJECT = "example.order.unpaid"
 
@@ -26,8 +26,8 @@ SUBJECT = "example.order.unpaid"
 class Shop:
     """Orders, and the state of each."""
 
-    def __init__(self, producer: AsyncProducer, pay_within: timedelta) -> None:
-        self._producer = producer
+    def __init__(self, client: AsyncClient, pay_within: timedelta) -> None:
+        self._client = client
         self._pay_within = pay_within
         self.orders: dict[str, str] = {}
         self.all_decided = asyncio.Event()
@@ -37,7 +37,9 @@ class Shop:
         """A customer orders. When this returns, the order is certain to be closed in time."""
         self.orders[order] = "waiting for payment"
         self._undecided += 1
-        await self._producer.publish(SUBJECT, {"order": order}, delay=self._pay_within, key=order)
+        await self._client.messages.publish(
+            SUBJECT, {"order": order}, delay=self._pay_within, key=order
+        )
 
     async def pay(self, order: str) -> bool:
         """A customer pays; False when it is too late."""
@@ -46,7 +48,7 @@ class Shop:
         self._decide(order, "paid")
         # A conflict: it fires just now, and `close` will see that the order is paid.
         with contextlib.suppress(ConflictError):
-            await self._producer.cancel(subject=SUBJECT, key=order)
+            await self._client.messages.cancel(subject=SUBJECT, key=order)
         return True
 
     async def close(self, message: Message) -> None:
@@ -64,9 +66,9 @@ class Shop:
 
 async def run(server: str, token: str | None, orders: int, pay_within_s: float) -> Counter[str]:
     """Place orders, pay half of them, and wait until the others are closed."""
-    async with AsyncProducer(server, token=token) as producer:
-        shop = Shop(producer, timedelta(seconds=pay_within_s))
-        consumer = AsyncConsumer(server, token=token)
+    async with AsyncClient(server, token=token) as client:
+        shop = Shop(client, timedelta(seconds=pay_within_s))
+        consumer = client.consumer()
         consumer.subscribe(SUBJECT)(shop.close)
         consuming = asyncio.create_task(consumer.run())
         # Numbers that no earlier run of this example has used: a key stays taken for a while.

@@ -4,7 +4,7 @@
     a friend opens it     ──▶ it is theirs; the refund is cancelled
     the message fires     ──▶ the money goes back to the sender
 
-This example runs without asyncio: `Producer` and `Consumer` are for threads. A refund that fails
+This example runs without asyncio: `Client` is for threads. A refund that fails
 for the moment is tried again later (`Retry`). A refund that comes twice is done once, since an
 envelope is taken out of the books by its number.
 
@@ -18,7 +18,7 @@ import threading
 import time
 from datetime import timedelta
 
-from delayserver.client import ConflictError, Consumer, Message, Producer, Retry
+from delayserver.client import Client, ConflictError, Message, Retry
 
 SUBJECT = "example.envelope.refund"
 
@@ -26,8 +26,8 @@ SUBJECT = "example.envelope.refund"
 class Wallet:
     """Envelopes and refunds. A database would do what the lock does here."""
 
-    def __init__(self, producer: Producer, open_within: timedelta) -> None:
-        self._producer = producer
+    def __init__(self, client: Client, open_within: timedelta) -> None:
+        self._client = client
         self._open_within = open_within
         self._lock = threading.Lock()
         self._unopened: dict[str, int] = {}
@@ -45,7 +45,7 @@ class Wallet:
         with self._lock:
             self._unopened[envelope] = cents
         body = {"envelope": envelope, "cents": cents}
-        self._producer.publish(SUBJECT, body, delay=self._open_within, key=envelope)
+        self._client.messages.publish(SUBJECT, body, delay=self._open_within, key=envelope)
 
     def open(self, envelope: str) -> int:
         """A user opens an envelope; the cents in it, 0 when it is too late."""
@@ -55,7 +55,7 @@ class Wallet:
         if cents:
             # A conflict: it fires just now, and `refund` will find nothing to do.
             with contextlib.suppress(ConflictError):
-                self._producer.cancel(subject=SUBJECT, key=envelope)
+                self._client.messages.cancel(subject=SUBJECT, key=envelope)
         return cents
 
     def refund(self, message: Message) -> None:
@@ -69,9 +69,9 @@ class Wallet:
 
 def run(server: str, token: str | None, envelopes: int, open_within_s: float) -> Wallet:
     """Send envelopes, open a third of them, and wait until the others are refunded."""
-    with Producer(server, token=token) as producer:
-        wallet = Wallet(producer, timedelta(seconds=open_within_s))
-        consumer = Consumer(server, token=token, concurrency=8)
+    with Client(server, token=token) as client:
+        wallet = Wallet(client, timedelta(seconds=open_within_s))
+        consumer = client.consumer(concurrency=8)
         consumer.subscribe(SUBJECT)(wallet.refund)
         consuming = threading.Thread(target=consumer.run)
         consuming.start()

@@ -28,10 +28,13 @@ operations     health, counters, tokens, and where the shards are
   description only (`extra_json_schema`).
 - **A good document is decoded once.** Only one that was refused is looked at field by field.
 
+- **An answer has its fields once for both sides.** The server writes times as text, byte for byte,
+  and a Python program wants a datetime. So the fields stand in a generic struct
+  (`BackupFields[When]`), from which the server's document (`BackupDocument`) and the value of the
+  client library (`delayserver.client.Backup`) are derived.
+
 Rejected: pydantic, which names all errors by itself, because each form would stand beside the
-struct that the hot path decodes; and one struct for answers and for the values of the client
-library, because the answers hold times as text, byte for byte, and a Python program wants a
-datetime.
+struct that the hot path decodes.
 
 It knows nothing but msgspec, and how times and errors are written. Cost: of a decoder of msgspec.
 Threads: values.

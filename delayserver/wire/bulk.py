@@ -3,12 +3,12 @@
 Cost: of a decoder of msgspec. Threads: values.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from delayserver.wire.fields import SIZE_MAX, Name, Strict, Time, about, matching, one_of
+from delayserver.wire.fields import SIZE_MAX, Name, Strict, Time, When, about, matching, one_of
 
 _STATES: Final = ("waiting", "verifying", "committing", "filing", "adopted")
 """The states of an import."""
@@ -138,39 +138,50 @@ BackupState = Literal["running", "complete", "failed"]
 BackupStep = Literal["waiting", "copying", "checking"]
 
 
-class BackupPartDocument(msgspec.Struct):
+Part = TypeVar("Part")
+
+
+class BackupPartFields(msgspec.Struct, Generic[When], frozen=True):
     """The part of a backup that one shard has made."""
 
     shard: int
     state: BackupState
-    taken_at: Time | None
+    taken_at: When | None
     checkpoint_seq: Annotated[
         int | None, about("the records up to this one are in it, and no other")
     ]
 
 
-class BackupDocument(msgspec.Struct):
+class BackupPartDocument(BackupPartFields[Time], frozen=True):
+    """The part of a backup that one shard has made."""
+
+
+class BackupFields(msgspec.Struct, Generic[When, Part], frozen=True):
     """A backup, or how far it is."""
 
     name: str
     state: BackupState
     step: BackupStep | None
-    started_at: Annotated[Time, about("everything that was answered before is in it")]
-    taken_at: Annotated[Time | None, about("nothing that came later is in it")]
-    completed_at: Time | None
+    started_at: Annotated[When, about("everything that was answered before is in it")]
+    taken_at: Annotated[When | None, about("nothing that came later is in it")]
+    completed_at: When | None
     total_bytes: int
     done_bytes: int
     copied_bytes: Annotated[int, about("the rest is shared with the files of the backup before")]
     verified: Annotated[bool, about("every byte was read again, and compared with all others")]
     error: str | None
-    shards: list[BackupPartDocument]
+    shards: list[Part]
     log_reaches_at: Annotated[
-        Time | None,
+        When | None,
         about(
             "it can be restored to any moment up to this one, with the message log "
             "behind it; null: to `taken_at` alone"
         ),
     ] = None
+
+
+class BackupDocument(BackupFields[Time, BackupPartDocument], frozen=True):
+    """A backup, or how far it is."""
 
 
 class BackupListDocument(msgspec.Struct):

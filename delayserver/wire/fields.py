@@ -8,7 +8,7 @@ Cost: types; a duration takes 0.5 µs. Threads: pure.
 """
 
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -61,6 +61,9 @@ Pattern = Annotated[str, matching(f"({ANY_PATTERN})")]
 Key = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 256})]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 """RFC 3339 in UTC, with milliseconds."""
+When = TypeVar("When")
+"""The type of times in an answer: `Time` where the server writes it, a datetime in a program. The
+fields of an answer that both sides have stand once, in a generic struct (`BackupFields[When]`)."""
 Cursor = Annotated[str | None, about("for the next page; null: there is nothing more")]
 
 # ── durations and times of requests ───────────────────────────────────────────────────────────────

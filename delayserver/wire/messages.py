@@ -7,7 +7,7 @@ its own, since each field of a form costs every message.
 Cost: of a decoder of msgspec. Threads: values.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -26,6 +26,7 @@ from delayserver.wire.fields import (
     Subject,
     Time,
     TimeoutMs,
+    When,
     about,
 )
 from delayserver.wire.subscriptions import RetryModel
@@ -163,15 +164,19 @@ class MoveModel(Strict):
     deliver_at: Moment = None
 
 
-class MovedModel(msgspec.Struct):
+class MovedFields(msgspec.Struct, Generic[When], frozen=True):
     """The answer to a move."""
 
     id: str
-    deliver_at: Time
+    deliver_at: When
     state: str
 
 
-class EventModel(msgspec.Struct):
+class MovedModel(MovedFields[Time], frozen=True):
+    """The answer to a move."""
+
+
+class EventModel(msgspec.Struct, frozen=True):
     """How many messages an event completed."""
 
     cancelled: int
@@ -214,21 +219,28 @@ class BatchDocument(msgspec.Struct):
     ] = UNSET
 
 
-class DeliveryDocument(msgspec.Struct):
+class DeliveryFields(msgspec.Struct, Generic[When], frozen=True):
     """The state of a message at one subscription."""
 
     subscription: str
     state: str
     attempt: int
-    at: Time
+    at: When
 
 
-class AttemptDocument(msgspec.Struct):
+class DeliveryDocument(DeliveryFields[Time], frozen=True):
+    """The state of a message at one subscription."""
+
+
+Attempts = TypeVar("Attempts")
+
+
+class AttemptFields(msgspec.Struct, Generic[When], frozen=True):
     """One try to deliver a message."""
 
     subscription: Annotated[str, about("its name; empty if it was deleted")]
     attempt: Annotated[int, about("from 1; anew from 1 after a redrive or a replay")]
-    at: Annotated[Time, about("when it began; when it ended where duration is null")]
+    at: Annotated[When, about("when it began; when it ended where duration is null")]
     duration: Annotated[str | None, about("of a message that was pulled: of its lease")]
     outcome: Literal["delivered", "failed"]
     status: Annotated[int | None, about("of HTTP")]
@@ -236,19 +248,27 @@ class AttemptDocument(msgspec.Struct):
     error: Annotated[str | None, about("why it failed")]
 
 
-class AttemptsDocument(msgspec.Struct):
+class AttemptDocument(AttemptFields[Time], frozen=True):
+    """One try to deliver a message."""
+
+
+class AttemptsFields(msgspec.Struct, Generic[Attempts], frozen=True):
     """How each attempt to deliver a message went, in order."""
 
-    attempts: list[AttemptDocument]
+    attempts: Attempts
     dropped: Annotated[int, about("how many more failed, behind the first three of a subscription")]
 
 
-class ReplayedDocument(msgspec.Struct):
+class AttemptsDocument(AttemptsFields[list[AttemptDocument]], frozen=True):
+    """How each attempt to deliver a message went, in order."""
+
+
+class ReplayedDocument(msgspec.Struct, frozen=True):
     """A message that is delivered again."""
 
     id: str
     state: MessageState
-    subscriptions: Annotated[list[str], about("the names of those that get it again")]
+    subscriptions: Annotated[tuple[str, ...], about("the names of those that get it again")]
 
 
 class ToRetryDocument(msgspec.Struct):
@@ -267,7 +287,7 @@ class ToDocument(msgspec.Struct):
     secret: Annotated[str | UnsetType, about("masked")] = UNSET
 
 
-class OutcomeMessageDocument(msgspec.Struct):
+class OutcomeMessageDocument(msgspec.Struct, frozen=True):
     """A message that is published with the outcome of another."""
 
     subject: str
@@ -282,16 +302,21 @@ class DebounceDocument(msgspec.Struct):
     at_most: str | UnsetType = UNSET
 
 
-class MessageDocument(msgspec.Struct):
-    """A message and its state."""
+class MessageFields(msgspec.Struct, Generic[When], frozen=True):
+    """A message and its state: the fields that every message has."""
 
     id: str
     subject: str
     key: str | None
-    deliver_at: Time
+    deliver_at: When
     state: MessageState
     attempts: int
     headers: dict[str, str]
+
+
+class MessageDocument(MessageFields[Time], frozen=True):
+    """A message and its state."""
+
     deliveries: list[DeliveryDocument]
     body: msgspec.Raw | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
@@ -308,13 +333,18 @@ class MessageDocument(msgspec.Struct):
     debounce: DebounceDocument | UnsetType = UNSET
 
 
-class HeartbeatDocument(msgspec.Struct):
+class HeartbeatFields(msgspec.Struct, Generic[When], frozen=True):
     """A heartbeat as it is."""
 
     key: str
     timeout: str
     subject: str
-    expires_at: Annotated[Time, about("when the message is published unless it is renewed")]
+    expires_at: Annotated[When, about("when the message is published unless it is renewed")]
+
+
+class HeartbeatDocument(HeartbeatFields[Time], frozen=True):
+    """A heartbeat as it is."""
+
     headers: dict[str, str] | UnsetType = UNSET
     body: msgspec.Raw | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET

@@ -1,11 +1,20 @@
 """Requests of consumers and their answers. Cost: of a decoder of msgspec. Threads: values."""
 
-from typing import Annotated
+from typing import Annotated, Generic
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from delayserver.wire.fields import DURATION_HELP, LeaseMs, Ms, PullWaitMs, Strict, Time, about
+from delayserver.wire.fields import (
+    DURATION_HELP,
+    LeaseMs,
+    Ms,
+    PullWaitMs,
+    Strict,
+    Time,
+    When,
+    about,
+)
 
 _Number = Annotated[int, Meta(ge=1, le=10_000)]
 _Leases = Annotated[list[str], Meta(max_length=10_000)]
@@ -47,16 +56,21 @@ class ExtendBody(LeasesBody, kw_only=True):
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class PulledDocument(msgspec.Struct):
+class PulledFields(msgspec.Struct, Generic[When], frozen=True):
     """A message that is leased to the consumer that pulled it."""
 
     id: str
     subject: str
     key: str | None
     headers: dict[str, str]
-    deliver_at: Time
+    deliver_at: When
     attempt: int
     lease: Annotated[str, about("to be named in ack, nack and extend")]
+
+
+class PulledDocument(PulledFields[Time], frozen=True):
+    """A message that is leased to the consumer that pulled it."""
+
     body: msgspec.Raw | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
 

@@ -4,7 +4,7 @@ Whether an expression ever runs, and how far away a time may be, is decided wher
 (`delayserver.parts.schedules.intake`). Cost: of a decoder of msgspec. Threads: values.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -19,6 +19,7 @@ from delayserver.wire.fields import (
     Strict,
     Subject,
     Time,
+    When,
     about,
 )
 from delayserver.wire.messages import Body
@@ -65,7 +66,10 @@ class ScheduleModel(Strict):
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class ScheduleDocument(msgspec.Struct):
+Times = TypeVar("Times")
+
+
+class ScheduleFields(msgspec.Struct, Generic[When, Times], frozen=True):
     """A schedule as it is."""
 
     name: str
@@ -76,16 +80,21 @@ class ScheduleDocument(msgspec.Struct):
     jitter: str | None
     catch_up: CatchUpName
     overlap: OverlapName
-    start_at: Time | None
-    end_at: Time | None
+    start_at: When | None
+    end_at: When | None
     max_runs: int | None
     headers: dict[str, str]
-    next_at: Annotated[list[Time], about("the next five planned times")]
-    last_at: Annotated[Time | None, about("the planned time of the last run")]
+    next_at: Annotated[Times, about("the next five planned times")]
+    last_at: Annotated[When | None, about("the planned time of the last run")]
     last_id: Annotated[str | None, about("its message")]
     runs: int
     skipped: Annotated[int, about("runs that were left out")]
     paused: bool
+
+
+class ScheduleDocument(ScheduleFields[Time, list[Time]], frozen=True):
+    """A schedule as it is."""
+
     body: msgspec.Raw | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
     not_understood: NotUnderstood = UNSET

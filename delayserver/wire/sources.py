@@ -1,6 +1,6 @@
 """Sources as clients write them. Cost: of a decoder of msgspec. Threads: values."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -18,6 +18,7 @@ from delayserver.wire.fields import (
     Strict,
     Time,
     Topic,
+    When,
     about,
 )
 
@@ -60,16 +61,23 @@ class SourceModel(Strict):
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class SkippedRecordDocument(msgspec.Struct):
+Record = TypeVar("Record")
+
+
+class SkippedRecordFields(msgspec.Struct, Generic[When], frozen=True):
     """A record of a topic that could not be published."""
 
     partition: int
     offset: int
     reason: str
-    at: Time
+    at: When
 
 
-class SourceDocument(msgspec.Struct):
+class SkippedRecordDocument(SkippedRecordFields[Time], frozen=True):
+    """A record of a topic that could not be published."""
+
+
+class SourceFields(msgspec.Struct, Generic[When, Record], frozen=True):
     """A source as it is."""
 
     name: str
@@ -89,14 +97,17 @@ class SourceDocument(msgspec.Struct):
     positions: Annotated[dict[str, int], about("by partition the offset that is taken next")]
     published: Annotated[int, about("records that became messages")]
     skipped: Annotated[int, about("records that were left out")]
-    last_skipped: Annotated[
-        SkippedRecordDocument | None, about("the last that could not be published")
-    ]
-    changed_at: Time
+    last_skipped: Annotated[Record | None, about("the last that could not be published")]
+    changed_at: When
     tls: bool | None = None
     username: str | None = None
     password: Annotated[str | None, about("masked")] = None
     mechanism: str | None = None
+
+
+class SourceDocument(SourceFields[Time, SkippedRecordDocument], frozen=True):
+    """A source as it is."""
+
     not_understood: NotUnderstood = UNSET
 
 

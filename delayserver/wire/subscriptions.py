@@ -16,7 +16,7 @@ Cost: 5 µs. Threads: pure.
 
 from contextlib import suppress
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, cast, get_args
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -46,6 +46,7 @@ from delayserver.wire.fields import (
     Time,
     TimeoutMs,
     Topic,
+    When,
     about,
     matching,
     one_of,
@@ -358,13 +359,20 @@ class BatchingViewModel(msgspec.Struct):
     linger: str
 
 
-class SubscriptionViewModel(msgspec.Struct, kw_only=True):
+Retry = TypeVar("Retry")
+Rate = TypeVar("Rate")
+Batch = TypeVar("Batch")
+
+
+class SubscriptionFields(
+    msgspec.Struct, Generic[When, Retry, Rate, Batch], kw_only=True, frozen=True
+):
     """A subscription as it is. Secrets are never shown, and *** stands for a password."""
 
     name: str
     subject: str
     type: str
-    created_at: Time
+    created_at: When
     paused: bool
     pause_reason: Annotated[
         Annotated[str, one_of("asked", "gone", "failures", "not_understood")] | None,
@@ -376,7 +384,7 @@ class SubscriptionViewModel(msgspec.Struct, kw_only=True):
     queued: Annotated[int, about("due, and waiting for the subscriber")]
     in_flight: int
     failing_since: Annotated[
-        Time | None,
+        When | None,
         about("the first of nothing but failures, as far as this process has seen them"),
     ] = None
     url: str | None = None
@@ -399,9 +407,9 @@ class SubscriptionViewModel(msgspec.Struct, kw_only=True):
     disable_after: str | None = None
     timeout: str | None = None
     max_in_flight: int | None = None
-    retry: RetryViewModel
-    rate: RateViewModel | None = None
-    batch: BatchingViewModel | None = None
+    retry: Retry
+    rate: Rate | None = None
+    batch: Batch | None = None
     catch_up: str | dict[str, str]
     lease: str | None = None
     not_understood: Annotated[
@@ -412,6 +420,14 @@ class SubscriptionViewModel(msgspec.Struct, kw_only=True):
             "read of it"
         ),
     ] = None
+
+
+class SubscriptionViewModel(
+    SubscriptionFields[Time, RetryViewModel, RateViewModel, BatchingViewModel],
+    kw_only=True,
+    frozen=True,
+):
+    """A subscription as it is. Secrets are never shown, and *** stands for a password."""
 
 
 class SubscriptionsModel(msgspec.Struct):
@@ -433,7 +449,7 @@ class RedrivenModel(msgspec.Struct):
     redriven: int
 
 
-class DeadLetterDocument(msgspec.Struct):
+class DeadLetterFields(msgspec.Struct, Generic[When], frozen=True):
     """A message that no attempt delivered."""
 
     dead_letter: str
@@ -442,8 +458,13 @@ class DeadLetterDocument(msgspec.Struct):
     key: str | None
     reason: str
     attempts: int
-    died_at: Time
+    died_at: When
     headers: dict[str, str]
+
+
+class DeadLetterDocument(DeadLetterFields[Time], frozen=True):
+    """A message that no attempt delivered."""
+
     body: msgspec.Raw | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
 

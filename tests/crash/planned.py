@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from delayserver.client import AsyncConsumer, Message
+from delayserver.client import AsyncClient, Message
 from tests.integration.api_support import ApiServer
 from tests.waiting import wait_until
 
@@ -57,7 +57,7 @@ class Handlers:
 @asynccontextmanager
 async def consuming(url: str, handlers: Handlers) -> AsyncIterator[None]:
     """Several consumers of one subscription, until the end of the block."""
-    consumers = [AsyncConsumer(url, concurrency=20) for _ in range(CONSUMERS)]
+    consumers = [AsyncClient(url).consumer(concurrency=20) for _ in range(CONSUMERS)]
     for consumer in consumers:
         consumer.subscribe("work", name="workers", lease="3s")(handlers.handle)
     tasks = [asyncio.create_task(consumer.run()) for consumer in consumers]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from delayserver.backup.restoring import restore
 from delayserver.cli import make_app, modules_of
-from delayserver.client import AsyncBackups
+from delayserver.client import AsyncClient
 from delayserver.times import parse_time_ms
 from storage.message_log import DIRECTORY as MESSAGES
 from tests.integration.api_support import ApiServer, now_ms, unique
@@ -120,7 +120,8 @@ def test_the_command_and_the_client_library(either_api: ApiServer, tmp_path: Pat
     assert restored["is_sound"] is True
 
     async def main() -> None:
-        async with AsyncBackups(url) as backups:
+        async with AsyncClient(url) as client:
+            backups = client.backups
             again = await backups.wait((await backups.begin()).name)
             assert (again.state, again.verified) == ("complete", True)
             assert [one.name for one in await backups.list()] == [name, again.name]

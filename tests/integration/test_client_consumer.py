@@ -9,12 +9,10 @@ import time
 import pytest
 
 from delayserver.client import (
-    AsyncConsumer,
-    AsyncProducer,
+    AsyncClient,
+    Client,
     ConflictError,
-    Consumer,
     NotAllowedError,
-    Producer,
     Retry,
 )
 from delayserver.client.transport import HttpTransport
@@ -46,7 +44,7 @@ async def until(probe):
 
 @asynchronous
 async def test_everything_is_handled_once_and_on_time(shared_api, subject):
-    consumer = AsyncConsumer(shared_api.process.url)
+    consumer = AsyncClient(shared_api.process.url).consumer()
     got, early = [], []
 
     @consumer.subscribe(subject)
@@ -55,7 +53,8 @@ async def test_everything_is_handled_once_and_on_time(shared_api, subject):
         if now_ms() < message.deliver_at.timestamp() * 1000:
             early.append(message)
 
-    async with AsyncProducer(shared_api.process.url) as producer, running(consumer):
+    async with AsyncClient(shared_api.process.url) as client, running(consumer):
+        producer = client.messages
         await asyncio.gather(
             *(producer.publish(subject, n, delay=200 + n % 50) for n in range(2000))
         )
@@ -71,7 +70,7 @@ async def test_consumers_with_one_name_share_and_with_two_names_both_get_all(sha
     got: dict[str, list[int]] = {"a1": [], "a2": [], "b": []}
 
     def make(who):
-        consumer = AsyncConsumer(shared_api.process.url, concurrency=4)
+        consumer = AsyncClient(shared_api.process.url).consumer(concurrency=4)
 
         @consumer.subscribe(f"{subject}.*", name=f"{subject}-{who[0]}")
         async def handle(message):
@@ -85,7 +84,8 @@ async def test_consumers_with_one_name_share_and_with_two_names_both_get_all(sha
     async with contextlib.AsyncExitStack() as stack:
         for who in got:
             await stack.enter_async_context(running(make(who)))
-        async with AsyncProducer(shared_api.process.url) as producer:
+        async with AsyncClient(shared_api.process.url) as client:
+            producer = client.messages
             await asyncio.gather(*(producer.publish(f"{subject}.x", n) for n in range(300)))
         await until(lambda: len(got["a1"]) + len(got["a2"]) == 300 and len(got["b"]) == 300)
     assert sorted(got["a1"] + got["a2"]) == sorted(got["b"]) == list(range(300))
@@ -98,7 +98,7 @@ async def test_a_handler_that_fails_gets_it_again_and_a_last_failure_makes_a_dea
     shared_api, subject
 ):
     path = shared_api.subscribe(subject, subject, retry={"max_attempts": 3})
-    consumer = AsyncConsumer(shared_api.process.url, retry_delay_ms=lambda attempt: 50)
+    consumer = AsyncClient(shared_api.process.url).consumer(retry_delay_ms=lambda attempt: 50)
     attempts = []
 
     @consumer.subscribe(subject)
@@ -109,7 +109,8 @@ async def test_a_handler_that_fails_gets_it_again_and_a_last_failure_makes_a_dea
         if message.body == "never":
             raise RuntimeError("broken")
 
-    async with AsyncProducer(shared_api.process.url) as producer, running(consumer):
+    async with AsyncClient(shared_api.process.url) as client, running(consumer):
+        producer = client.messages
         await asyncio.gather(producer.publish(subject, "later"), producer.publish(subject, "never"))
         await until(lambda: len(attempts) == 5)
         letters = await until(lambda: shared_api.ask("GET", f"{path}/dead-letters")["dead_letters"])
@@ -134,7 +135,7 @@ class CountingTransport(HttpTransport):
 async def test_a_long_handler_keeps_its_message(shared_api, subject):
     """It takes more than two leases: each third of one, the lease is extended."""
     transport = CountingTransport(shared_api.process.url)
-    consumer = AsyncConsumer(shared_api.process.url, transport=transport)
+    consumer = AsyncClient(shared_api.process.url, transport=transport).consumer()
     attempts = []
 
     @consumer.subscribe(subject, lease="1500ms")
@@ -142,7 +143,8 @@ async def test_a_long_handler_keeps_its_message(shared_api, subject):
         attempts.append(message.attempt)
         await until(lambda: transport.extended > 6)
 
-    async with AsyncProducer(shared_api.process.url) as producer, running(consumer):
+    async with AsyncClient(shared_api.process.url) as client, running(consumer):
+        producer = client.messages
         published = await producer.publish(subject)
         await until(lambda: shared_api.look_up(published.id)["state"] == "delivered")
     assert attempts == [1]
@@ -162,7 +164,7 @@ async def test_sigkill_of_the_server_loses_nothing(make_api, caplog):
     caplog.set_level(logging.INFO, "delayserver.client")
     api = make_api()
     api.start()
-    consumer = AsyncConsumer(api.process.url, concurrency=16)
+    consumer = AsyncClient(api.process.url).consumer(concurrency=16)
     finished, again = {}, []
 
     @consumer.subscribe("s")
@@ -172,7 +174,8 @@ async def test_sigkill_of_the_server_loses_nothing(make_api, caplog):
             again.append((message.attempt, message.id))
         finished[message.id] = message.body
 
-    async with AsyncProducer(api.process.url) as producer, running(consumer):
+    async with AsyncClient(api.process.url) as client, running(consumer):
+        producer = client.messages
         published = []
         for round_ in range(3):
             published += await asyncio.gather(
@@ -200,7 +203,7 @@ async def test_a_stop_leaves_nothing_half_done(shared_api, subject):
     got = []
 
     def make():
-        consumer = AsyncConsumer(shared_api.process.url, concurrency=10)
+        consumer = AsyncClient(shared_api.process.url).consumer(concurrency=10)
 
         @consumer.subscribe(subject)
         async def handle(message):
@@ -209,7 +212,8 @@ async def test_a_stop_leaves_nothing_half_done(shared_api, subject):
 
         return consumer
 
-    async with AsyncProducer(shared_api.process.url) as producer:
+    async with AsyncClient(shared_api.process.url) as client:
+        producer = client.messages
         shared_api.subscribe(subject, subject)
         await asyncio.gather(*(producer.publish(subject, n) for n in range(300)))
     async with running(make()):
@@ -225,14 +229,15 @@ async def test_a_stop_leaves_nothing_half_done(shared_api, subject):
 
 @asynchronous
 async def test_a_subscription_that_is_deleted_is_made_again(shared_api, subject):
-    consumer = AsyncConsumer(shared_api.process.url, wait="300ms")
+    consumer = AsyncClient(shared_api.process.url).consumer(wait="300ms")
     got = []
 
     @consumer.subscribe(subject)
     async def handle(message):
         got.append(message.body)
 
-    async with AsyncProducer(shared_api.process.url) as producer, running(consumer):
+    async with AsyncClient(shared_api.process.url) as client, running(consumer):
+        producer = client.messages
         await producer.publish(subject, 1)
         await until(lambda: got == [1])
         shared_api.delete(f"/v1/subscriptions/{subject}")
@@ -247,20 +252,20 @@ async def test_what_is_refused_ends_the_run(make_api, shared_api, subject):
     async def handle(message):
         pass
 
-    consumer = AsyncConsumer(shared_api.process.url)
+    consumer = AsyncClient(shared_api.process.url).consumer()
     consumer.subscribe(subject)(handle)
     with pytest.raises(ConflictError, match="webhook"):
         await consumer.run()
     api = make_api(token="a token of more than 16")
     api.start()
-    consumer = AsyncConsumer(api.process.url)
+    consumer = AsyncClient(api.process.url).consumer()
     consumer.subscribe(subject)(handle)
     with pytest.raises(NotAllowedError):
         await consumer.run()
 
 
 def test_a_consumer_for_threads(shared_api, subject):
-    consumer = Consumer(shared_api.process.url, concurrency=4)
+    consumer = Client(shared_api.process.url).consumer(concurrency=4)
     got, threads, meeting = [], set(), threading.Barrier(4)
 
     @consumer.subscribe(subject)
@@ -274,7 +279,8 @@ def test_a_consumer_for_threads(shared_api, subject):
 
     running = threading.Thread(target=consumer.run)
     running.start()
-    with Producer(shared_api.process.url) as producer:
+    with Client(shared_api.process.url) as client:
+        producer = client.messages
         for number in range(40):
             producer.publish(subject, number)
         wait_until(lambda: len(got) == 40)
@@ -285,7 +291,7 @@ def test_a_consumer_for_threads(shared_api, subject):
 
 
 def test_a_consumer_that_was_stopped_before_it_began(shared_api, subject):
-    consumer = Consumer(shared_api.process.url)
+    consumer = Client(shared_api.process.url).consumer()
     consumer.subscribe(subject)(lambda message: None)
     consumer.stop()
     consumer.run()

@@ -6,19 +6,13 @@ from datetime import timedelta
 import pytest
 
 from delayserver.client import (
-    AsyncProducer,
-    AsyncSchedules,
-    AsyncSources,
-    AsyncSubscriptions,
+    AsyncClient,
     ChangedError,
+    Client,
     ConflictError,
     Draft,
     InvalidError,
     NotFoundError,
-    Producer,
-    Schedules,
-    Sources,
-    Subscriptions,
 )
 from tests.integration.api_support import Receiver, unique
 from tests.integration.test_client_producer import asynchronous
@@ -40,40 +34,43 @@ def receiver():
 @asynchronous
 async def test_an_event_completes_what_watches_its_key(shared_api, subject):
     key = f"{subject}:1/ü"
-    async with AsyncProducer(shared_api.process.url) as producer:
+    async with AsyncClient(shared_api.process.url) as client:
+        producer = client.messages
         cancelled = await producer.publish(subject, 1, delay="1h", watch=["other", key])
         fired = await producer.publish(subject, 2, delay="1h", watch=[key], on_event="fire")
         replaced = await producer.replace(subject, "k", 3, delay="1h", watch=[key])
         stored = await producer.get(fired.id)
         assert (stored.watch, stored.on_event) == ((key,), "fire")
-        result = await producer.event(key)
+        result = await client.events.send(key)
         assert (result.cancelled, result.fired) == (2, 1)
         states = [(await producer.get(one.id)).state for one in (cancelled, fired, replaced)]
         assert states == ["cancelled", "scheduled", "cancelled"]
-        result = await producer.event(key)
+        result = await client.events.send(key)
         assert (result.cancelled, result.fired) == (0, 0)
 
 
 @asynchronous
 async def test_a_heartbeat_is_renewed_looked_up_and_ended(shared_api, subject):
-    async with AsyncProducer(shared_api.process.url) as producer:
+    async with AsyncClient(shared_api.process.url) as client:
+        heartbeats = client.heartbeats
         options = {"subject": subject, "body": {"worker": 7}, "headers": {"x": "y"}}
-        made = await producer.heartbeat(subject, timeout=timedelta(minutes=1), **options)
-        renewed = await producer.heartbeat(subject, timeout="1m", **options)
-        found = await producer.get_heartbeat(subject)
+        made = await heartbeats.put(subject, timeout=timedelta(minutes=1), **options)
+        renewed = await heartbeats.put(subject, timeout="1m", **options)
+        found = await heartbeats.get(subject)
         # What is left is counted on the stopwatch, which ticks beside the clock: a GET may say a
         # millisecond less than the PUT before it.
         assert made.expires_at <= renewed.expires_at <= found.expires_at + timedelta(milliseconds=1)
         assert (found.body, found.headers, found.timeout) == ({"worker": 7}, {"x": "y"}, "1m")
-        await producer.delete_heartbeat(subject)
-        for call in (producer.get_heartbeat, producer.delete_heartbeat):
+        await heartbeats.delete(subject)
+        for call in (heartbeats.get, heartbeats.delete):
             with pytest.raises(NotFoundError):
                 await call(subject)
 
 
 @asynchronous
 async def test_a_batch_is_taken_whole_or_refused_whole(shared_api, subject):
-    async with AsyncProducer(shared_api.process.url) as producer:
+    async with AsyncClient(shared_api.process.url) as client:
+        producer = client.messages
         drafts = [Draft(subject=subject, body=n, delay="1h") for n in range(50)]
         published = await producer.publish_all(drafts, ack="filed")
         assert len({one.id for one in published}) == 50
@@ -90,7 +87,8 @@ async def test_a_batch_is_taken_whole_or_refused_whole(shared_api, subject):
 
 @asynchronous
 async def test_what_is_filed_is_listed_at_once(shared_api, subject):
-    async with AsyncProducer(shared_api.process.url) as producer:
+    async with AsyncClient(shared_api.process.url) as client:
+        producer = client.messages
         published = await asyncio.gather(
             *(producer.publish(subject, n, delay="1h", ack="filed") for n in range(20))
         )
@@ -101,7 +99,8 @@ async def test_what_is_filed_is_listed_at_once(shared_api, subject):
 @asynchronous
 async def test_subscriptions_of_both_types(shared_api, subject, receiver):
     url = receiver.hook(200)
-    async with AsyncSubscriptions(shared_api.process.url) as subscriptions:
+    async with AsyncClient(shared_api.process.url) as client:
+        subscriptions = client.subscriptions
         hook = await subscriptions.put_webhook(
             *(f"{subject}-hook", subject, url),
             timeout="5s",
@@ -132,26 +131,24 @@ async def test_subscriptions_of_both_types(shared_api, subject, receiver):
 
 
 def test_dead_letters_without_asyncio(shared_api, subject, receiver):
-    with (
-        Producer(shared_api.process.url) as producer,
-        Subscriptions(shared_api.process.url) as subscriptions,
-    ):
+    with Client(shared_api.process.url) as client:
+        producer, subscriptions = client.messages, client.subscriptions
         subscriptions.put_webhook(subject, subject, receiver.hook(400), max_attempts=1)
         published = [producer.publish(subject, n).id for n in range(3)]
 
         def letters():
-            return list(subscriptions.dead_letters(subject, page=2))
+            return list(client.dead_letters.list(subject, page=2))
 
         wait_until(lambda: len(letters()) == 3)
         assert sorted(one.body for one in letters()) == [0, 1, 2]
         assert {one.id for one in letters()} == set(published)
         assert letters()[0].attempts == 1
-        subscriptions.discard(subject, published[0])
+        client.dead_letters.discard(subject, published[0])
         with pytest.raises(NotFoundError):
-            subscriptions.discard(subject, published[0])
+            client.dead_letters.discard(subject, published[0])
         subscriptions.put_webhook(subject, subject, receiver.hook(200))
-        assert subscriptions.redrive(subject, [published[1]]) == 1
-        assert subscriptions.redrive(subject) == 1
+        assert client.dead_letters.redrive(subject, [published[1]]) == 1
+        assert client.dead_letters.redrive(subject) == 1
         wait_until(lambda: producer.get(published[2]).state == "delivered")
         assert letters() == []
         subscriptions.delete(subject)
@@ -159,7 +156,8 @@ def test_dead_letters_without_asyncio(shared_api, subject, receiver):
 
 @asynchronous
 async def test_a_schedule_is_made_looked_up_run_and_ended(shared_api, subject):
-    async with AsyncSchedules(shared_api.process.url) as schedules:
+    async with AsyncClient(shared_api.process.url) as client:
+        schedules = client.schedules
         made = await schedules.put(subject, subject, {"n": 1}, cron="@daily", timezone="Asia/Tokyo")
         assert len(made.next_at) == 5 and made.version
         assert await schedules.get(subject) == made
@@ -169,8 +167,7 @@ async def test_a_schedule_is_made_looked_up_run_and_ended(shared_api, subject):
             await schedules.resume(subject, if_match=made.version)
         assert paused.paused and not (await schedules.resume(subject)).paused
         run = await schedules.trigger(subject)
-        async with AsyncProducer(shared_api.process.url) as producer:
-            assert (await producer.get(run.id)).headers["delay-schedule"] == subject
+        assert (await client.messages.get(run.id)).headers["delay-schedule"] == subject
         assert (await schedules.get(subject)).last_id == run.id
         assert subject in [one.name async for one in schedules.list(page=2)]
         await schedules.delete(subject)
@@ -179,7 +176,8 @@ async def test_a_schedule_is_made_looked_up_run_and_ended(shared_api, subject):
 
 
 def test_a_schedule_without_asyncio(shared_api, subject):
-    with Schedules(shared_api.process.url) as schedules:
+    with Client(shared_api.process.url) as client:
+        schedules = client.schedules
         schedules.put(subject, subject, every="1h", max_runs=2)
         assert [one.name for one in schedules.list() if one.name == subject] == [subject]
         schedules.delete(subject)
@@ -187,7 +185,8 @@ def test_a_schedule_without_asyncio(shared_api, subject):
 
 @asynchronous
 async def test_a_source_is_made_looked_up_paused_and_ended(shared_api, subject):
-    async with AsyncSources(shared_api.process.url) as sources:
+    async with AsyncClient(shared_api.process.url) as client:
+        sources = client.sources
         made = await sources.put(subject, subject, "127.0.0.1:9", "t", on_error="stop")
         assert (made.published, made.positions, made.due_header) == (0, {}, "delay-until")
         assert await sources.get(subject) == made
@@ -203,7 +202,8 @@ async def test_a_source_is_made_looked_up_paused_and_ended(shared_api, subject):
 
 
 def test_a_source_without_asyncio(shared_api, subject):
-    with Sources(shared_api.process.url) as sources:
+    with Client(shared_api.process.url) as client:
+        sources = client.sources
         sources.put(subject, subject, "127.0.0.1:9", "t", group="g")
         assert [one.group for one in sources.list() if one.name == subject] == ["g"]
         sources.delete(subject)

@@ -10,14 +10,14 @@ from tests.integration.api_support import unique
 
 FORKED_ASYNC = r"""
 import asyncio, os, sys
-from delayserver.client import AsyncProducer
-producer = AsyncProducer(sys.argv[1])
+from delayserver.client import AsyncClient
+client = AsyncClient(sys.argv[1])
 
 async def work():
     for _ in range(2):
-        published = await producer.publish(sys.argv[2], delay="1h")
+        published = await client.messages.publish(sys.argv[2], delay="1h")
         os.write(1, f"{published.id}\n".encode())  # whole, however many write
-    await producer.close()
+    await client.close()
 
 for _ in range(2):
     if not os.fork():
@@ -30,41 +30,41 @@ sys.exit(any(statuses))
 
 ONE_LOOP_AFTER_THE_OTHER = r"""
 import asyncio, sys
-from delayserver.client import AsyncProducer
-producer = AsyncProducer(sys.argv[1])
+from delayserver.client import AsyncClient
+client = AsyncClient(sys.argv[1])
 for _ in range(3):
-    print(asyncio.run(producer.publish(sys.argv[2], delay="1h")).id)
-asyncio.run(producer.close())
+    print(asyncio.run(client.messages.publish(sys.argv[2], delay="1h")).id)
+asyncio.run(client.close())
 """
 
 FORKED_BLOCKING = r"""
 import os, signal, sys
-from delayserver.client import Producer
-producer = Producer(sys.argv[1])
+from delayserver.client import Client
+client = Client(sys.argv[1])
 
 def work():
-    os.write(1, f"{producer.publish(sys.argv[2], delay='1h').id}\n".encode())
+    os.write(1, f"{client.messages.publish(sys.argv[2], delay='1h').id}\n".encode())
 
 work()
 if not os.fork():
     signal.alarm(30)  # a child that hangs is ended by it
     work()
     work()
-    producer.close()
+    client.close()
     os._exit(0)
 status = os.wait()[1]
 work()
-producer.close()
+client.close()
 sys.exit(status != 0)
 """
 
 RAISED_IN_A_POOL = """
 import multiprocessing, sys
-from delayserver.client import NotFoundError, Producer
+from delayserver.client import Client, NotFoundError
 
 def job(url):
-    with Producer(url) as producer:
-        return producer.get("no such message")
+    with Client(url) as client:
+        return client.messages.get("no such message")
 
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:

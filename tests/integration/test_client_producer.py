@@ -16,7 +16,8 @@ from delayserver.cli import make_app
 from delayserver.cli.demo.process import free_port
 from delayserver.client import (
     NO_RETRIES,
-    AsyncProducer,
+    AsyncClient,
+    Client,
     ClosedError,
     ConflictError,
     DiskFullError,
@@ -25,12 +26,12 @@ from delayserver.client import (
     NotAllowedError,
     NotFoundError,
     OverloadedError,
-    Producer,
     Published,
     UnansweredError,
     UnreachableError,
 )
 from tests.integration.api_support import Receiver, time_ms, unique
+from tests.unit.client.fake_server import Producer
 from tests.waiting import DEADLINE_S, Looks, until
 
 TOKEN = "a token of more than 16"
@@ -52,7 +53,7 @@ def subject():
 
 
 def producer_for(api, **options):
-    return AsyncProducer(api.process.url, **options)
+    return Producer(url=api.process.url, **options)
 
 
 @asynchronous
@@ -332,12 +333,12 @@ async def until_valid(producer):
 
 @asynchronous
 async def test_nobody_there_and_somebody_else():
-    nobody = AsyncProducer(f"http://127.0.0.1:{free_port()}", retry=NO_RETRIES)
+    nobody = Producer(url=f"http://127.0.0.1:{free_port()}", retry=NO_RETRIES)
     with pytest.raises(UnreachableError):
         await nobody.publish("s")
     receiver = Receiver()
     try:
-        other = AsyncProducer(receiver.hook(200).rpartition("/")[0], retry=NO_RETRIES)
+        other = Producer(url=receiver.hook(200).rpartition("/")[0], retry=NO_RETRIES)
         with pytest.raises((NotADelayServerError, UnansweredError)):
             await other.publish("s")
         await other.close()
@@ -365,7 +366,8 @@ async def test_answers_that_are_none(reply, error):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, AsyncProducer(f"http://127.0.0.1:{port}", retry=NO_RETRIES) as producer:
+    async with server, AsyncClient(f"http://127.0.0.1:{port}", retry=NO_RETRIES) as client:
+        producer = client.messages
         with pytest.raises(error):
             await producer.publish("s")
 
@@ -384,9 +386,7 @@ async def test_a_server_below_a_path_of_a_gateway():
     port = server.sockets[0].getsockname()[1]
     async with server:
         for path in ("/delay/", "/a%20b", "/", ""):
-            async with AsyncProducer(
-                f"http://127.0.0.1:{port}{path}", retry=NO_RETRIES
-            ) as producer:
+            async with Producer(url=f"http://127.0.0.1:{port}{path}", retry=NO_RETRIES) as producer:
                 with pytest.raises(NotADelayServerError):
                     await producer.get("x")
     found = b"GET %b/v1/messages/x"
@@ -399,7 +399,7 @@ async def test_a_server_below_a_path_of_a_gateway():
 )
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(ValueError, match="http"):
-        AsyncProducer(url)
+        AsyncClient(url)
 
 
 # ── without asyncio ────────────────────────────────────────────────────────────────────────────
@@ -407,7 +407,8 @@ def test_what_is_no_address_is_refused(url):
 
 def test_a_producer_for_threads(shared_api, subject):
     found = []
-    with Producer(shared_api.process.url) as producer:
+    with Client(shared_api.process.url) as client:
+        producer = client.messages
 
         def publish(first):
             for number in range(first, first + 25):
@@ -427,7 +428,7 @@ def test_a_producer_for_threads(shared_api, subject):
         assert producer.replace(subject, "new", 1, delay="1h").id
         with pytest.raises(InvalidError):
             producer.publish(subject, delay="soon")
-    producer.close()
+    client.close()
     with pytest.raises(ClosedError):
         producer.publish(subject)
 
@@ -435,20 +436,20 @@ def test_a_producer_for_threads(shared_api, subject):
 def test_whoever_publishes_while_it_is_closed_is_told(shared_api, subject):
     """Nobody hangs: each publish is answered, or refused because it came too late."""
     for _ in range(20):
-        producer = Producer(shared_api.process.url)
+        client = Client(shared_api.process.url)
         outcomes: list[Published | ClosedError] = []
 
-        def publish(producer=producer, outcomes=outcomes):
+        def publish(client=client, outcomes=outcomes):
             try:
                 while True:
-                    outcomes.append(producer.publish(subject, delay="1h"))
+                    outcomes.append(client.messages.publish(subject, delay="1h"))
             except ClosedError as error:
                 outcomes.append(error)
 
         threads = [threading.Thread(target=publish) for _ in range(4)]
         for thread in threads:
             thread.start()
-        producer.close()
+        client.close()
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
@@ -458,11 +459,12 @@ def test_ctrl_c_ends_a_wait(shared_api):
     # A process that was started in the background ignores it otherwise.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with Producer(f"http://127.0.0.1:{free_port()}") as producer:
+        with Client(f"http://127.0.0.1:{free_port()}") as client:
+            producer = client.messages
             timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
             timer.start()
             with pytest.raises(KeyboardInterrupt):
                 producer.publish("s")
-            producer.close(timeout_s=0.1)
+            client.close(timeout_s=0.1)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -13,19 +13,21 @@ from typing import Any
 import pytest
 
 from delayserver.client import (
-    AsyncProducer,
+    AsyncClient,
+    Client,
     Draft,
     InvalidError,
     NotFoundError,
     PartlyPublishedError,
-    Producer,
 )
+from delayserver.client.groups import AsyncClientHeartbeats
 from delayserver.client.transport import HttpAnswer, HttpTransport
 from delayserver.records.message_id import read_id
 from delayserver.records.sharding import shard_of
 from tests.integration.api_support import ApiServer, make_token, unique
 from tests.integration.supervised import COUNT, Supervised
 from tests.integration.test_client_producer import asynchronous
+from tests.unit.client.fake_server import Producer
 from tests.waiting import until, wait_until
 
 
@@ -60,7 +62,7 @@ class Way:
         self.home = Recording(url, token=token)
         self.owners: list[Recording] = []
         self._token = token
-        self.producer = AsyncProducer(url, transport=self.home, connect=self._connect)
+        self.producer = Producer(url=url, transport=self.home, connect=self._connect)
 
     def _connect(self, url: str) -> Recording:
         self.owners.append(Recording(url, token=self._token))
@@ -100,9 +102,10 @@ async def test_nothing_is_forwarded_for_who_asks_the_owners(supervised, subject)
             assert (await producer.get(one.id)).body == key
             assert (await producer.move(subject=subject, key=key, delay="2h")).id == one.id
             assert (await producer.replace(subject, key, 1, delay="1h")).id != one.id
-            await producer.heartbeat(key, timeout="1h", subject=subject)
-            assert (await producer.get_heartbeat(key)).subject == subject
-            await producer.delete_heartbeat(key)
+            heartbeats = AsyncClientHeartbeats(producer)
+            await heartbeats.put(key, timeout="1h", subject=subject)
+            assert (await heartbeats.get(key)).subject == subject
+            await heartbeats.delete(key)
         await asyncio.gather(*(producer.cancel(one.id) for one in published[9:100]))
         await asyncio.gather(*(producer.cancel(subject=subject, key=key) for key in keys[100:]))
         with pytest.raises(NotFoundError):
@@ -131,7 +134,8 @@ async def test_a_batch_over_shards_is_answered_in_its_order(supervised, subject)
         assert [one.id for one in again[:20]] == [one.id for one in published[40:]]
         assert way.home.done == []
         # The same through one address, which cuts it itself.
-        async with AsyncProducer(way.home.url, owner_hosts="none") as other:
+        async with AsyncClient(way.home.url, owner_hosts="none") as other_client:
+            other = other_client.messages
             found = await other.publish_all(more)
             assert [(one.id, one.duplicate) for one in found] == [(one.id, True) for one in again]
             mixed = [f"{n}" for n in (70, 90, 91, 71, 92, 93, 94)]
@@ -152,7 +156,7 @@ async def test_what_some_shards_have_refused_is_said_with_what_others_took(
         first = await producer.publish(subject, "other content", key=taken, delay="1h")
         drafts = [Draft(subject=subject, body=key, key=key, delay="1h") for key in keys]
         refuses = read_id(first.id).shard
-        for ways in (producer, AsyncProducer(way.home.url, owner_hosts="none")):
+        for ways in (producer, Producer(url=way.home.url, owner_hosts="none")):
             with pytest.raises(PartlyPublishedError) as caught:
                 await ways.publish_all(drafts)
             error = caught.value
@@ -178,7 +182,8 @@ async def test_what_some_shards_have_refused_is_said_with_what_others_took(
         assert {read_id(one.id).shard for one in done} == {1}
         # What has no key stays together, whichever way it goes and however soon.
         for hosts in ("same", "none"):
-            async with AsyncProducer(way.home.url, owner_hosts=hosts) as other:
+            async with AsyncClient(way.home.url, owner_hosts=hosts) as other_client:
+                other = other_client.messages
                 without = [Draft(subject=subject, delay="1h") for _ in range(30)]
                 done = await other.publish_all(without, atomic=True)
                 assert len({read_id(one.id).shard for one in done}) == 1
@@ -238,7 +243,8 @@ async def test_a_server_alone_is_asked_for_its_shards_once(shared_api: ApiServer
 
 
 def test_threads_ask_the_owners_too(supervised: Supervised, subject: str) -> None:
-    with Producer(f"http://127.0.0.1:{supervised.port}") as producer:
+    with Client(f"http://127.0.0.1:{supervised.port}") as client:
+        producer = client.messages
         producer.publish(subject, key="1", delay="1h")
         wait_until(lambda: len(producer._client._owners._ready) == COUNT)
         ids = [producer.publish(subject, n, key=f"{n}", delay="1h").id for n in range(2, 30)]

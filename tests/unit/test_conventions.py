@@ -446,13 +446,6 @@ OVERSIZED = {
     "delayserver/api/intake.py:Intake",
     "delayserver/parts/schedules/commands.py:put",
     "delayserver/parts/sources/commands.py:put",
-    "delayserver/client/consumer.py:AsyncConsumer.__init__",
-    "delayserver/client/producer.py:AsyncProducer",
-    "delayserver/client/producer.py:AsyncProducer.__init__",
-    "delayserver/client/schedules.py:AsyncSchedules.put",
-    "delayserver/client/sources.py:AsyncSources.put",
-    "delayserver/client/subscriptions.py:AsyncSubscriptions._define",
-    "delayserver/client/writing.py:new_message",
     "delayserver/cluster/forwarding.py",
     "delayserver/decisions/messages.py:Messages.__init__",
     "delayserver/decisions/sequencer.py:Sequencer.append",
@@ -479,7 +472,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 37
+OVERSIZED_MAX = 30
 
 
 def oversized(path: str, source: str) -> Iterator[str]:
@@ -628,7 +621,7 @@ BUILT_LATER = {
     "delayserver/api/hot/protocol.py:_HotProtocol.tokens",
     "delayserver/api/hot/protocol.py:_HotProtocol.turns",
     "delayserver/cli/demo/receiver.py:Receiver.port",
-    "delayserver/client/definitions.py:DefinitionsClient._kind",
+    "delayserver/client/definitions.py:ClientDefinitions._kind",
     "delayserver/cluster/keeping.py:ReplicaKeeper._owner_url",
     "delayserver/cluster/keeping.py:ReplicaKeeper._parting",
     "delayserver/cluster/keeping.py:ReplicaKeeper._replica",
@@ -742,7 +735,7 @@ LIMITS = {
     "delayserver/api": (0.2, 0.8),
     "delayserver/backup": (0.0, 0.0),
     "delayserver/cli": (0.0, 0.0),
-    "delayserver/client": (4.8, 11.0),
+    "delayserver/client": (0.0, 0.1),
     "delayserver/cluster": (0.0, 0.2),
     "delayserver/decisions": (0.3, 0.7),
     "delayserver/delivery": (0.0, 0.4),
@@ -763,7 +756,7 @@ LIMITS = {
     "delayserver/wire": (0.0, 0.0),
     "storage": (0.5, 0.9),
     "storage/replicated": (0.0, 0.3),
-    "together": (0.6, 1.3),
+    "together": (0.2, 0.6),
 }
 """By folder: such sentences in a hundred, and "what" in a thousand words. Lower a limit when you
 have rewritten a folder; never raise one."""

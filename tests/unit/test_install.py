@@ -50,10 +50,10 @@ def test_the_packages_of_the_client_are_those_of_a_plain_install():
 
 def test_the_client_library_runs_on_them_alone(run):
     done = run(
-        "import delayserver.client as c; p = c.Producer('http://127.0.0.1:1', retry=c.NO_RETRIES)\n"
-        "try: p.publish('s', {'a': [1]}, delay='1s')\n"
+        "import delayserver.client as c; p = c.Client('http://127.0.0.1:1', retry=c.NO_RETRIES)\n"
+        "try: p.messages.publish('s', {'a': [1]}, delay='1s')\n"
         "except c.UnreachableError: print('ran')\n"
-        "c.Consumer().subscribe('s')(print); c.Subscriptions().close()"
+        "p.consumer().subscribe('s')(print); p.close()"
     )
     assert (done.stdout, done.stderr) == ("ran\n", "")
 

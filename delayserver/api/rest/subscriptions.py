@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Final
 
+import msgspec
 import structlog
 from fastapi import APIRouter, Query, Request, Response
 
@@ -446,9 +447,7 @@ def _view(calls: Calls, subscription: Subscription) -> SubscriptionViewModel:
     except Exception as error:
         log.error("a subscription cannot be shown", name=subscription.name, error=reason_of(error))
         bare = Subscription(subscription.id, subscription.name, "*", "pull", 0, paused=True)
-        shown = _shown(calls, bare)
-        shown.not_understood = reason_of(error)
-        return shown
+        return msgspec.structs.replace(_shown(calls, bare), not_understood=reason_of(error))
 
 
 def _shown(calls: Calls, subscription: Subscription) -> SubscriptionViewModel:

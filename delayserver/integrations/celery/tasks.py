@@ -36,19 +36,18 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.imports import symbol_by_name
 
 from delayserver.client import (
+    Client,
     ClientError,
     ConflictError,
-    Consumer,
     DiskFullError,
     NotFoundError,
     OverloadedError,
-    Producer,
     RetryPolicy,
     UnansweredError,
     UnreachableError,
 )
-from delayserver.client.calling import URL_DEFAULT
 from delayserver.client.cluster_map import OwnerHosts
+from delayserver.client.options import URL_DEFAULT
 from delayserver.client.transport import Transport
 from delayserver.client.values import Delay, duration
 from delayserver.integrations.celery.forwarder import CONCURRENCY, TaskForwarder, forwarding_step
@@ -119,18 +118,10 @@ class DelayedTasks:
         self._threshold = timedelta(milliseconds=parse_duration_ms(duration(threshold)))
         self._fallback = fallback
         self._now_ms = now_ms
-        self._producer = Producer(
+        self._client = Client(
             url, token=token, retry=retry, tls=tls, owner_hosts=owner_hosts, transport=transport
         )
-        self._make_consumer = partial(
-            Consumer,
-            url,
-            token=token,
-            concurrency=concurrency,
-            owner_hosts=owner_hosts,
-            tls=tls,
-            transport=transport,
-        )
+        self._make_consumer = partial(self._client.consumer, concurrency=concurrency)
         self._lease = lease
         vars(app)["send_task"] = self._send_task
         control: type[Control] = symbol_by_name(app.control_cls or CONTROL)
@@ -148,7 +139,7 @@ class DelayedTasks:
 
     def close(self) -> None:
         """Disconnect; no task can be stored any more. A process that ends need not."""
-        self._producer.close()
+        self._client.close()
 
     # ── send ───────────────────────────────────────────────────────────────────────────────────
 
@@ -208,7 +199,7 @@ class DelayedTasks:
         key = str(headers.get("id") or options["correlation_id"])
         message = msgspec.Raw(task.encode())
         try:
-            self._producer.publish(self.subject, message, deliver_at=due, key=key)
+            self._client.messages.publish(self.subject, message, deliver_at=due, key=key)
         except ConflictError:
             self._replace(key, message, due)
 
@@ -218,7 +209,7 @@ class DelayedTasks:
         not, the task is due much later, so that one of the two waits."""
         for attempt in range(1, REPLACE_ATTEMPTS + 1):
             try:
-                self._producer.replace(self.subject, key, message, deliver_at=due)
+                self._client.messages.replace(self.subject, key, message, deliver_at=due)
                 return
             except UnreachableError:
                 raise
@@ -234,10 +225,10 @@ class DelayedTasks:
 
         `app.control.revoke` and `AsyncResult.revoke` do it besides their own work."""
         try:
-            stored = self._producer.get(subject=self.subject, key=task_id)
+            stored = self._client.messages.get(subject=self.subject, key=task_id)
             if stored.state != "scheduled":
                 return False
-            self._producer.cancel(subject=self.subject, key=task_id)
+            self._client.messages.cancel(subject=self.subject, key=task_id)
         except (ConflictError, NotFoundError):
             return False
         self._mark_revoked(task_id, stored.raw)

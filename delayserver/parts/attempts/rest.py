@@ -68,7 +68,7 @@ async def replay_message(
     if subscription is not None:
         subscription_ids = [calls.receiver(subscription, replayable).id]
     receivers = await calls.replay(replayable, subscription_ids)
-    names = [one.name for one in receivers]
+    names = tuple(one.name for one in receivers)
     return json_answer(ReplayedDocument(message_id, State.DELIVERING, names))
 
 

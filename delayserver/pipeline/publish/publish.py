@@ -55,7 +55,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from delayserver.client.calling import URL_DEFAULT
+from delayserver.client.options import URL_DEFAULT
 from delayserver.client.transport import HttpTransport
 from delayserver.errors import InputError, PipelineError
 from delayserver.pipeline.logs.options import Options, parse_named

@@ -41,7 +41,8 @@ from delayserver.client.errors import (
     InvalidError,
     NotADelayServerError,
 )
-from delayserver.client.producer import BATCH_MAX_BYTES, IN_FLIGHT_MAX
+from delayserver.client.options import IN_FLIGHT_MAX
+from delayserver.client.producer import BATCH_MAX_BYTES
 from delayserver.client.retries import RetryPolicy, Time, answered
 from delayserver.client.transport import JSON, HttpAnswer, HttpTransport, decoded
 from delayserver.client.values import Published

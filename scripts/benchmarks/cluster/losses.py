@@ -18,7 +18,7 @@ from report import Figure
 from servers import BenchmarkError, memory_of
 
 from cluster.here import NODES, Here
-from delayserver.client import AsyncProducer, ClientError, Draft
+from delayserver.client import AsyncClient, ClientError, Draft
 from delayserver.client.transport import TIMEOUT_S
 
 BATCH = 2_000
@@ -47,9 +47,9 @@ class Asking:
         asyncio.run(self._through(strike, tasks))
 
     async def _through(self, strike: Callable[[], object], tasks: int) -> None:
-        async with AsyncProducer(self._url, timeout_s=self._timeout_s) as producer:
+        async with AsyncClient(self._url, timeout_s=self._timeout_s) as client:
             self._is_over = False
-            running = [asyncio.create_task(self._publish(producer)) for _ in range(tasks)]
+            running = [asyncio.create_task(self._publish(client)) for _ in range(tasks)]
             await asyncio.sleep(BEFORE_S)
             await asyncio.to_thread(strike)
             struck_s = time.monotonic()
@@ -62,11 +62,11 @@ class Asking:
             self._is_over = True
             await asyncio.gather(*running)
 
-    async def _publish(self, producer: AsyncProducer) -> None:
+    async def _publish(self, client: AsyncClient) -> None:
         while not self._is_over:
             begun_s = time.monotonic()
             try:
-                await producer.publish(SUBJECT, BODY, delay=DAY_MS)
+                await client.messages.publish(SUBJECT, BODY, delay=DAY_MS)
             except ClientError as error:
                 self.failed.append(str(error))
                 continue
@@ -84,9 +84,9 @@ def fill(bench: Bench, here: Here) -> None:
 
     async def publish() -> None:
         drafts = [Draft(subject=SUBJECT, body=BODY, delay=DAY_MS)] * BATCH
-        async with AsyncProducer(f"http://127.0.0.1:{here.port_of(node)}") as producer:
+        async with AsyncClient(f"http://127.0.0.1:{here.port_of(node)}") as client:
             for begin in range(0, missing, BATCH):
-                await producer.publish_all(drafts[: missing - begin])
+                await client.messages.publish_all(drafts[: missing - begin])
                 bench.share(begin / missing)
 
     asyncio.run(publish())

@@ -19,7 +19,8 @@ from load import wait_for
 from report import Figure
 from servers import Served
 
-from delayserver.client import AsyncProducer
+from delayserver.client import AsyncClient
+from delayserver.client.messages import AsyncClientMessages
 from levels.bench import BODY, DAY_MS, Bench
 
 TASKS = (64, 512)
@@ -51,7 +52,7 @@ class Done:
 def publish_tasks(port: int, tasks: int, keys: bool, start_at: float, seconds: float) -> Done:
     """Publish for so long, after a while that is not counted."""
 
-    async def run(producer: AsyncProducer) -> Done:
+    async def run(producer: AsyncClientMessages) -> Done:
         latency_ms: list[float] = []
         counts = [0] * tasks
         until = 0.0
@@ -85,7 +86,7 @@ def publish_tasks(port: int, tasks: int, keys: bool, start_at: float, seconds: f
 def cancel_tasks(port: int, tasks: int, prefix: str, start_at: float, count: int) -> Done:
     """Publish so many messages under keys, then cancel them by key."""
 
-    async def run(producer: AsyncProducer) -> Done:
+    async def run(producer: AsyncClientMessages) -> Done:
         latency_ms: list[float] = []
         keys = [f"{prefix}-{number}" for number in range(count)]
 
@@ -111,8 +112,8 @@ def cancel_tasks(port: int, tasks: int, prefix: str, start_at: float, count: int
 
 def _with_producer(port: int, run: Any, start_at: float, **options: Any) -> Done:
     async def main() -> Done:
-        async with AsyncProducer(f"http://127.0.0.1:{port}", **options) as producer:
-            work: Coroutine[Any, Any, Done] = run(producer)
+        async with AsyncClient(f"http://127.0.0.1:{port}", **options) as client:
+            work: Coroutine[Any, Any, Done] = run(client.messages)
             return await work
 
     wait_for(start_at)

@@ -12,7 +12,7 @@ from consumers import pull_on_time
 from load import KEY, LoadConnection, http_request, make_batches, publish_batches
 from servers import ROOT
 
-from delayserver.client import AsyncProducer
+from delayserver.client import AsyncClient
 from peers.base import (
     ClosedLoop,
     ClosedLoopResult,
@@ -109,19 +109,21 @@ class ClientLibrary(DelayServer):
     async def publish(self, load: ClosedLoop) -> ClosedLoopResult:
         subject = "bench.later" if load.delay_ms > 3_600_000 else "bench.soon"
         url = f"http://127.0.0.1:{self.port}"
-        async with AsyncProducer(url, generate_keys=False) as producer:
+        async with AsyncClient(url, generate_keys=False) as client:
 
             async def send(number: int, due_ms: int) -> None:
-                await producer.publish(subject, make_body(due_ms).decode(), deliver_at=due_ms)
+                await client.messages.publish(
+                    subject, make_body(due_ms).decode(), deliver_at=due_ms
+                )
 
             return await paced_tasks(load, send)
 
     async def cancel(self, load: ClosedLoop) -> ClosedLoopResult:
         waiting = iter(await publish_keys(self.port, load))
-        async with AsyncProducer(f"http://127.0.0.1:{self.port}") as producer:
+        async with AsyncClient(f"http://127.0.0.1:{self.port}") as client:
 
             async def send(number: int, due_ms: int) -> None:
-                await producer.cancel(subject=CANCEL_SUBJECT, key=next(waiting))
+                await client.messages.cancel(subject=CANCEL_SUBJECT, key=next(waiting))
 
             return await paced_tasks(load, send)
 

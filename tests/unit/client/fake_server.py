@@ -5,11 +5,14 @@ import functools
 import heapq
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
+from delayserver.client.calling import EXIT_S
 from delayserver.client.errors import UnansweredError, UnreachableError
+from delayserver.client.messages import AsyncClientMessages
+from delayserver.client.options import ClientConfig
 from delayserver.client.retries import Time
 from delayserver.client.transport import NO_HEADERS, TIMEOUT_S, HttpAnswer
 from tests.waiting import turns
@@ -28,6 +31,19 @@ def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         asyncio.run(asyncio.wait_for(test(*arguments, **fixtures), TEST_MAX_S))
 
     return run
+
+
+class Producer(AsyncClientMessages):
+    """The messages of a client, which a test closes by themselves."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(ClientConfig(**options))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(None if kind is None else EXIT_S)
 
 
 def message_id(seq: int, due_ms: int = DUE_MS, shard: int = 0) -> str:

@@ -8,10 +8,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from delayserver.client import AsyncProducer
 from delayserver.client.transport import NO_HEADERS, TIMEOUT_S, HttpAnswer
 from delayserver.records.sharding import shard_of
-from tests.unit.client.fake_server import UNREACHABLE, Clock, answer, message_id
+from tests.unit.client.fake_server import UNREACHABLE, Clock, Producer, answer, message_id
 from tests.waiting import turns
 
 HOME = "http://here:8080"
@@ -47,10 +46,11 @@ class FakeShards:
 
     # ── what a test does ───────────────────────────────────────────────────────────────────────
 
-    async def producer(self, **options: Any) -> AsyncProducer:
+    async def producer(self, **options: Any) -> Producer:
         """One that knows all owners that there are."""
         options.setdefault("time", Clock(auto=True).time)
-        made = AsyncProducer(HOME, transport=self.connect(HOME), connect=self.connect, **options)
+        home = self.connect(HOME)
+        made = Producer(url=HOME, transport=home, connect=self.connect, **options)
         made._settle()
         await turns(20)
         return made

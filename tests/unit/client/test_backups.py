@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayserver.client import AsyncBackups, Backup, ConflictError, UnansweredError
+from delayserver.client import AsyncClient, Backup, ConflictError, UnansweredError
 from tests.unit.client.fake_server import Clock, FakeTransport, answer, asynchronous, problem
 
 WHEN = "2026-11-21T00:00:00.000Z"
@@ -20,7 +20,7 @@ COMPLETE = RUNNING | {
 
 def make(*replies):
     transport = FakeTransport(*replies)
-    return AsyncBackups(transport=transport, time=Clock(auto=True).time), transport
+    return AsyncClient(transport=transport, time=Clock(auto=True).time).backups, transport
 
 
 @asynchronous

@@ -9,7 +9,7 @@ import pytest
 
 from delayserver.api.scopes import RULES
 from delayserver.client import AsyncClient, Client, ClosedError, NotFoundError
-from delayserver.client.groups import AsyncDeadLetters
+from delayserver.client.groups import AsyncClientDeadLetters
 from delayserver.parts.installed import PARTS
 from delayserver.wire.bulk import ArchiveModel
 from tests.unit.client.fake_server import FakeTransport, asynchronous, message_id, problem
@@ -93,11 +93,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "schedules.put": {"every": "1h"},
     "heartbeats.put": {"timeout": "10s", "subject": "a"},
 }
-OLD_NAMES = {
-    "messages": {"event", "heartbeat", "get_heartbeat", "delete_heartbeat"},
-    "subscriptions": {"dead_letters", "redrive", "discard"},
-}
-"""Calls of the classes for one thing each, which have moved to groups of their own."""
 ELSEWHERE = {
     ("POST", "/v1/messages"): "a publish goes out in a batch, also alone",
     **{
@@ -124,7 +119,7 @@ def test_both_modes_have_the_same_calls_with_the_same_arguments(group):
     for name in calls_of(type(one)):
         assert inspect.signature(getattr(one, name)) == inspect.signature(getattr(other, name))
     expected = {call.split(".")[1] for call in CALLS if call.split(".")[0] == group}
-    assert calls_of(type(one)) - OLD_NAMES.get(group, set()) == expected
+    assert calls_of(type(one)) == expected
 
 
 @pytest.mark.parametrize("kind", [AsyncClient, Client])
@@ -207,5 +202,5 @@ def test_a_consumer_takes_its_server_from_the_client(kind):
 
 def test_a_call_that_is_documented_once_is_documented_in_both_modes():
     assert inspect.getdoc(Client(transport=refusing()).dead_letters.counts) == inspect.getdoc(
-        AsyncDeadLetters.counts
+        AsyncClientDeadLetters.counts
     )

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from delayserver.client import (
-    AsyncConsumer,
+    AsyncClient,
     ConflictError,
     NotADelayServerError,
     NotAllowedError,
@@ -117,7 +117,7 @@ async def running(consumer, **options):
 
 def make(queue, handler, *, clock=None, name=None, lease=30_000, **options):
     time = (clock or Clock()).time
-    consumer = AsyncConsumer(transport=queue.transport, time=time, **options)
+    consumer = AsyncClient(transport=queue.transport, time=time).consumer(**options)
     consumer.subscribe("s", name=name, lease=lease)(handler)
     return consumer
 
@@ -755,4 +755,4 @@ async def test_wrong_usage(arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         consumer.subscribe(**arguments)
     with pytest.raises(ValueError, match="decorate"):
-        await AsyncConsumer(transport=FakeTransport()).run()
+        await AsyncClient(transport=FakeTransport()).consumer().run()

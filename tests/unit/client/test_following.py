@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from delayserver.client import AsyncConsumer, AsyncSubscriptions
+from delayserver.client import AsyncClient
 from delayserver.client.errors import UnreachableError
 from delayserver.client.following import ALONE_S, LOOK_S, Following
 from delayserver.client.transport import HttpAnswer
@@ -143,19 +143,18 @@ def test_another_loop_begins_anew() -> None:
 @asynchronous
 async def test_subscriptions_go_on_at_another_node() -> None:
     cluster = Cluster(map_of(HOME, OTHER))
-    async with AsyncSubscriptions(
+    async with AsyncClient(
         HOME, transport=cluster.made[HOME], connect=cluster.made.__getitem__
-    ) as subscriptions:
-        await subscriptions.list()
+    ) as client:
+        await client.subscriptions.list()
         await turns(10)
         cluster.lose(HOME)
-        await subscriptions.list()
+        await client.subscriptions.list()
     assert cluster.asked == [HOME, OTHER]
     assert cluster.made[HOME].closed
 
 
 def test_whose_addresses_are_used_is_one_of_three() -> None:
     hosts: Any = "all"
-    for make in (AsyncConsumer, AsyncSubscriptions):
-        with pytest.raises(ValueError, match="owner_hosts is"):
-            make(HOME, owner_hosts=hosts)
+    with pytest.raises(ValueError, match="owner_hosts is"):
+        AsyncClient(HOME, owner_hosts=hosts)

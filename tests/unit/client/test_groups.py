@@ -1,13 +1,14 @@
-"""Calls without a client class of their own, against a fake server."""
+"""The small groups of calls, against a fake server."""
 
 from typing import Any
 
 import pytest
 
-from delayserver.client import AsyncClient, UnreachableError
+from delayserver.client import AsyncClient, UnansweredError, UnreachableError
 from delayserver.wire.bulk import ImportViewModel
 from delayserver.wire.operations import OwnTokenDocument, TokenDocument
 from tests.unit.client.fake_server import (
+    LOST,
     UNREACHABLE,
     Clock,
     FakeTransport,
@@ -78,3 +79,22 @@ async def test_a_forecast_takes_a_duration_in_each_form():
     found = await client.cluster.forecast(7_200_000)
     assert [one.count for one in found.buckets] == [3]
     assert transport.requests[0][1].startswith("/v1/forecast?bucket=")
+
+
+@asynchronous
+async def test_a_redrive_is_not_asked_for_twice():
+    client, transport = make(answer(200, {"redriven": 2}), LOST)
+    assert await client.dead_letters.redrive("shop", ["a", "b"]) == 2
+    with pytest.raises(UnansweredError):
+        await client.dead_letters.redrive("shop")
+    path = "/v1/subscriptions/shop/dead-letters/redrive"
+    assert transport.requests == [("POST", path, {"ids": ["a", "b"]}), ("POST", path, {})]
+
+
+@asynchronous
+async def test_a_dead_letter_that_was_discarded_with_a_lost_answer_is_gone():
+    client, transport = make(problem(502), problem(404))
+    await client.dead_letters.discard("shop", "id")
+    assert {request[:2] for request in transport.requests} == {
+        ("DELETE", "/v1/subscriptions/shop/dead-letters/id")
+    }

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from delayserver.client import (
-    AsyncProducer,
     ClosedError,
     ConflictError,
     Draft,
@@ -18,6 +17,7 @@ from delayserver.client import (
     UnreachableError,
 )
 from delayserver.client.cluster_map import is_allowed
+from delayserver.client.groups import AsyncClientEvents, AsyncClientHeartbeats
 from delayserver.client.owners import AGAIN
 from delayserver.client.retries import NO_RETRIES
 from delayserver.client.transport import HttpAnswer
@@ -26,6 +26,7 @@ from tests.unit.client.fake_server import (
     LOST,
     UNREACHABLE,
     Clock,
+    Producer,
     answer,
     asynchronous,
     message_id,
@@ -98,6 +99,7 @@ async def test_a_server_alone_is_asked_once_and_one_that_is_never_called_not_at_
 async def test_every_call_for_one_message_goes_to_the_owner():
     shards = FakeShards()
     async with await shards.producer() as producer:
+        heartbeats = AsyncClientHeartbeats(producer)
         for shard, url in enumerate(OWNERS):
             key, one = shards.key_of(shard), message_id(5, shard=shard)
             beat = shards.key_of(shard, "")
@@ -113,14 +115,15 @@ async def test_every_call_for_one_message_goes_to_the_owner():
                 await producer.cancel(**named, if_match="1")
             await producer.replace("s", key)
             await producer.replace("s", key, if_match="1")
-            await producer.heartbeat(beat, timeout=1, subject="s")
-            await producer.get_heartbeat(beat)
-            await producer.delete_heartbeat(beat)
+            await heartbeats.put(beat, timeout=1, subject="s")
+            await heartbeats.get(beat)
+            await heartbeats.delete(beat)
             assert shards.who() == [url] * 15
             assert all(headers["delay-forward"] == "no" for headers in shards.headers)
         # What is for all, or for none of them, is asked where it always was.
         shards.asked.clear()
-        await settled(producer.event("k"), producer.get("no id"), producer.get(message_id(1, 1, 9)))
+        event = AsyncClientEvents(producer).send("k")
+        await settled(event, producer.get("no id"), producer.get(message_id(1, 1, 9)))
         assert shards.who() == [HOME] * 3
 
 
@@ -551,8 +554,8 @@ async def test_without_keys_of_its_own_a_batch_stays_together(generated):
 @asynchronous
 async def test_what_must_not_be_cut_gets_keys_that_belong_together(hosts):
     shards = FakeShards()
-    producer = AsyncProducer(
-        HOME, transport=shards.connect(HOME), connect=shards.connect, owner_hosts=hosts
+    producer = Producer(
+        url=HOME, transport=shards.connect(HOME), connect=shards.connect, owner_hosts=hosts
     )
     async with producer:
         # How many shards there are has to be known for that, also in the first call.
@@ -567,8 +570,8 @@ async def test_what_must_not_be_cut_gets_keys_that_belong_together(hosts):
 async def test_what_must_not_be_cut_does_not_wait_for_a_map_that_cannot_be_had(told):
     shards, clock = FakeShards(), Clock()
     shards.map_replies[HOME].append(told)
-    producer = AsyncProducer(
-        HOME, transport=shards.connect(HOME), connect=shards.connect, time=clock.time
+    producer = Producer(
+        url=HOME, transport=shards.connect(HOME), connect=shards.connect, time=clock.time
     )
     async with producer:
         await producer.publish_all([Draft(subject="s")], atomic=True)
@@ -757,7 +760,7 @@ async def test_a_shard_that_ended_before_it_answered_may_have_done_what_must_not
         assert len(shards.asked) == 1
         # What was deleted is gone when it is asked for again; what is replaced is looked at first.
         shards.replies[HOME] += [unknown, problem(404)]
-        await producer.delete_heartbeat("k")
+        await AsyncClientHeartbeats(producer).delete("k")
         shards.replies[HOME].append(unknown)
         await producer.replace("s", "k")
         assert [method for _, method, _, _ in shards.asked[3:]] == ["PUT", "GET", "PUT"]

@@ -10,7 +10,6 @@ import pydantic
 import pytest
 
 from delayserver.client import (
-    AsyncProducer,
     ChangedError,
     ClosedError,
     ConflictError,
@@ -31,6 +30,7 @@ from delayserver.client import (
     UnreachableError,
 )
 from delayserver.client.cutting import decoded_page
+from delayserver.client.groups import AsyncClientEvents, AsyncClientHeartbeats
 from delayserver.client.transport import HttpAnswer
 from tests.scaling import GROWTH_MAX, growth
 from tests.unit.client.fake_server import (
@@ -39,6 +39,7 @@ from tests.unit.client.fake_server import (
     UNREACHABLE,
     Clock,
     FakeTransport,
+    Producer,
     answer,
     asynchronous,
     invalid,
@@ -54,7 +55,7 @@ from tests.waiting import turns
 def make(*replies, default=None, clock=None, **options):
     transport = FakeTransport(*replies, default=default or publishing())
     time = (clock or Clock(auto=True)).time
-    return AsyncProducer(transport=transport, time=time, **options), transport
+    return Producer(transport=transport, time=time, **options), transport
 
 
 # ── what is sent, what is returned ─────────────────────────────────────────────────────────────
@@ -450,12 +451,12 @@ async def test_a_server_that_keeps_silent_is_waited_for_no_longer_than_was_asked
         return LOST
 
     transport = FakeTransport(default=silent)
-    producer = AsyncProducer(transport=transport, time=clock.time, retry=policy)
+    producer = Producer(transport=transport, time=clock.time, retry=policy)
     with pytest.raises(UnansweredError):
         await producer.publish("s")
     assert [round(one) for one in transport.timeouts_s] == timeouts_s
     transport.timeouts_s.clear()
-    producer = AsyncProducer(transport=transport, time=clock.time, retry=policy, timeout_s=1)
+    producer = Producer(transport=transport, time=clock.time, retry=policy, timeout_s=1)
     with pytest.raises(UnansweredError):
         await producer.get("a")
     assert max(transport.timeouts_s) == 1
@@ -748,7 +749,8 @@ async def test_a_debounce_goes_along_and_is_shown():
 @asynchronous
 async def test_a_change_of_a_version_is_not_asked_for_twice():
     """Its own first success would look like somebody else's change."""
-    moved = answer(200, {"id": "a", "deliver_at": "2026-11-20T16:30:00Z"}, etag='"18"')
+    document = {"id": "a", "deliver_at": "2026-11-20T16:30:00Z", "state": "scheduled"}
+    moved = answer(200, document, etag='"18"')
     producer, transport = make(problem(503), moved, LOST, problem(412))
     assert (await producer.move("a", delay=1, if_match="17")).version == "18"
     with pytest.raises(UnansweredError):
@@ -937,15 +939,16 @@ async def test_events_and_heartbeats():
         *(answer(201, beat), LOST, answer(200, beat)),
         *(answer(200, beat), LOST, problem(404), problem(404)),
     )
-    result = await producer.event("order:1/ü")
+    heartbeats = AsyncClientHeartbeats(producer)
+    result = await AsyncClientEvents(producer).send("order:1/ü")
     assert (result.cancelled, result.fired) == (2, 1)
-    found = await producer.heartbeat("a/b", timeout="10s", subject="s", body={"n": 1})
+    found = await heartbeats.put("a/b", timeout="10s", subject="s", body={"n": 1})
     assert (found.body, found.timeout, found.expires_at.hour) == ({"n": 1}, "10s", 16)
-    await producer.heartbeat("a/b", timeout=timedelta(seconds=10), subject="s")
-    assert (await producer.get_heartbeat("a/b")).subject == "s"
-    await producer.delete_heartbeat("a/b")  # whose first answer was lost
+    await heartbeats.put("a/b", timeout=timedelta(seconds=10), subject="s")
+    assert (await heartbeats.get("a/b")).subject == "s"
+    await heartbeats.delete("a/b")  # whose first answer was lost
     with pytest.raises(NotFoundError):
-        await producer.delete_heartbeat("a/b")
+        await heartbeats.delete("a/b")
     path = "/v1/heartbeats/a%2Fb"
     again = ("PUT", path, {"subject": "s", "timeout": 10_000})
     assert transport.requests == [

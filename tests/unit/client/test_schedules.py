@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from delayserver.client import AsyncSchedules, ChangedError, UnansweredError
+from delayserver.client import AsyncClient, ChangedError, UnansweredError
 from tests.unit.client.fake_server import (
     LOST,
     Clock,
@@ -19,12 +19,13 @@ VIEW = {
     **{"name": "daily", "subject": "report", "timezone": "UTC", "catch_up": "last"},
     **{"overlap": "allow", "next_at": [NEXT], "runs": 3, "skipped": 1, "paused": False},
     **{"cron": "@daily", "every": None, "last_at": None, "last_id": None, "body": {"n": 1.50}},
+    **{"jitter": None, "start_at": None, "end_at": None, "max_runs": None},
 }
 
 
 def make(*replies):
     transport = FakeTransport(*replies)
-    return AsyncSchedules(transport=transport, time=Clock(auto=True).time), transport
+    return AsyncClient(transport=transport, time=Clock(auto=True).time).schedules, transport
 
 
 @asynchronous

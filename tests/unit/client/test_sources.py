@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayserver.client import AsyncSources, ChangedError, Source
+from delayserver.client import AsyncClient, ChangedError, Source
 from delayserver.client.values import SkippedRecord
 from tests.unit.client.fake_server import Clock, FakeTransport, answer, asynchronous, problem
 
@@ -18,7 +18,7 @@ VIEW = {
 
 def make(*replies):
     transport = FakeTransport(*replies)
-    return AsyncSources(transport=transport, time=Clock(auto=True).time), transport
+    return AsyncClient(transport=transport, time=Clock(auto=True).time).sources, transport
 
 
 @asynchronous

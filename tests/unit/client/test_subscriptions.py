@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from delayserver.client import AsyncSubscriptions, NotFoundError, UnansweredError
+from delayserver.client import AsyncClient, NotFoundError
 from tests.unit.client.fake_server import (
     LOST,
     Clock,
@@ -30,7 +30,7 @@ VIEW = {
 
 def make(*replies):
     transport = FakeTransport(*replies)
-    return AsyncSubscriptions(transport=transport, time=Clock(auto=True).time), transport
+    return AsyncClient(transport=transport, time=Clock(auto=True).time).subscriptions, transport
 
 
 @asynchronous
@@ -95,24 +95,13 @@ async def test_what_is_given_is_sent_with_the_names_of_the_api():
 
 @asynchronous
 async def test_a_delete_whose_answer_was_lost_has_worked():
-    replies = LOST, problem(404), problem(404), problem(503), answer(204), problem(502)
-    subscriptions, transport = make(*replies, problem(404))
+    replies = LOST, problem(404), problem(404), problem(503), answer(204)
+    subscriptions, transport = make(*replies)
     await subscriptions.delete("shop")
     with pytest.raises(NotFoundError):
         await subscriptions.delete("shop")
     await subscriptions.delete("shop")
-    await subscriptions.discard("shop", "id")
     assert {method for method, *_ in transport.requests} == {"DELETE"}
-
-
-@asynchronous
-async def test_a_redrive_is_not_asked_for_twice():
-    subscriptions, transport = make(answer(200, {"redriven": 2}), LOST)
-    assert await subscriptions.redrive("shop", ["a", "b"]) == 2
-    with pytest.raises(UnansweredError):
-        await subscriptions.redrive("shop")
-    path = "/v1/subscriptions/shop/dead-letters/redrive"
-    assert transport.requests == [("POST", path, {"ids": ["a", "b"]}), ("POST", path, {})]
 
 
 @asynchronous

@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 
 from delayserver.client.errors import ClientError, UnsendableError
 from delayserver.client.transport import path_of
-from delayserver.client.values import Message
-from delayserver.client.writing import body_to_send, encode, is_filed, new_message
+from delayserver.client.values import Draft, Message
+from delayserver.client.writing import (
+    body_to_send,
+    draft_to_send,
+    encode,
+    encode_message,
+    is_filed,
+    new_message,
+)
 
 Pair = namedtuple("Pair", "a b")
 
@@ -41,7 +48,7 @@ class Order:
 
 def received(body: Any) -> Any:
     """Returns what a consumer gets when this body was sent."""
-    sent = msgspec.json.decode(encode(new_message("s", body)), type=dict[str, msgspec.Raw])
+    sent = msgspec.json.decode(encode_message(new_message("s", body)), type=dict[str, msgspec.Raw])
     document: dict[str, Any] = {
         "id": "i",
         "subject": "s",
@@ -185,7 +192,7 @@ def test_a_body_that_contains_itself() -> None:
 )
 def test_fields_that_would_become_other_text(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsendableError, match=next(iter(changes)).rstrip("s")):
-        encode(new_message(**{"subject": "s", "body": 1, **changes}))
+        draft_to_send(Draft(**{"subject": "s", "body": 1, **changes}))
 
 
 def test_definitions_and_paths_are_held_to_the_same() -> None:
