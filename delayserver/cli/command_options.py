@@ -37,8 +37,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(*given, **arguments, **made)
 
-    shared = [one for _, some in options.values() for one in some.values()]
-    use_signature(run, [*(one for one in own if one.name not in options), *shared])
+    parameters: list[inspect.Parameter] = []
+    for one in own:
+        parameters += options[one.name][1].values() if one.name in options else [one]
+    use_signature(run, parameters)
     return run
 
 

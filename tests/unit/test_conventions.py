@@ -444,8 +444,6 @@ OVERSIZED = {
     "delayserver/api/hot/protocol.py:_HotProtocol.data_received",
     "delayserver/api/intake.py",
     "delayserver/api/intake.py:Intake",
-    "delayserver/parts/schedules/commands.py:put",
-    "delayserver/parts/sources/commands.py:put",
     "delayserver/cluster/forwarding.py",
     "delayserver/decisions/messages.py:Messages.__init__",
     "delayserver/decisions/sequencer.py:Sequencer.append",
@@ -472,7 +470,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 30
+OVERSIZED_MAX = 28
 
 
 def oversized(path: str, source: str) -> Iterator[str]:

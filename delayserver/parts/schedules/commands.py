@@ -3,11 +3,13 @@
 Cost: one request; of a list one for each 100. Threads: one.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
 
 from delayserver.cli import named
+from delayserver.cli.command_options import CommandOptions, with_options
 from delayserver.cli.options import (
     BodyArgument,
     HeaderOption,
@@ -25,23 +27,44 @@ HELP = (
 )
 
 ScheduleArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
-CronOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="EXPRESSION",
-        help="minute, hour, day of month, month, day of week, such as '0 9 * * MON-FRI'; with six "
-        "fields seconds stand in front; or @hourly, @daily, @weekly, @monthly, @yearly.",
-    ),
-]
-EveryOption = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Instead of --cron: 10s, 5m, 1h30m.")
-]
-ZoneOption = Annotated[
-    str | None, option("--timezone", "Of --cron: Europe/Berlin; UTC without it.", "ZONE")
-]
-StartOption = Annotated[str | None, option("--start", "Nothing is planned before.", "TIME")]
-EndOption = Annotated[str | None, option("--end", "Nothing is planned behind.", "TIME")]
-RunsOption = Annotated[int | None, option("--max-runs", "It ends with this run.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesOptions(CommandOptions):
+    """When a schedule runs."""
+
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="minute, hour, day of month, month, day of week, such as '0 9 * * MON-FRI'; with "
+            "six fields seconds stand in front; or @hourly, @daily, @weekly, @monthly, @yearly.",
+        ),
+    ] = None
+    every: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Instead of --cron: 10s, 5m, 1h30m.")
+    ] = None
+    timezone: Annotated[
+        str | None, option("--timezone", "Of --cron: Europe/Berlin; UTC without it.", "ZONE")
+    ] = None
+    start: Annotated[str | None, option("--start", "Nothing is planned before.", "TIME")] = None
+    end: Annotated[str | None, option("--end", "Nothing is planned behind.", "TIME")] = None
+    max_runs: Annotated[int | None, option("--max-runs", "It ends with this run.")] = None
+
+    def fields(self) -> dict[str, Any]:
+        """As they stand in a request."""
+        if (self.cron is None) == (self.every is None):
+            raise typer.BadParameter("give either --cron or --every")
+        return given(
+            {
+                "cron": self.cron,
+                "every": duration(self.every, "--every"),
+                "timezone": self.timezone,
+                "start_at": moment(self.start, "--start"),
+                "end_at": moment(self.end, "--end"),
+                "max_runs": self.max_runs,
+            }
+        )
 
 
 def register(app: typer.Typer) -> None:
@@ -76,6 +99,7 @@ def _first(found: named.Documents) -> named.Documents:
     return [one | {"next_at": next(iter(one["next_at"]), None)} for one in found]
 
 
+@with_options
 def put(
     session: Session,
     *,
@@ -84,9 +108,7 @@ def put(
         str, typer.Argument(metavar="SUBJECT", help="The subject that it publishes to.")
     ],
     body: BodyArgument,
-    cron: CronOption = None,
-    every: EveryOption = None,
-    timezone: ZoneOption = None,
+    plan: TimesOptions,
     headers: HeaderOption = None,
     jitter: Annotated[
         str | None, option("--jitter", "Each message is due up to so much later.", "DURATION")
@@ -99,12 +121,9 @@ def put(
         Literal["skip", "allow"] | None,
         option("--overlap", "skip: no run while the message of the one before is not settled."),
     ] = None,
-    start: StartOption = None,
-    end: EndOption = None,
-    max_runs: RunsOption = None,
 ) -> None:
     """Make a schedule, or change it; an option that is not given has its default then."""
-    document = _document(subject, cron, every, timezone, start, end, max_runs)
+    document = {"subject": subject, **plan.fields()}
     if headers:
         document["headers"] = header_fields(headers)
     jitter_field = duration(jitter, "--jitter")
@@ -112,48 +131,20 @@ def put(
     session.show(session.call("PUT", path("schedules", name), content=with_body(document, body)))
 
 
+@with_options
 def preview(
     session: Session,
     *,
-    cron: CronOption = None,
-    every: EveryOption = None,
-    timezone: ZoneOption = None,
-    start: StartOption = None,
-    end: EndOption = None,
-    max_runs: RunsOption = None,
+    plan: TimesOptions,
     subject: Annotated[
         str, typer.Option(metavar="SUBJECT", help="One that the token may publish to.")
     ] = "preview",
     count: Annotated[int, typer.Option(min=1, max=100, help="How many times.")] = 5,
 ) -> None:
     """Show when a schedule would run; nothing is made."""
-    document = _document(subject, cron, every, timezone, start, end, max_runs)
+    document = {"subject": subject, **plan.fields()}
     answer = session.call("POST", f"{path('schedules', 'preview')}?count={count}", document)
     session.show(answer, lambda: "\n".join(answer["next_at"]) or "It would never run.")
-
-
-def _document(
-    subject: str,
-    cron: str | None,
-    every: str | None,
-    timezone: str | None,
-    start: str | None,
-    end: str | None,
-    max_runs: int | None,
-) -> dict[str, Any]:
-    if (cron is None) == (every is None):
-        raise typer.BadParameter("give either --cron or --every")
-    return given(
-        {
-            "subject": subject,
-            "cron": cron,
-            "every": duration(every, "--every"),
-            "timezone": timezone,
-            "start_at": moment(start, "--start"),
-            "end_at": moment(end, "--end"),
-            "max_runs": max_runs,
-        }
-    )
 
 
 def trigger(session: Session, *, name: ScheduleArgument) -> None:

@@ -3,11 +3,13 @@
 Cost: one request; of a list one for each 100. Threads: one.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
 
 from delayserver.cli import named
+from delayserver.cli.command_options import CommandOptions, with_options
 from delayserver.cli.options import (
     KafkaMechanismOption,
     KafkaTlsOption,
@@ -44,6 +46,34 @@ def register(app: typer.Typer) -> None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoginOptions(CommandOptions):
+    """How the brokers let the source in."""
+
+    kafka_user: KafkaUserOption = None
+    password: Annotated[
+        str | None,
+        option(
+            "--broker-password",
+            "The password of --kafka-user.",
+            envvar="DELAYSERVER_BROKER_PASSWORD",
+        ),
+    ] = None
+    kafka_mechanism: KafkaMechanismOption = None
+    kafka_tls: KafkaTlsOption = False
+
+    def fields(self) -> dict[str, Any]:
+        """As they stand in a request."""
+        return {
+            "username": self.kafka_user,
+            # The variable may be there for the brokers of others.
+            "password": None if self.kafka_user is None else self.password,
+            "mechanism": self.kafka_mechanism,
+            "tls": self.kafka_tls or None,
+        }
+
+
+@with_options
 def put(
     session: Session,
     *,
@@ -74,20 +104,10 @@ def put(
             "--on-error", "With a record that cannot be published; without it that is left out."
         ),
     ] = None,
-    kafka_user: KafkaUserOption = None,
-    password: Annotated[
-        str | None,
-        option(
-            "--broker-password",
-            "The password of --kafka-user.",
-            envvar="DELAYSERVER_BROKER_PASSWORD",
-        ),
-    ] = None,
-    kafka_mechanism: KafkaMechanismOption = None,
-    kafka_tls: KafkaTlsOption = False,
+    login: LoginOptions,
 ) -> None:
     """Make a source, or change it; an option that is not given has its default then."""
-    document: dict[str, Any] = {
+    document = {
         "type": "kafka",
         "subject": subject,
         "bootstrap": bootstrap,
@@ -95,10 +115,6 @@ def put(
         "due_header": due_header,
         "group": group,
         "on_error": on_error,
-        "username": kafka_user,
-        # The variable may be there for the brokers of others.
-        "password": None if kafka_user is None else password,
-        "mechanism": kafka_mechanism,
-        "tls": kafka_tls or None,
+        **login.fields(),
     }
     session.show(session.call("PUT", path("sources", name), given(document)))
