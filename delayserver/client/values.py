@@ -133,9 +133,16 @@ class Published(msgspec.Struct, frozen=True, gc=False):
         return _EPOCH + timedelta(milliseconds=read_id(self.id).due_ms)
 
 
-Replayed = ReplayedDocument
-EventResult = EventModel
-OutcomeMessage = OutcomeMessageDocument
+class Replayed(ReplayedDocument, frozen=True):
+    """A message that is delivered again. `subscriptions` are the names of those that get it."""
+
+
+class EventResult(EventModel, frozen=True):
+    """How many messages an event completed."""
+
+
+class OutcomeMessage(OutcomeMessageDocument, frozen=True):
+    """A message that is published with the outcome of another."""
 
 
 class Moved(MovedFields[datetime], frozen=True, gc=False):

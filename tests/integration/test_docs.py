@@ -221,12 +221,12 @@ def test_the_command_line_of_the_tour(api):
 
 
 def test_the_client_library(here, tmp_path):
-    (tmp_path / "shop.py").write_text(here(program(document("docs/client.md"), "AsyncProducer")))
+    (tmp_path / "shop.py").write_text(here(program(document("docs/client.md"), "AsyncClient")))
     printed = run([sys.executable, str(tmp_path / "shop.py")])
     assert printed == "not paid yet: 2002\n"
     assert f"`{printed.strip()}`" in document("docs/client.md")
     shown = []
-    for word in ("publish_all", "Schedules", "Sources", "put_webhook"):
+    for word in ("publish_all", "client.schedules", "client.sources", "put_webhook"):
         (tmp_path / "more.py").write_text(here(program(document("docs/client.md"), word)))
         shown += run([sys.executable, str(tmp_path / "more.py")]).splitlines()
     assert shown[0] == "EventResult(cancelled=1, fired=0)"
