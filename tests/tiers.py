@@ -227,6 +227,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "delayserver/pipeline/states": ("audits", "reading"),
     "delayserver/pipeline/topics": ("topics",),
     "delayserver/parts": ("simulation", "shards"),
+    "delayserver/parts/heartbeats": ("simulation", "shards"),
     "delayserver/parts/schedules": ("simulation", "shards"),
     "delayserver/parts/sources": ("simulation", "brokers"),
     "delayserver/queries": ("shards",),

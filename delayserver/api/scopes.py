@@ -83,10 +83,6 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(
         _CONSUME, CoveredSubject.BODY
     ),
-    ("POST", "/v1/events/{key}"): Rule(_PUBLISH, CoveredSubject.EVERYTHING),
-    ("PUT", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("GET", "/v1/heartbeats/{key}"): Rule(_EITHER, CoveredSubject.BODY),
-    ("DELETE", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("PUT", "/v1/imports/{import_id}"): ADMIN,
     ("POST", "/v1/imports"): ADMIN,
     ("GET", "/v1/imports/{import_id}"): ADMIN,

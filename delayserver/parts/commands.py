@@ -7,6 +7,7 @@ module imports none of them. Cost: none. Threads: immutable values.
 from typing import Final
 
 COMMANDS: Final = {
+    "delayserver.parts.heartbeats.commands": ("heartbeat", "event"),
     "delayserver.parts.schedules.commands": ("schedules",),
     "delayserver.parts.sources.commands": ("sources",),
 }

@@ -8,8 +8,9 @@ Cost: the import of the decisions of all parts. Threads: immutable values.
 
 from typing import Final
 
+from delayserver.parts.heartbeats.part import HEARTBEATS_PART
 from delayserver.parts.part import Parts
 from delayserver.parts.schedules.part import SCHEDULES_PART
 from delayserver.parts.sources.part import SOURCES_PART
 
-PARTS: Final[Parts] = (SCHEDULES_PART, SOURCES_PART)
+PARTS: Final[Parts] = (HEARTBEATS_PART, SCHEDULES_PART, SOURCES_PART)

@@ -141,13 +141,10 @@ class Calls:
         self.find_by_keys = cancels.by_keys
         self.cancel_many = cancels.cancelling
 
-        # Subscriptions, heartbeats, imports: decided at once, too.
+        # Subscriptions, imports: decided at once, too.
         self.registry = engine.registry
         self.definition = engine.registry.by_id
         self.subscription = engine.subscribing.subscription
-        self.put_heartbeat = engine.heartbeats.put
-        self.heartbeat = engine.heartbeats.get
-        self.delete_heartbeat = engine.heartbeats.delete
         self.begin_import = engine.imports.begin
         self.find_import = engine.imports.find
         self.import_state = engine.imports.state

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.parts.heartbeats.records import Heartbeat, unpack_heartbeat
 from delayserver.parts.schedules.records import (
     CatchUp,
     Overlap,
@@ -66,13 +67,11 @@ from delayserver.records.subscriptions import (
 )
 from delayserver.records.tables import (
     Archived,
-    Heartbeat,
     ImportRecord,
     ImportState,
     pack_archived,
     pack_import,
     unpack_archived,
-    unpack_heartbeat,
     unpack_import,
 )
 from delayserver.schedule.filing import parts_by_bucket, schedule_rows

@@ -22,7 +22,6 @@ from delayserver.config import Settings
 from delayserver.decisions import retries
 from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
-from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imported_keys import ImportedKeys
 from delayserver.decisions.importer import Importer
 from delayserver.decisions.imports import Imports
@@ -44,6 +43,7 @@ from delayserver.delivery.settler import Settler
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.schedules import scheduling
 from delayserver.parts.schedules.records import ScheduleChange, pack_schedule_change
 from delayserver.parts.schedules.recurrence import Planned

@@ -33,6 +33,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.records.message import Payload, Watch
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived, OnEvent
@@ -287,7 +288,7 @@ class Scenario:
     def heartbeat(self, timeout_ms: int) -> None:
         payload, now_ms = Payload(b'"alive"'), self.clock.now_ms
         for _ in range(2):
-            self.server.engine.heartbeats.put("h", timeout_ms, "orders.late", payload, now_ms)
+            self.server.engine.part(Heartbeats).put("h", timeout_ms, "orders.late", payload, now_ms)
             self.work()
 
     def event(self, published: list[Accepted]) -> None:

@@ -45,6 +45,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "tests/integration/test_api_sources.py": ("delayserver/parts/sources/rest.py",),
     "tests/integration/test_api_subscriptions.py": ("delayserver/api/rest/subscriptions.py",),
+    "tests/integration/test_api_timers.py": ("delayserver/parts/heartbeats/rest.py",),
     "tests/integration/test_api_two_ways.py": ("delayserver/api/hot/consume.py",),
     "tests/integration/test_api_webhooks.py": ("delayserver/server/webhook_sink.py",),
     "tests/integration/test_client_processes.py": ("delayserver/client/replacing.py",),

@@ -27,7 +27,6 @@ from delayserver.api.rest import (
     messages,
     operations,
     subscriptions,
-    timers,
     tokens,
 )
 from delayserver.api.rest.authorize import authorize
@@ -84,7 +83,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    kinds = (messages, subscriptions, bulk, operations, backups, timers)
+    kinds = (messages, subscriptions, bulk, operations, backups)
     routers = [kind.router for kind in kinds]
     routers += [part.routes() for part in calls.parts if part.routes is not None]
     for router in (*routers, tokens.router):

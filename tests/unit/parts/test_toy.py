@@ -13,6 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 from delayserver.config import Settings
 from delayserver.parts.part import Core, Feature
 from delayserver.recovery.check import check
+from delayserver.server.engine import LOOK_TURNS, STAND_STILL_MS
 from delayserver.server.metrics import Metrics
 from storage.catalog import Table
 from storage.frame import seal
@@ -31,7 +32,7 @@ class Notes:
         self.not_understood: Mapping[str, str] = {}
         self.later: dict[str, int] = {}
         """Words that are to be kept at a time, in ms."""
-        self.looks = 0
+        self.looks = self.stood_ms = 0
 
     def prune(self, through_seq: int) -> None:
         """Nothing is held in memory."""
@@ -45,7 +46,9 @@ class Notes:
         self.kept_total += 1
 
     def run_due(self, now_ms: int) -> bool:
-        """One word in each turn."""
+        """One word in each turn, and none while requests are read first."""
+        if self._core.is_reading:
+            return True
         due = [word for word, at_ms in self.later.items() if at_ms <= now_ms]
         for word in due[:1]:
             del self.later[word]
@@ -57,6 +60,9 @@ class Notes:
 
     def look_again(self) -> None:
         self.looks += 1
+
+    def on_stand_still(self, stood_ms: int) -> None:
+        self.stood_ms = stood_ms
 
 
 def _check(key: bytes, value: bytes) -> None:
@@ -113,7 +119,13 @@ def test_a_part_of_a_test_is_asked_as_time_passes_and_told_that_the_clock_was_se
     clock.move(20)
     assert engine.advance(clock.now_ms) == 0 and notes.kept_total == 1
     assert engine.advance(clock.now_ms) > 0 and notes.kept_total == 2
-    assert notes.looks == 0
+    assert (notes.looks, notes.stood_ms) == (0, 0)
+    notes.later = {"ash": clock.now_ms}
+    for turn in range(LOOK_TURNS):
+        engine.advance(clock.now_ms, STAND_STILL_MS if not turn else 0)
+        assert (notes.stood_ms, notes.kept_total) == (STAND_STILL_MS, 2)
+    engine.advance(clock.now_ms)
+    assert notes.kept_total == 3
     clock.set(-3_600_000)
     engine.advance(clock.now_ms)
     assert notes.looks == 1

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.heartbeats.records import Heartbeat, heartbeat_key, unpack_heartbeat
 from delayserver.parts.installed import PARTS
 from delayserver.parts.part import checks_of
 from delayserver.parts.schedules.records import Schedule, ScheduleState, pack_schedule
@@ -21,7 +22,6 @@ from delayserver.records.tables import (
     Change,
     ChangeState,
     DeadLetter,
-    Heartbeat,
     HourState,
     ImportRecord,
     ImportState,
@@ -33,7 +33,6 @@ from delayserver.records.tables import (
     check_entry,
     damage_key,
     dead_letter_key,
-    heartbeat_key,
     hour_key,
     import_key,
     number_key,
@@ -60,7 +59,6 @@ from delayserver.records.tables import (
     unpack_archived,
     unpack_change,
     unpack_damage,
-    unpack_heartbeat,
     unpack_import,
     unpack_key_entry,
     unpack_watch,

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.parts.schedules.records import (
     Schedule,
     ScheduleChange,
@@ -26,7 +27,6 @@ from delayserver.records.tables import (
     LIVE_KEY,
     Archived,
     DeadLetter,
-    Heartbeat,
     ImportRecord,
     ImportState,
 )
