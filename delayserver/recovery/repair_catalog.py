@@ -5,8 +5,8 @@
     changes         the effect of the newest record of a message (and subscription) on it
     watches         the keys that each message watches; a watch that an event has completed is there
                     again, and stays completed
-    subjects, subscriptions, dead letters, heartbeats, imports, archives, schedules,
-    sources         the definitions log. Where that is damaged, too, the missing names are listed; a
+    subjects, subscriptions, dead letters, imports, archives, definitions of parts
+                    the definitions log. Where that is damaged, too, the missing names are listed; a
                     number in use is not given again: a subject is `(lost subject N)` then, and a
                     subscription a deleted one
 

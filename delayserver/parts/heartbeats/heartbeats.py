@@ -188,8 +188,11 @@ class Heartbeats:
 
     def run_due(self, now_ms: int) -> bool:
         """As `fire_due`, with the budget of a turn, unless requests must be read first."""
-        self.start()
-        return not self._core.is_reading and self.fire_due(now_ms, TurnBudget())
+        if not self._is_started:
+            self.start()
+        if not self._due or self._core.is_reading:
+            return False
+        return self.fire_due(now_ms, TurnBudget())
 
     def wait_ms(self, now_ms: int) -> int:
         """The timeouts wait for them."""

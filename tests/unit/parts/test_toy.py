@@ -10,14 +10,23 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from delayserver.api.exit import Exit
+from delayserver.api.hot.answers import JSON, Answer
+from delayserver.api.hot.consume import OwnGrants
+from delayserver.api.hot.paths import HEARTBEATS_PATH
+from delayserver.api.hot.publish import Hot
+from delayserver.api.intake import Intake
 from delayserver.config import Settings
-from delayserver.parts.part import Core, Feature
+from delayserver.parts.part import Core, Feature, HotPut
 from delayserver.recovery.check import check
+from delayserver.security.tokens import Caller
+from delayserver.server.calls import Calls
 from delayserver.server.engine import LOOK_TURNS, STAND_STILL_MS
 from delayserver.server.metrics import Metrics
 from storage.catalog import Table
 from storage.frame import seal
 from storage.rows import RecordKind
+from tests.unit.api.hot.clients import OnlyShard
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
 from tests.world.storage.files import SimulatedFiles
@@ -70,13 +79,25 @@ def _check(key: bytes, value: bytes) -> None:
         raise ValueError("a word under another one")
 
 
+def _hot(calls: Calls, intake: Intake) -> HotPut:
+    notes = calls.part(Notes)
+
+    def put(key: str, data: bytes, caller: Caller | None) -> Answer:
+        notes.keep(key)
+        return Answer(201, data, group=calls.not_durable())
+
+    return put
+
+
 NOTES = Feature(
     name="note",
     decide=Notes,
     effects={RecordKind.SOURCE: lambda payload: [(Table.SOURCES, payload, payload)]},
     checks={Table.SOURCES: _check},
+    hot={HEARTBEATS_PATH: _hot},
 )
-"""It has the record kind and a table that sources have elsewhere: this server has no sources."""
+"""It has the record kind and a table that sources have elsewhere, and the hot path of heartbeats:
+this server has neither."""
 
 
 def _server(files: SimulatedFiles, catalog: MemoryCatalog, clock: SimulatedClock) -> Any:
@@ -129,4 +150,20 @@ def test_a_part_of_a_test_is_asked_as_time_passes_and_told_that_the_clock_was_se
     clock.set(-3_600_000)
     engine.advance(clock.now_ms)
     assert notes.looks == 1
+    server.close()
+
+
+def test_a_part_of_a_test_answers_on_the_hot_path() -> None:
+    server = _server(SimulatedFiles(), MemoryCatalog(), SimulatedClock())
+    calls, intake = server.calls, Intake(Settings(), set(), lambda: 0.5)
+    exit_, grants = Exit(lambda: True, 0), OwnGrants(calls)
+    hot = Hot(calls, intake, exit_, OnlyShard(), grants, lambda: None)
+    found = hot.answer(f"{HEARTBEATS_PATH}yew", b"1", JSON, None, None)
+    assert (found.status, found.body) == (201, b"1") and found.group is not None
+    assert server.engine.part(Notes).kept_total == 1
+    calls.parts = ()
+    without = Hot(calls, intake, exit_, OnlyShard(), grants, lambda: None)
+    assert without.answer(f"{HEARTBEATS_PATH}yew", b"1", JSON, None, None).status == 404
+    while server.turn():
+        pass
     server.close()
