@@ -227,6 +227,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "delayserver/pipeline/states": ("audits", "reading"),
     "delayserver/pipeline/topics": ("topics",),
     "delayserver/parts": ("simulation", "shards"),
+    "delayserver/parts/heartbeats": ("simulation", "shards"),
     "delayserver/parts/attempts": ("simulation", "shards"),
     "delayserver/parts/imports": ("simulation", "load", "archive"),
     "delayserver/parts/schedules": ("simulation", "shards"),

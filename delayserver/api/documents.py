@@ -22,14 +22,13 @@ from delayserver.queries.listing import PendingView
 from delayserver.queries.look_up import MessageView
 from delayserver.records.message import Content, Payload, decode_payload, shown_headers
 from delayserver.records.subscriptions import RetrySchedule
-from delayserver.records.tables import Heartbeat, OnEvent
+from delayserver.records.tables import OnEvent
 from delayserver.times import format_duration, format_time
 from delayserver.wire.bulk import BackupDocument, BackupPartDocument
 from delayserver.wire.fields import MASK, OnEventName
 from delayserver.wire.messages import (
     DebounceDocument,
     DeliveryDocument,
-    HeartbeatDocument,
     MessageDocument,
     OutcomeMessageDocument,
     PendingDocument,
@@ -101,23 +100,6 @@ def message_document(view: MessageView) -> MessageDocument:
         when_delivered,
         when_dead,
         _debounce_document(view.payload),
-    )
-
-
-def heartbeat_document(
-    heartbeat: Heartbeat, problem: str, subject: str, expires_ms: int
-) -> HeartbeatDocument:
-    """Returns the document that a caller gets for a heartbeat. `problem`: why the heartbeat is not
-    understood; empty where it is."""
-    payload = stored_payload(heartbeat.payload)
-    return HeartbeatDocument(
-        heartbeat.key,
-        format_duration(heartbeat.timeout_ms),
-        subject,
-        format_time(expires_ms),
-        payload.headers or {},
-        *body_fields(payload),
-        problem or _UNSET,
     )
 
 

@@ -81,10 +81,6 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("DELETE", "/v1/subscriptions/{name}/dead-letters/{message_id}"): Rule(
         _CONSUME, CoveredSubject.BODY
     ),
-    ("POST", "/v1/events/{key}"): Rule(_PUBLISH, CoveredSubject.EVERYTHING),
-    ("PUT", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
-    ("GET", "/v1/heartbeats/{key}"): Rule(_EITHER, CoveredSubject.BODY),
-    ("DELETE", "/v1/heartbeats/{key}"): Rule(_PUBLISH, CoveredSubject.BODY),
     ("POST", "/v1/backups"): ADMIN,
     ("GET", "/v1/backups"): ADMIN,
     ("GET", "/v1/backups/{name}"): ADMIN,

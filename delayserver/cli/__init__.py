@@ -9,7 +9,6 @@
     subscriptions  subscribe, subscriptions
     pulling        pull, ack, nack, extend
     dead_letters   dead-letters
-    timers         heartbeat put, heartbeat get, heartbeat delete, event
     (parts)        the commands of each part: `delayserver.parts.commands`
     operations     stats, forecast, shards, ready, check, repair
     backups        backup, backups list, backups delete, restore
@@ -54,7 +53,6 @@ COMMANDS: Final = {
     "subscriptions": ("subscribe", "subscriptions"),
     "pulling": ("pull", "ack", "nack", "extend"),
     "dead_letters": ("dead-letters",),
-    "timers": ("heartbeat", "event"),
     **PART_COMMANDS,
     "operations": (
         *("stats", "subjects", "forecast", "shards", "whoami"),

@@ -21,7 +21,6 @@ subscribing       a subscription is added, changed or removed
 failing           since when a webhook has had nothing but failures
 events            one call completes everything that watches a key, exactly once
 watches           which messages an event completes
-heartbeats        a message that is published unless a client keeps saying that all is well
 defining          definitions under names, each with a state that moves on
 imported_keys     keys of an import, until the catalog has them
 """

@@ -4,7 +4,7 @@
                                         └────▶ overlays ──▶ (a checkpoint) ──▶ two tables
     find, page ──▶ overlays, then those tables
 
-Schedules and sources are of this kind. Each kind writes its own steps, as time passes or as records
+Several parts have such definitions. Each kind writes its own steps, as time passes or as records
 come, into the same records (`_record`, `_show`), so each change is undone in the same way if it
 cannot be written. Both parts stay packed until a caller asks for them.
 

@@ -6,6 +6,7 @@ order to read it in:
 part          the protocol of a part: everything that a feature registers
 installed     the parts of this server, in one tuple
 commands      their modules for the command line
+heartbeats    publish unless a client keeps saying that all is well
 schedules     publish again and again, each planned time once
 sources       topics whose records are published, each once
 attempts      how each attempt to deliver a message went, and another one

@@ -8,6 +8,7 @@ from typing import Final
 
 COMMANDS: Final = {
     "delayserver.parts.attempts.commands": ("messages",),
+    "delayserver.parts.heartbeats.commands": ("heartbeat", "event"),
     "delayserver.parts.schedules.commands": ("schedules",),
     "delayserver.parts.sources.commands": ("sources",),
 }

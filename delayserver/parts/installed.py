@@ -9,12 +9,14 @@ Cost: the import of the decisions of all parts. Threads: immutable values.
 from typing import Final
 
 from delayserver.parts.attempts.part import ATTEMPTS_PART
+from delayserver.parts.heartbeats.part import HEARTBEATS_PART
 from delayserver.parts.imports.part import ARCHIVES_PART, IMPORTS_PART
 from delayserver.parts.part import Parts
 from delayserver.parts.schedules.part import SCHEDULES_PART
 from delayserver.parts.sources.part import SOURCES_PART
 
 PARTS: Final[Parts] = (
+    HEARTBEATS_PART,
     SCHEDULES_PART,
     SOURCES_PART,
     IMPORTS_PART,

@@ -20,7 +20,7 @@ Cost: none; a record of a part costs one look-up in a dictionary. Threads: immut
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from storage.catalog import Table
 from storage.rows import RecordKind
@@ -28,6 +28,8 @@ from storage.rows import RecordKind
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from delayserver.api.hot.answers import Answer
+    from delayserver.api.intake import Intake
     from delayserver.api.scopes import Rule
     from delayserver.config import Settings
     from delayserver.decisions.groups import Groups
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from delayserver.decisions.publishing import Publishing
     from delayserver.decisions.sequencer import Sequencer
     from delayserver.security.targets import TargetPolicy
+    from delayserver.security.tokens import Caller
     from delayserver.server.calls import Calls
     from delayserver.server.metrics import Metrics
     from delayserver.server.shard import Shard
@@ -51,6 +54,9 @@ Write = tuple[Table, bytes, bytes | None]
 """A table, a key, and the value; None deletes the key."""
 Effect = Callable[[bytes], Iterable[Write]]
 """The writes to the catalog that the payload of a record means, in their order."""
+HotPut = Callable[[str, bytes, "Caller | None"], "Answer"]
+"""The answer to a key, a body and a caller; without a caller, all is allowed. Raises
+DelayServerError."""
 Check = Callable[[bytes, bytes], None]
 """Checks a key and a value. Raises one of `records.tables.UNREADABLE`."""
 
@@ -87,6 +93,13 @@ class Core(Protocol):
     random: Callable[[], float]
     """Numbers from 0 to before 1."""
     ports: CorePorts
+
+    @property
+    def is_reading(self) -> bool:
+        """No length of time ends in this turn: the event loop has stood still, and first reads the
+        requests that came meanwhile."""
+        ...
+
     not_understood: Callable[[str, str, str], None]
     """Told of a definition that is not understood: its kind, its name and the reason."""
 
@@ -126,6 +139,10 @@ class TimedDecider(Protocol):
 
     def look_again(self) -> None:
         """The clock was set, or the files of time zones have changed."""
+        ...
+
+    def on_stand_still(self, stood_ms: int) -> None:
+        """The event loop has stood still for so long until now."""
         ...
 
 
@@ -191,16 +208,29 @@ class Inspector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A kind of definition that has a row in each of two tables, under the same key."""
+    """A kind of definition, which may have a row in each of two tables, under the same key."""
 
     definitions: Table
-    states: Table
     subject_id: Callable[[bytes], int]
-    """The subject in a value of `definitions`. Raises msgspec.DecodeError."""
-    state_seq: Callable[[bytes], int]
+    """The subject in a value of `definitions`; 0: it has none. Raises msgspec.DecodeError."""
+    states: Table | None = None
+    """None: the definition is all there is."""
+    state_seq: Callable[[bytes], int] = lambda value: 0
     """The seq of the record that made a value of `states`; 0: it cannot be read."""
-    lack: str
+    lack: str = ""
     """The answer that is missing if there is no state, such as "how far it is"."""
+
+
+class KeyedCalls(NamedTuple):
+    """Calls whose path ends with a key, in which slashes may stand."""
+
+    methods: str
+    """With spaces between them."""
+    path: str
+    """Ends with `{key}`."""
+    sums: tuple[str, ...] = ()
+    """All shards are asked, and these fields of their answers are added up. Empty: the call is for
+    the shard of the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +266,11 @@ class Feature:
     collection: str = ""
     """The path segment under which its definitions have names, in the plural: `/v1/COLLECTION` is
     the list of all shards, and `/v1/COLLECTION/{name}` is for the shard of the name."""
+    keyed: tuple[KeyedCalls, ...] = ()
+    """Calls beside those of the collection, and whose they are."""
+    hot: "Mapping[str, Callable[[Calls, Intake], HotPut]]" = field(default_factory=dict)
+    """By the path before a key, as `delayserver.api.hot.paths` has it: makes the function that
+    answers a PUT there."""
     verbs: tuple[str, ...] = ()
     """Each `POST /v1/COLLECTION/{name}/VERB` answers with the definition and its ETag, or with 201
     and the message that it has published."""

@@ -1,9 +1,11 @@
 """The tables that no hour file tells of, and how the definitions log keeps them.
 
-Subjects, subscriptions, why and when a message died, heartbeats, adopted imports, confirmed
-archives, schedules, sources, how far they are, and the tables of parts stand in the message log
-until a checkpoint, and in the catalog from then on. The definitions log
-(`storage.definitions_log`) holds them besides: so the catalog can be built again.
+Subjects, subscriptions, why and when a message died, adopted imports, confirmed archives, and the
+tables of parts stand in the message log until a checkpoint, and in the catalog from then on. The
+definitions log (`storage.definitions_log`) holds them besides: so the catalog can be built again.
+
+The numbers of all tables are listed here, also those of parts: they are a format on the disk, and
+a server without a part must not drop its rows when it writes the log anew.
 
 Cost: 1 µs per change. Threads: functions without state.
 """

@@ -1,4 +1,4 @@
-"""Definitions under names, each with a state that moves on: the base of schedules and sources.
+"""Definitions under names, each with a state that moves on: the base of several parts.
 
 Definition and state are two values, since a state changes with each step and a definition hardly
 ever.

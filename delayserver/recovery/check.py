@@ -6,7 +6,6 @@
     checkpoint                       the message log: not behind its end, not before its beginning
     subjects                         the subjects of filed rows; numbered from 1 without gaps
     watches                          hours that are kept
-    heartbeats                       subjects that are known
     definitions of parts             subjects that are known, and where they stand
     the eight tables of definitions  the definitions log: the same entries
     records of parts                 as the part says, such as the staged files of an import
@@ -45,7 +44,6 @@ from delayserver.records.tables import (
     read_hours,
     unpack_change,
     unpack_damage,
-    unpack_heartbeat,
     unpack_watch,
 )
 from delayserver.recovery.definitions import differences, read_generation
@@ -378,7 +376,6 @@ def _check_entries(catalog: Catalog, report: Report, parts: Parts) -> None:
             return  # `check_directory` has said so.
     _check_subjects(catalog, report)
     _check_watches(catalog, report)
-    _check_heartbeats(catalog, report)
     for part in parts:
         if part.halves is not None:
             _check_halves(catalog, part.name, part.halves, report)
@@ -408,22 +405,15 @@ def _check_watches(catalog: Catalog, report: Report) -> None:
                 report.add(CATALOG_DIRECTORY, f"message {seq} watches {name!r} and is not kept")
 
 
-def _check_heartbeats(catalog: Catalog, report: Report) -> None:
-    for key, value in catalog.scan(Table.HEARTBEATS):
-        with contextlib.suppress(*UNREADABLE):  # reported above
-            subject_id = unpack_heartbeat(value).subject_id
-            if subject_id:
-                _check_subject(catalog, subject_id, f"heartbeat {key.decode()!r}", report)
-
-
 def _check_halves(catalog: Catalog, word: str, halves: Halves, report: Report) -> None:
     """Each definition has a subject and a state."""
     for key, value in catalog.scan(halves.definitions):
         with contextlib.suppress(*UNREADABLE):  # reported above
             whose = f"{word} {key.decode()!r}"
-            _check_subject(catalog, halves.subject_id(value), whose, report)
+            if subject_id := halves.subject_id(value):
+                _check_subject(catalog, subject_id, whose, report)
             # A server that runs removes both in one commit.
-            is_half = catalog.get(halves.states, key) is None
+            is_half = halves.states is not None and catalog.get(halves.states, key) is None
             if is_half and catalog.get(halves.definitions, key) is not None:
                 report.add(CATALOG_DIRECTORY, f"{whose} does not say {halves.lack}")
 

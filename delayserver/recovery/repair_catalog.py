@@ -5,8 +5,8 @@
     changes         the effect of the newest record of a message (and subscription) on it
     watches         the keys that each message watches; a watch that an event has completed is there
                     again, and stays completed
-    subjects, subscriptions, dead letters, heartbeats, imports, archives, schedules,
-    sources         the definitions log. Where that is damaged, too, the missing names are listed; a
+    subjects, subscriptions, dead letters, imports, archives, definitions of parts
+                    the definitions log. Where that is damaged, too, the missing names are listed; a
                     number in use is not given again: a subject is `(lost subject N)` then, and a
                     subscription a deleted one
 
@@ -176,14 +176,14 @@ class Rebuilt:
         return [
             loss
             for part in self.parts
-            if part.halves is not None
-            for loss in self._mend_halves(part.name, part.halves, defined)
+            if part.halves is not None and part.halves.states is not None
+            for loss in self._mend_halves(part.name, part.halves, part.halves.states, defined)
         ]
 
-    def _mend_halves(self, word: str, halves: Halves, defined: Tables) -> list[str]:
-        definitions, states = defined[halves.definitions], defined[halves.states]
+    def _mend_halves(self, word: str, halves: Halves, table: Table, defined: Tables) -> list[str]:
+        definitions, states = defined[halves.definitions], defined[table]
         for key in definitions:
-            found, known = self._states.get((halves.states, key)), states.get(key)
+            found, known = self._states.get((table, key)), states.get(key)
             if found is not None and (known is None or halves.state_seq(known) < found[0]):
                 states[key] = found[1]
         return _without_halves(word, definitions, states)

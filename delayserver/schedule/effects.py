@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from delayserver.parts.part import Effect, Parts, checks_of, effects_of
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.tables import (
-    HEARTBEATS,
     KEYS_AHEAD_KEY,
     Change,
     ChangeState,
@@ -32,7 +31,6 @@ from delayserver.records.tables import (
     change_key,
     damage_key,
     dead_letter_key,
-    heartbeat_key,
     import_key,
     lost_subject,
     number_key,
@@ -233,12 +231,6 @@ class Effects:
         match row.kind:
             case RecordKind.SUBJECT:
                 writes[Table.SUBJECTS].append((number_key(row.subject_id), payload))
-            case RecordKind.HEARTBEAT:
-                # The next process may understand a heartbeat that this one does not.
-                heartbeat, _ = HEARTBEATS.read(payload)
-                value = payload if heartbeat.subject_id else None
-                if heartbeat.key:
-                    writes[Table.HEARTBEATS].append((heartbeat_key(heartbeat.key), value))
             case _:
                 for table, key, value in self._effect_of(row)(payload):
                     writes[table].append((key, value))

@@ -135,13 +135,10 @@ class Calls:
         self.find_by_keys = cancels.by_keys
         self.cancel_many = cancels.cancelling
 
-        # Subscriptions, heartbeats: decided at once, too.
+        # Subscriptions: decided at once, too.
         self.registry = engine.registry
         self.definition = engine.registry.by_id
         self.subscription = engine.subscribing.subscription
-        self.put_heartbeat = engine.heartbeats.put
-        self.heartbeat = engine.heartbeats.get
-        self.delete_heartbeat = engine.heartbeats.delete
 
     @property
     def backups(self) -> "BackupMaker":

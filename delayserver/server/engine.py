@@ -31,7 +31,6 @@ from delayserver.decisions.delayed_produce import Level, Produces
 from delayserver.decisions.events import Events
 from delayserver.decisions.group import Group
 from delayserver.decisions.groups import GroupPorts, Groups
-from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.leasing import Leasing
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.outcome_messages import OutcomeMessages
@@ -190,15 +189,6 @@ class Engine:
         self.cancels = Cancels(sequencer, groups, wheel, hours, messages, ids, key_hasher)
         self.events = Events(settings, sequencer, groups, messages, watches)
         self.produces = Produces(groups, timeouts)
-        self.heartbeats = Heartbeats(
-            settings,
-            catalog,
-            sequencer,
-            groups,
-            self.publishing,
-            timeouts,
-            on_not_understood=ports.not_understood,
-        )
         self.subscribing = Subscribing(
             registry,
             sequencer,
@@ -273,11 +263,9 @@ class Engine:
         self.sequencer.refresh()
         self._load_ahead(now_ms)
         self._fire(now_ms)
-        self.heartbeats.start()
         more = self._must_look(stood_ms)
         if not more:
             self.timeouts.advance()
-            more = self.heartbeats.fire_due(now_ms, TurnBudget())
         for decider in self._timed:
             more |= decider.run_due(now_ms)
         wake_in_ms = self.dispatcher.pump.wake(now_ms, TurnBudget())
@@ -302,6 +290,11 @@ class Engine:
         for decider in self._timed:
             decider.look_again()
 
+    @property
+    def is_reading(self) -> bool:
+        """No length of time ends in this turn; see `_must_look`."""
+        return self._looks_left > 0
+
     def _must_look(self, stood_ms: int) -> bool:
         """Whether no length of time ends in this turn, since the event loop has stood still: a
         renewal, an acknowledgement or an extension that came in time is still to be read. It has
@@ -310,8 +303,9 @@ class Engine:
             self._looks_left -= 1
         elif stood_ms >= STAND_STILL_MS:
             self._looks_left = LOOK_TURNS
-            self.heartbeats.on_stand_still(stood_ms)
-        return self._looks_left > 0
+            for decider in self._timed:
+                decider.on_stand_still(stood_ms)
+        return self.is_reading
 
     def _fire(self, now_ms: int) -> None:
         """Fire the due rows, as many as fit into a turn of the event loop."""
@@ -447,6 +441,5 @@ class Engine:
             if gone := self.sequencer.prune(self._prune_seq):
                 self.slices.begin(freeing(gone), told_nothing)
             self.watches.prune(self._prune_seq)
-            self.heartbeats.prune(self._prune_seq)
             for decider in self.deciders:
                 decider.prune(self._prune_seq)

@@ -66,7 +66,7 @@ class Gauges:
         engine = self._engine
         by_subject, counter = self.metrics.counter_by_subject, self.metrics.counter
         messages, dispatcher = engine.messages, engine.dispatcher
-        heartbeats, events = engine.heartbeats, engine.events
+        events = engine.events
         by_subject("accepted", "Messages accepted", engine.publishing.accepted_by_subject)
         by_subject("cancelled", "Messages cancelled", messages.cancelled_by_subject)
         by_subject("delivered", "Deliveries that arrived", dispatcher.settling.delivered_by_subject)
@@ -74,10 +74,6 @@ class Gauges:
         by_subject("dead", "Deliveries given up", engine.retries.dead_by_subject)
         by_subject("replayed", "Deliveries asked for again", engine.redriving.replayed_by_subject)
         counter("commits", "Groups committed", lambda: engine.groups.committed_total)
-        counter("heartbeats_renewed", "Renewals of heartbeats", lambda: heartbeats.renewed_total)
-        counter(
-            "heartbeats_fired", "Heartbeats that were not renewed", lambda: heartbeats.fired_total
-        )
         watch = engine.clock_watch
         counter("clock_set_ahead", "Times that the clock was set ahead", lambda: watch.ahead_total)
         counter("clock_set_back", "Times that the clock was set back", lambda: watch.back_total)
@@ -94,7 +90,6 @@ class Gauges:
                 for part, decider in zip(engine.parts, engine.deciders, strict=True)
                 if decider.not_understood is not None
             },
-            "heartbeat": len(engine.heartbeats.not_understood),
             "token": self._not_understood_tokens(),
         }
 
@@ -181,7 +176,6 @@ class Gauges:
             lambda: sum(_deadlines(queue) for queue in dispatcher.queues),
         )
         gauge("waiting_slices", "Long works that go on in turns to come", engine.slices.__len__)
-        gauge("heartbeats", "Heartbeats that wait", engine.heartbeats.__len__)
 
     def _oldest_open_hour(self) -> tuple[float, int]:
         """How long it is over, and the number of rows that keep it open."""

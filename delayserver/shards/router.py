@@ -2,7 +2,7 @@
 
     /v1/messages/{id}[/…]                            the shard in the id, also for calls of parts
     /v1/subjects/{subject}/keys/{key}                the shard of the key
-    /v1/heartbeats/{key}                             the shard of the heartbeat
+    calls of a part with a key                       the shard of the key, or a sum over all
     /v1/COLLECTION/{name}… of a part                 the shard of the name
     GET  /v1/COLLECTION of a part                    all, merged by name
     …/dead-letters/{id}                              the shard in the id
@@ -30,6 +30,7 @@ each shard's page comes whole. Threads: belongs to the event loop.
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -37,8 +38,8 @@ from delayserver.api.documents import encode
 from delayserver.api.problems import MEDIA_TYPE, problem_of
 from delayserver.config import Settings
 from delayserver.errors import DelayServerError
-from delayserver.parts.part import Parts
-from delayserver.records.sharding import shard_of, shard_of_heartbeat, shard_of_name
+from delayserver.parts.part import KeyedCalls, Parts
+from delayserver.records.sharding import shard_of, shard_of_name
 from delayserver.shards.all_shards import (
     FORBIDDEN,
     MISSING,
@@ -84,9 +85,8 @@ class Router:
             ("GET DELETE PATCH PUT", r"/v1/subjects/([^/]+)/keys/(.*)", self._by_key),
             ("GET", r"/v1/subjects", lists.subjects),
             ("GET", r"/v1/subjects/[^/]+/messages", lists.pending),
-            ("PUT GET DELETE", r"/v1/heartbeats/(.*)", self._heartbeat),
             *(route for part in parts for route in self._named(part.collection, part.verbs, lists)),
-            ("POST", r"/v1/events/.*", self._event),
+            *(self._keyed(calls) for part in parts for calls in part.keyed),
             ("GET", r"/v1/stats", self._stats),
             ("GET", r"/v1/forecast", self._forecast),
             ("GET", r"/metrics", self._metrics),
@@ -126,6 +126,10 @@ class Router:
             ("POST", f"/v1/{collection}/([^/]+)/({'|'.join(verbs)})", self._by_name),
         ]
 
+    def _keyed(self, calls: KeyedCalls) -> "tuple[str, str, _Serve]":
+        serve = partial(self._in_all, calls.sums) if calls.sums else self._by_name
+        return calls.methods, calls.path.replace("{key}", "(.*)"), serve
+
     async def answer(self, call: PeerCall) -> PeerAnswer | None:
         """The answer to a call; None: the own shard has it, or nobody. HEAD comes as GET."""
         if self._all.count == 1:
@@ -155,9 +159,6 @@ class Router:
 
     def _by_key(self, call: PeerCall, subject: str, key: str) -> int:
         return shard_of(subject, key, self._all.count)
-
-    def _heartbeat(self, call: PeerCall, key: str) -> int:
-        return shard_of_heartbeat(key, self._all.count)
 
     def _by_name(self, call: PeerCall, name: str, _verb: str = "") -> int:
         return shard_of_name(name, self._all.count)
@@ -192,8 +193,8 @@ class Router:
 
     # ── changes in all shards ──────────────────────────────────────────────────────────────────
 
-    async def _event(self, call: PeerCall) -> PeerAnswer:
-        return self._all.added_up(await self._all.ask_all(call), ("cancelled", "fired"))
+    async def _in_all(self, sums: tuple[str, ...], call: PeerCall, _key: str) -> PeerAnswer:
+        return self._all.added_up(await self._all.ask_all(call), sums)
 
     def _redrive(self, call: PeerCall) -> "int | Awaitable[PeerAnswer]":
         """A call that cannot be read goes to all: each shard reports the error."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from delayserver.parts.heartbeats.records import Heartbeat, unpack_heartbeat
 from delayserver.parts.imports.records import Archived, pack_archived, unpack_archived
 from delayserver.parts.schedules.records import (
     CatchUp,
@@ -66,11 +67,9 @@ from delayserver.records.subscriptions import (
     encode_subscription,
 )
 from delayserver.records.tables import (
-    Heartbeat,
     ImportRecord,
     ImportState,
     pack_import,
-    unpack_heartbeat,
     unpack_import,
 )
 from delayserver.schedule.filing import parts_by_bucket, schedule_rows

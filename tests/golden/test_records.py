@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.parts.schedules.records import Schedule, ScheduleChange, ScheduleState
 from delayserver.parts.sources.records import Source, SourceChange, SourceState, UnpublishedRecord
 from delayserver.records.attempts import DeliveryAttempt, History
@@ -25,7 +26,7 @@ from delayserver.records.subscriptions import (
     RedisTarget,
     Subscription,
 )
-from delayserver.records.tables import Heartbeat, ImportRecord
+from delayserver.records.tables import ImportRecord
 from storage.catalog import Table
 from storage.notes import Note
 from storage.rows import SCHEDULES, RecordKind

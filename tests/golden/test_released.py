@@ -10,6 +10,7 @@ import uvloop
 
 from delayserver.clocks import wall_clock_ms
 from delayserver.config import Settings
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.recovery.check import check_path
 from delayserver.server.server import Server
 from storage.directory import FORMAT_VERSION
@@ -60,7 +61,7 @@ async def _look_at_definitions(
         assert {one.name for one in calls.registry} >= {"worker", "refuses"}
         for key, name in (("k1", "with key"), ("k2", "unfiled")):
             assert calls.message_id(states[name][0]).seq == calls.by_key("order.unpaid", key).seq
-        assert calls.heartbeat("probe") is not None
+        assert calls.part(Heartbeats).get("probe") is not None
         (refuses,) = await calls.redrives.owners("refuses")
         assert len(calls.redrives._some_letters(refuses, 0, 1 << 40, None)) == 1
     finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.parts.sources.records import SourceRecord
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
@@ -160,7 +161,7 @@ def make_directory(directory: Path) -> None:
     assert cancel(far[1], FAR_MS + 3) is not None
     life.checkpoint()
     # Its time never comes: it begins anew with each start.
-    server.engine.heartbeats.put("h", 10 * HOUR_MS, "d", Payload(b"1"), now_ms)
+    server.engine.part(Heartbeats).put("h", 10 * HOUR_MS, "d", Payload(b"1"), now_ms)
     # Nor does that of a schedule, but somebody has it run now.
     payload = Payload(body("e", next_ms + 18))
     far_ms = now_ms + 300 * DAY_MS

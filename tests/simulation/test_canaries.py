@@ -22,7 +22,6 @@ from delayserver.config import Settings
 from delayserver.decisions import retries
 from delayserver.decisions.events import Events
 from delayserver.decisions.groups import Groups
-from delayserver.decisions.heartbeats import Heartbeats
 from delayserver.decisions.imported_keys import ImportedKeys
 from delayserver.decisions.messages import Messages
 from delayserver.decisions.new_messages import NewMessage
@@ -42,6 +41,7 @@ from delayserver.delivery.settler import Settler
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.imports.archives import Archives, extent_of
 from delayserver.parts.imports.importer import Importer
 from delayserver.parts.imports.imports import Imports

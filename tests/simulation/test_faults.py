@@ -32,6 +32,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.imports.archives import confirming, retired_hours
 from delayserver.parts.imports.imports import Import, Imports
 from delayserver.parts.imports.records import Archived
@@ -288,7 +289,7 @@ class Scenario:
     def heartbeat(self, timeout_ms: int) -> None:
         payload, now_ms = Payload(b'"alive"'), self.clock.now_ms
         for _ in range(2):
-            self.server.engine.heartbeats.put("h", timeout_ms, "orders.late", payload, now_ms)
+            self.server.engine.part(Heartbeats).put("h", timeout_ms, "orders.late", payload, now_ms)
             self.work()
 
     def event(self, published: list[Accepted]) -> None:

@@ -30,6 +30,7 @@ from delayserver.delivery.reader import Reader
 from delayserver.delivery.settling import Settling
 from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.delivery.webhook import WebhookResponse
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.imports.archives import Archives, confirming, retired_hours
 from delayserver.parts.imports.records import Archived
 from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
@@ -283,7 +284,7 @@ def what_is_not_understood_stands_still() -> None:
         )
         topic = KafkaTarget("127.0.0.1:9", name)
         engine.part(Sourcing).put(WantedSource(name, "taken", topic, "due", "g"), now_ms)
-        engine.heartbeats.put(name, 60_000, "beats", Payload(BODY), now_ms)
+        engine.part(Heartbeats).put(name, 60_000, "beats", Payload(BODY), now_ms)
     machine.publish(server, now_ms + 5)
     server.replayer.put(CheckpointRequest(lambda: None))
     server.rest()
@@ -311,7 +312,7 @@ def what_is_not_understood_stands_still() -> None:
         "subscription": {one.name for one in engine.registry if one.pause_reason},
         "schedule": set(engine.part(Scheduling).not_understood),
         "source": {one.definition.name for one in engine.part(Sourcing).all() if one.problem},
-        "heartbeat": set(engine.heartbeats.not_understood),
+        "heartbeat": set(engine.part(Heartbeats).not_understood),
     }
     for kind, names in stands_still.items():
         if names != {"newer"}:

@@ -12,6 +12,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import DelayedFetch, Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import NotFoundError
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.records.message import Payload
 from storage.rows import HOUR_MS
 from tests.unit.fakes import subscription
@@ -79,7 +80,7 @@ class Machine:
     def fires(self) -> bool:
         """Whether the heartbeat is over."""
         try:
-            self.server.engine.heartbeats.get("machine")
+            self.server.engine.part(Heartbeats).get("machine")
         except NotFoundError:
             return True
         return False
@@ -129,7 +130,7 @@ def test_a_long_poll_lasts_however_the_clock_is_set(set_by_ms: int) -> None:
 @STEPS
 def test_a_heartbeat_lasts_however_the_clock_is_set(set_by_ms: int) -> None:
     machine = Machine()
-    put = machine.server.engine.heartbeats.put
+    put = machine.server.engine.part(Heartbeats).put
     put("machine", TEN_MINUTES_MS, "alarm", Payload(b"1"), machine.clock.now_ms)
     machine.server.rest()
     machine.set_clock(set_by_ms)

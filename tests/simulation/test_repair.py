@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.installed import PARTS
 from delayserver.records.definitions import TABLE_NUMBERS, read_definitions
 from delayserver.records.message import Payload
@@ -335,7 +336,9 @@ def test_a_catalog_from_another_time(
     """What was defined since it was copied is not forgotten."""
     old = copy(damaged, in_memory / "old")
     life = Life(damaged)
-    life.server.engine.heartbeats.put("h2", 10 * HOUR_MS, "d", Payload(b"2"), life.clock.now_ms)
+    life.server.engine.part(Heartbeats).put(
+        "h2", 10 * HOUR_MS, "d", Payload(b"2"), life.clock.now_ms
+    )
     life.publish("new subject", END_MS + 1)
     for due_ms in range(END_MS + 2, END_MS + 30):
         life.publish("new subject", due_ms)  # until the segment that defined it is deleted

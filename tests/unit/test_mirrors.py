@@ -45,6 +45,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "tests/integration/test_api_sources.py": ("delayserver/parts/sources/rest.py",),
     "tests/integration/test_api_subscriptions.py": ("delayserver/api/rest/subscriptions.py",),
+    "tests/integration/test_api_timers.py": ("delayserver/parts/heartbeats/rest.py",),
     "tests/integration/test_api_two_ways.py": ("delayserver/api/hot/consume.py",),
     "tests/integration/test_api_webhooks.py": ("delayserver/server/webhook_sink.py",),
     "tests/integration/test_client_processes.py": ("delayserver/client/replacing.py",),
@@ -203,10 +204,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "tests/unit/records/test_sharding.py": ("delayserver/api/hot/belonging.py",),
     "tests/unit/recovery/test_check.py": ("delayserver/schedule/expansion.py",),
     "tests/unit/recovery/test_incoming.py": ("storage/swap.py",),
-    "tests/unit/recovery/test_replica.py": (
-        "delayserver/recovery/store.py",
-        "delayserver/recovery/openers.py",
-    ),
+    "tests/unit/recovery/test_replica.py": ("delayserver/recovery/store.py",),
     "tests/unit/server/test_backups.py": (
         "delayserver/backup/shelf.py",
         "delayserver/backup/restoring.py",

@@ -20,6 +20,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.reader import FoundRow
 from delayserver.errors import ConflictError, DelayServerError, NotFoundError, OverloadedError
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.imports.imports import Import, Imports
 from delayserver.records.direct import Destination
 from delayserver.records.message import (
@@ -216,7 +217,7 @@ class Clients(Actor):
     def heartbeat(self) -> None:
         """Make, renew or delete a heartbeat."""
         rng, server = self._rng, self._server
-        heartbeats, key = server.engine.heartbeats, rng.choice(HEARTBEATS)
+        heartbeats, key = server.engine.part(Heartbeats), rng.choice(HEARTBEATS)
         dice = rng.random()
         try:
             if dice < 0.15:

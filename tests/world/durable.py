@@ -15,10 +15,14 @@ from typing import NamedTuple
 import msgspec
 
 from delayserver.decisions.packing import MESSAGE_ROW
+from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.records.direct import is_direct
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
-from delayserver.records.tables import DeadLetter, Heartbeat, ImportRecord
+from delayserver.records.tables import (
+    DeadLetter,
+    ImportRecord,
+)
 from delayserver.schedule.committed import Records
 from storage.frame import unseal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, MOVES, PUBLISHES, REMOVES, SCHEDULES, RecordKind

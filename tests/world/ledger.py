@@ -16,13 +16,13 @@ import msgspec
 
 from delayserver.delivery.deadlines import STEP_MS
 from delayserver.delivery.settler import DISPATCH_ROW
+from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.parts.imports.records import Archived, read_archived
 from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import OUTCOME_HEADER, DueDelivery, State, decode_payload
 from delayserver.records.message_id import read_id
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import (
-    Heartbeat,
     parse_dead_letter_key,
 )
 from delayserver.schedule.wheel_rows import FiredRows

@@ -16,6 +16,7 @@ import msgspec
 
 from delayserver.config import Settings
 from delayserver.decisions.retries import RETRY_COMMIT_MS
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.parts.imports.imports import Imports
 from delayserver.parts.schedules.scheduling import Scheduling
 from delayserver.records.subscriptions import Subscription
@@ -523,7 +524,7 @@ class World:
                 not server.out()
                 and not subscribers.leases
                 and not hours.unsettled()
-                and not len(server.engine.heartbeats)
+                and not len(server.engine.part(Heartbeats))
                 and all(state.retired_ms for state in server.replay.hours.values())
                 and server.is_idle()
             ):

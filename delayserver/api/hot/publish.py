@@ -16,7 +16,6 @@ message of a batch. Threads: belongs to the event loop.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import cast
@@ -54,14 +53,13 @@ from delayserver.decisions.new_messages import PublishBatch
 from delayserver.decisions.publishing import Accepted
 from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
 from delayserver.records.ids import COLUMNS_MIN, IdCodec
-from delayserver.records.message import check_key
 from delayserver.records.message_id import ID_DIGITS
 from delayserver.records.tracecontext import Trace
 from delayserver.security.tokens import Action, Caller
 from delayserver.server.calls import Calls
 from delayserver.slices import Work, at_once
-from delayserver.times import format_duration, format_time
-from delayserver.wire.messages import BatchDocument, HeartbeatDocument, PublishedDocument
+from delayserver.times import format_time
+from delayserver.wire.messages import BatchDocument, PublishedDocument
 from delayserver.wire.operations import HealthDocument
 from storage.errors import StorageError
 
@@ -101,6 +99,10 @@ class Hot:
         self.bodies = Bodies(calls.slices, calls.settings.receiving_max_bytes)
         self.turns = calls.turns
         self.cancels = HotCancel(calls, shards)
+        self._puts = {
+            path: make(calls, intake) for part in calls.parts for path, make in part.hot.items()
+        }
+        """Answers of parts, by the path before a key."""
         self._gathered: list[_Gathered] = []
         self.gathered_bytes = 0
         """The bytes of publishes that wait to be decided together with others."""
@@ -127,7 +129,8 @@ class Hot:
     ) -> Answer:
         """Accept the messages in `data`, or refuse them. Without a `caller`, all is allowed."""
         if path.startswith(HEARTBEATS_PATH):
-            return self._answer_heartbeat(path.removeprefix(HEARTBEATS_PATH), data, caller)
+            key = path.removeprefix(HEARTBEATS_PATH)
+            return self._answer_put(HEARTBEATS_PATH, key, data, caller)
         if path == BATCH_PATH:
             return at_once(self.answering(data, content_type, caller, trace))
         if self._calls.telemetry is not None:
@@ -367,32 +370,15 @@ class Hot:
         document = BatchDocument(len(batch), len(done.duplicates), IdCodec.texts(done.ids))
         return Answer(200, _encode(document), group=done.group, seq=done.last_seq)
 
-    def _answer_heartbeat(self, key: str, data: bytes, caller: Caller | None) -> Answer:
+    def _answer_put(self, path: str, key: str, data: bytes, caller: Caller | None) -> Answer:
+        """A PUT that a part answers: `path` stands before the key."""
         try:
-            return self._put_heartbeat(key, data, caller)
+            put = self._puts.get(path)
+            if put is None:
+                raise NotFoundError(f"this server has no {path}")
+            return put(key, data, caller)
         except Exception as error:
             return problem_answer(error)
-
-    def _put_heartbeat(self, key: str, data: bytes, caller: Caller | None) -> Answer:
-        """PUT /v1/heartbeats/{key}"""
-        check_key(key, "/path/key")
-        calls = self._calls
-        now_ms = calls.clock()
-        timeout_ms, message = self.intake.heartbeat(data, now_ms)
-        if caller is not None and not caller.is_admin:
-            caller.require(_PUBLISH, message.subject)
-            with suppress(NotFoundError):  # else the message of somebody else's would never come
-                replaced = calls.heartbeat(key)[0]
-                caller.require(_PUBLISH, calls.subject_names.get(replaced.subject_id, "*"))
-        is_new, expires_ms, group = calls.put_heartbeat(
-            key, timeout_ms, message.subject, message.payload, now_ms
-        )
-        if group is not None:
-            calls.tick_soon()  # It may expire before anything else is due.
-        document = HeartbeatDocument(
-            key, format_duration(timeout_ms), message.subject, format_time(expires_ms)
-        )
-        return Answer(201 if is_new else 200, _encode(document), group=group)
 
 
 @lru_cache(maxsize=256)

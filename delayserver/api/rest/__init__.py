@@ -6,7 +6,6 @@ authorize     whether the caller has the scope that the call needs
 messages      publish, look up, move, cancel; the list of pending messages
 subscriptions who gets the messages; pull; dead letters
 targets       … where a subscription sends them
-timers        heartbeats and events
 named         common to definitions under names: conditions, pages, the right to change one
 backups       consistent copies of the server's data
 tokens        the scopes of the own token, and the list of tokens

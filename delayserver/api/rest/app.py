@@ -26,7 +26,6 @@ from delayserver.api.rest import (
     messages,
     operations,
     subscriptions,
-    timers,
     tokens,
 )
 from delayserver.api.rest.authorize import authorize
@@ -81,7 +80,7 @@ def make_rest(calls: Calls, intake: Intake, path: HotPath, cluster: ShardMap) ->
         targets=TargetPolicy(calls.settings.webhook_targets),
         registry=registry,
     )
-    kinds = (messages, subscriptions, operations, backups, timers)
+    kinds = (messages, subscriptions, operations, backups)
     routers = [kind.router for kind in kinds]
     routers += [part.routes() for part in calls.parts if part.routes is not None]
     for router in (*routers, tokens.router):

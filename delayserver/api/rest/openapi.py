@@ -35,7 +35,6 @@ _EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
     "PublishModel": [
         {"subject": "order.unpaid", "body": {"order": 1001}, "delay": "30m", "key": "1001"}
     ],
-    "HeartbeatModel": [{"timeout": "10s", "subject": "worker.lost", "body": {"worker": 7}}],
     "MoveModel": [{"delay": "10m"}],
     "SubscriptionModel": [
         {"subject": "order.unpaid", "type": "webhook", "url": "http://127.0.0.1:9000/unpaid"},
@@ -119,7 +118,6 @@ _OF_ONE_SHARD: Final = frozenset(
         ("/v1/messages/cancel", "post"),
         ("/v1/messages/{message_id}", "get delete patch"),
         ("/v1/subjects/{subject}/keys/{key}", "get delete patch put"),
-        ("/v1/heartbeats/{key}", "put get delete"),
         ("/v1/subscriptions/{name}/dead-letters/redrive", "post"),
         ("/v1/subscriptions/{name}/dead-letters/{message_id}", "delete"),
     )
@@ -254,10 +252,13 @@ def complete(document: dict[str, Any], parts: Parts) -> None:
 
 
 def _of_one_shard(parts: Parts) -> frozenset[tuple[str, str]]:
-    """The calls of parts that may be for one shard alone: those with the name of a definition, and
-    those that have shard routes."""
+    """The calls of parts that may be for one shard alone: those with a name or a key, and those
+    that have shard routes."""
     found = set[tuple[str, str]]()
     for part in parts:
+        for calls in part.keyed:
+            if not calls.sums:
+                found |= {(method, calls.path) for method in calls.methods.lower().split()}
         if part.collection:
             path = f"/v1/{part.collection}/{{name}}"
             found |= {(method, path) for method in ("put", "get", "delete")}

@@ -48,8 +48,8 @@ SCHEDULES_PART: Final = Feature(
     checks={Table.SCHEDULES: check_schedule, Table.SCHEDULE_STATES: check_schedule_state},
     halves=Halves(
         Table.SCHEDULES,
-        Table.SCHEDULE_STATES,
         lambda value: unpack_schedule(value).subject_id,
+        Table.SCHEDULE_STATES,
         lambda value: read_state(value)[0].seq,
         "when it runs",
     ),

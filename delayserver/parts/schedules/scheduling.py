@@ -310,6 +310,9 @@ class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
         """How long to wait for the next call of `run_due` at most."""
         return max(self._table.next_ms() - now_ms, self._held_until_ms - self._stopwatch())
 
+    def on_stand_still(self, stood_ms: int) -> None:
+        """Planned times are moments of the clock: nothing to do."""
+
     def _admit(self) -> None:
         self._publishing.refuse_when_disk_is_low()
         self._groups.admit(0)

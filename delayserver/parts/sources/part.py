@@ -57,8 +57,8 @@ SOURCES_PART: Final = Feature(
     checks={Table.SOURCES: check_source, Table.SOURCE_STATES: check_source_state},
     halves=Halves(
         Table.SOURCES,
-        Table.SOURCE_STATES,
         lambda value: unpack_source(value).subject_id,
+        Table.SOURCE_STATES,
         lambda value: read_source_state(value)[0].seq,
         "how far it is",
     ),

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from delayserver.api.scopes import ADMIN, PUBLIC, CoveredSubject, Rule, rule_of
 from delayserver.config import Settings
 from delayserver.parts.installed import PARTS
-from delayserver.parts.part import Effect, Feature, Halves, checks_of, effects_of
+from delayserver.parts.part import Effect, Feature, Halves, KeyedCalls, checks_of, effects_of
 from delayserver.records.sharding import shard_of_name
 from delayserver.records.tables import can_be_read, check_entry
 from delayserver.recovery.repair_catalog import Rebuilt, Tables
@@ -22,7 +22,7 @@ from delayserver.shards.router import Router
 from storage.catalog import Table
 from storage.frame import seal
 from storage.rows import MESSAGE_DTYPE, SCHEDULE_DTYPE, RecordKind
-from tests.unit.shards.shards import ToldPeers, own_answer
+from tests.unit.shards.shards import ToldPeers, body_of, document_answer, own_answer
 from tests.world.storage.catalog import MemoryCatalog
 
 
@@ -41,6 +41,10 @@ TOY = Feature(
     effects={RecordKind.SOURCE: lambda payload: [(Table.SOURCES, payload, payload)]},
     checks={Table.SOURCES: _check},
     collection="toys",
+    keyed=(
+        KeyedCalls("PUT", "/v1/toy-boxes/{key}"),
+        KeyedCalls("POST", "/v1/toy-days/{key}", ("opened",)),
+    ),
     rules={("GET", "/v1/toys"): Rule((Action.CONSUME,), CoveredSubject.BODY)},
 )
 """It has the record kind and the table that belong to sources elsewhere."""
@@ -65,7 +69,7 @@ def test_the_record_kinds_of_a_part_are_filed_by_its_own_effects() -> None:
 
 def test_a_repair_takes_the_newest_state_that_a_message_of_a_part_carries() -> None:
     sources, states = Table.SOURCES, Table.SOURCE_STATES
-    halves = Halves(sources, states, lambda value: 0, lambda value: value[0], "how far it is")
+    halves = Halves(sources, lambda value: 0, states, lambda value: value[0], "how far it is")
     effects: dict[RecordKind, Effect] = {RecordKind.RUN: lambda data: [(states, b"a", data)]}
     rebuilt = Rebuilt((replace(TOY, halves=halves, effects=effects),))
     for seq in (5, 7, 6):
@@ -97,11 +101,22 @@ def test_a_definition_of_a_part_is_for_the_shard_of_its_name() -> None:
     assert asyncio.run(Router(peers, Settings(), ()).answer(PeerCall("GET", "/v1/toys/a"))) is None
 
 
+def test_a_call_with_a_key_is_for_the_shard_of_the_key_or_asks_all_and_adds_up() -> None:
+    peers = ToldPeers(4, lambda shard, call: document_answer({"opened": 3}))
+    router = Router(peers, Settings(), (TOY,))
+    for key in ("a", "b/c", "d"):
+        asyncio.run(router.answer(PeerCall("PUT", f"/v1/toy-boxes/{key}")))
+    owners = [shard_of_name(key, 4) for key in ("a", "b/c", "d")]
+    assert [shard for shard, _ in peers.asked] == [one for one in owners if one]
+    found = asyncio.run(router.answer(PeerCall("POST", "/v1/toy-days/today")))
+    assert body_of(found) == {"opened": 12}
+
+
 def test_each_call_of_a_part_of_this_server_has_a_rule() -> None:
     for part in PARTS:
         assert part.routes is not None
         methods = {
-            (method, route.path)
+            (method, route.path_format)
             for route in part.routes().routes
             if isinstance(route, APIRoute)
             for method in route.methods or ()

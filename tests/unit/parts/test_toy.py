@@ -13,10 +13,19 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from delayserver.api.exit import Exit
+from delayserver.api.hot.answers import JSON, Answer
+from delayserver.api.hot.consume import OwnGrants
+from delayserver.api.hot.paths import HEARTBEATS_PATH
+from delayserver.api.hot.publish import Hot
+from delayserver.api.intake import Intake
 from delayserver.config import Settings
-from delayserver.parts.part import Core, Feature
+from delayserver.parts.part import Core, Feature, HotPut
 from delayserver.recovery.check import check, check_path
 from delayserver.recovery.repair import repair_path
+from delayserver.security.tokens import Caller
+from delayserver.server.calls import Calls
+from delayserver.server.engine import LOOK_TURNS, STAND_STILL_MS
 from delayserver.server.metrics import Metrics
 from delayserver.server.threads import CheckpointRequest
 from storage.catalog import Catalog, LmdbCatalog, Table
@@ -25,6 +34,7 @@ from storage.errors import UnknownKindError
 from storage.files import Files, OsFiles
 from storage.frame import seal
 from storage.rows import RecordKind
+from tests.unit.api.hot.clients import OnlyShard
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
 from tests.world.storage.files import SimulatedFiles
@@ -42,7 +52,7 @@ class Notes:
         self.not_understood: Mapping[str, str] = {}
         self.later: dict[str, int] = {}
         """Words that are to be kept at a time, in ms."""
-        self.looks = 0
+        self.looks = self.stood_ms = 0
 
     def prune(self, through_seq: int) -> None:
         """Nothing is held in memory."""
@@ -56,7 +66,9 @@ class Notes:
         self.kept_total += 1
 
     def run_due(self, now_ms: int) -> bool:
-        """One word in each turn."""
+        """One word in each turn, and none while requests are read first."""
+        if self._core.is_reading:
+            return True
         due = [word for word, at_ms in self.later.items() if at_ms <= now_ms]
         for word in due[:1]:
             del self.later[word]
@@ -69,10 +81,23 @@ class Notes:
     def look_again(self) -> None:
         self.looks += 1
 
+    def on_stand_still(self, stood_ms: int) -> None:
+        self.stood_ms = stood_ms
+
 
 def _check(key: bytes, value: bytes) -> None:
     if key != value:
         raise ValueError("a word under another one")
+
+
+def _hot(calls: Calls, intake: Intake) -> HotPut:
+    notes = calls.part(Notes)
+
+    def put(key: str, data: bytes, caller: Caller | None) -> Answer:
+        notes.keep(key)
+        return Answer(201, data, group=calls.not_durable())
+
+    return put
 
 
 NOTES = Feature(
@@ -80,7 +105,9 @@ NOTES = Feature(
     decide=Notes,
     effects={NOTE: lambda payload: [(WORDS, payload, payload)]},
     checks={WORDS: _check},
+    hot={HEARTBEATS_PATH: _hot},
 )
+"""It has the hot path that heartbeats have elsewhere: this server has none."""
 
 
 def _server(
@@ -190,8 +217,30 @@ def test_a_part_of_a_test_is_asked_as_time_passes_and_told_that_the_clock_was_se
     clock.move(20)
     assert engine.advance(clock.now_ms) == 0 and notes.kept_total == 1
     assert engine.advance(clock.now_ms) > 0 and notes.kept_total == 2
-    assert notes.looks == 0
+    assert (notes.looks, notes.stood_ms) == (0, 0)
+    notes.later = {"ash": clock.now_ms}
+    for turn in range(LOOK_TURNS):
+        engine.advance(clock.now_ms, STAND_STILL_MS if not turn else 0)
+        assert (notes.stood_ms, notes.kept_total) == (STAND_STILL_MS, 2)
+    engine.advance(clock.now_ms)
+    assert notes.kept_total == 3
     clock.set(-3_600_000)
     engine.advance(clock.now_ms)
     assert notes.looks == 1
+    server.close()
+
+
+def test_a_part_of_a_test_answers_on_the_hot_path() -> None:
+    server = _server(SimulatedFiles(), MemoryCatalog(), NOTES)
+    calls, intake = server.calls, Intake(Settings(), set(), lambda: 0.5)
+    exit_, grants = Exit(lambda: True, 0), OwnGrants(calls)
+    hot = Hot(calls, intake, exit_, OnlyShard(), grants, lambda: None)
+    found = hot.answer(f"{HEARTBEATS_PATH}yew", b"1", JSON, None, None)
+    assert (found.status, found.body) == (201, b"1") and found.group is not None
+    assert server.engine.part(Notes).kept_total == 1
+    calls.parts = ()
+    without = Hot(calls, intake, exit_, OnlyShard(), grants, lambda: None)
+    assert without.answer(f"{HEARTBEATS_PATH}yew", b"1", JSON, None, None).status == 404
+    while server.turn():
+        pass
     server.close()

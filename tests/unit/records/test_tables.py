@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.heartbeats.records import Heartbeat, heartbeat_key, unpack_heartbeat
 from delayserver.parts.imports.records import (
     Archived,
     pack_archived,
@@ -24,7 +25,6 @@ from delayserver.records.tables import (
     Change,
     ChangeState,
     DeadLetter,
-    Heartbeat,
     HourState,
     ImportRecord,
     ImportState,
@@ -36,7 +36,6 @@ from delayserver.records.tables import (
     check_entry,
     damage_key,
     dead_letter_key,
-    heartbeat_key,
     hour_key,
     import_key,
     number_key,
@@ -60,7 +59,6 @@ from delayserver.records.tables import (
     read_subjects,
     unpack_change,
     unpack_damage,
-    unpack_heartbeat,
     unpack_import,
     unpack_key_entry,
     unpack_watch,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.errors import InputError
+from delayserver.parts.heartbeats.records import HEARTBEATS
 from delayserver.parts.schedules.records import SCHEDULES, Schedule
 from delayserver.parts.sources.records import SOURCES, SourceState, read_source_state
 from delayserver.records import understanding
@@ -20,7 +21,6 @@ from delayserver.records.subscriptions import (
     decode_subscription,
     encode_subscription,
 )
-from delayserver.records.tables import HEARTBEATS
 from delayserver.records.understanding import (
     REASON_CHARACTERS_MAX,
     Understanding,

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.parts.imports.records import Archived, pack_archived
 from delayserver.parts.installed import PARTS
 from delayserver.parts.schedules.records import Schedule, ScheduleState, pack_schedule
@@ -19,7 +20,6 @@ from delayserver.records.tables import (
     Change,
     ChangeState,
     DeadLetter,
-    Heartbeat,
     HourState,
     change_key,
     dead_letter_key,

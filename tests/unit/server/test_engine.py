@@ -10,6 +10,7 @@ import pytest
 from delayserver.config import Settings
 from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.records.message import Payload
 from delayserver.server.engine import LOOK_TURNS, STAND_STILL_MS
 from delayserver.slices import TURN_ITEMS
@@ -51,15 +52,15 @@ def test_a_renewal_that_has_arrived_counts_after_a_stand_still(
     ended: list[str] = []
     machine.engine.timeouts.add(lambda: ended.append("lease"), 100)
     beat = ("w", 100, "lost", Payload(b"1"))
-    machine.engine.heartbeats.put(*beat, machine.clock.now_ms)
+    machine.engine.part(Heartbeats).put(*beat, machine.clock.now_ms)
     machine.clock.move(130)
     for turn in range(LOOK_TURNS):
         assert machine.advance(STAND_STILL_MS if not turn else 0) == 0
-        assert (ended, machine.engine.heartbeats.fired_total) == ([], 0)
-    machine.engine.heartbeats.put(*beat, machine.clock.now_ms)  # it was read meanwhile
+        assert (ended, machine.engine.part(Heartbeats).fired_total) == ([], 0)
+    machine.engine.part(Heartbeats).put(*beat, machine.clock.now_ms)  # it was read meanwhile
     # However late the loop is: what is over ends now.
     machine.advance(STAND_STILL_MS)
-    assert (ended, machine.engine.heartbeats.fired_total) == (["lease"], 0)
+    assert (ended, machine.engine.part(Heartbeats).fired_total) == (["lease"], 0)
 
 
 def test_a_turn_that_came_in_time_looks_at_nothing_first(machine: Machine) -> None:

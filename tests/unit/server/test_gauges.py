@@ -115,7 +115,7 @@ AT_THE_LIMIT = {
     "subscriptions": (
         "integration/test_api_subscriptions.py::test_one_subscription_too_many_is_refused"
     ),
-    "heartbeats": "unit/decisions/test_heartbeats.py::test_there_is_a_limit",
+    "heartbeats": "unit/parts/heartbeats/test_heartbeats.py::test_there_is_a_limit",
     "schedules": "unit/parts/schedules/test_scheduling.py::test_there_are_no_more_than_the_limit",
     "sources": "unit/parts/sources/test_sourcing.py::test_there_are_no_more_than_the_limit",
 }

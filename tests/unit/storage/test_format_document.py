@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.parts.imports.records import Archived
 from delayserver.parts.schedules.records import (
     Schedule,
@@ -26,7 +27,6 @@ from delayserver.records.tables import (
     KEYS_AHEAD_KEY,
     LIVE_KEY,
     DeadLetter,
-    Heartbeat,
     ImportRecord,
     ImportState,
 )

@@ -35,6 +35,7 @@ class Machine(MessageParts):
         self.sequencer.subject_id("orders")
         calls = SimpleNamespace(
             settings=self.settings,
+            parts=(),
             telemetry=None,
             may_answer=lambda: True,
             shard=0,

@@ -9,8 +9,9 @@ Cost: about 100 µs per call. Threads: belongs to the event loop.
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
+from msgspec import UNSET
 
-from delayserver.api.documents import heartbeat_document
+from delayserver.api.documents import stored_payload
 from delayserver.api.rest.authorize import CallerOf, require
 from delayserver.api.rest.common import (
     INVALID,
@@ -23,14 +24,35 @@ from delayserver.api.rest.common import (
 )
 from delayserver.api.rest.named import subject_name
 from delayserver.api.rest.openapi import answer, json_body
+from delayserver.delivery.batch import body_fields
+from delayserver.parts.heartbeats.heartbeats import Heartbeats
+from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.records.message import check_key
 from delayserver.security.tokens import Action
+from delayserver.times import format_duration, format_time
 from delayserver.wire.messages import EventModel, HeartbeatDocument, HeartbeatModel
 
 HeartbeatKey = Annotated[str, Path(description="1 to 256 bytes")]
 EventKey = Annotated[str, Path(description="the watch key that something happened to")]
 
 router = APIRouter()
+
+
+def heartbeat_document(
+    heartbeat: Heartbeat, problem: str, subject: str, expires_ms: int
+) -> HeartbeatDocument:
+    """Returns the document that a caller gets for a heartbeat. `problem`: why the heartbeat is not
+    understood; empty where it is."""
+    payload = stored_payload(heartbeat.payload)
+    return HeartbeatDocument(
+        heartbeat.key,
+        format_duration(heartbeat.timeout_ms),
+        subject,
+        format_time(expires_ms),
+        payload.headers or {},
+        *body_fields(payload),
+        problem or UNSET,
+    )
 
 
 @router.post(
@@ -72,7 +94,7 @@ async def put_heartbeat(key: HeartbeatKey, request: Request, parts: PartsOf) -> 
 )
 async def get_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> Response:
     """A heartbeat, and when it expires."""
-    heartbeat, problem, left_ms = parts.calls.heartbeat(key)
+    heartbeat, problem, left_ms = parts.calls.part(Heartbeats).get(key)
     subject = subject_name(parts, heartbeat.subject_id)
     if caller is not None:
         caller.require((Action.PUBLISH, Action.CONSUME), subject)
@@ -88,6 +110,6 @@ async def get_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> 
 )
 async def delete_heartbeat(key: HeartbeatKey, caller: CallerOf, parts: PartsOf) -> None:
     """End a heartbeat: when this answers, it will never publish its message."""
-    heartbeat, *_ = parts.calls.heartbeat(key)
+    heartbeat, *_ = parts.calls.part(Heartbeats).get(key)
     require(caller, Action.PUBLISH, subject_name(parts, heartbeat.subject_id))
-    await parts.calls.durable(parts.calls.delete_heartbeat(key))
+    await parts.calls.durable(parts.calls.part(Heartbeats).delete(key))

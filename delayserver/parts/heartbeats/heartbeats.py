@@ -26,27 +26,27 @@ Threads: belongs to the event loop.
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from delayserver.config import Settings
 from delayserver.decisions.group import Group
-from delayserver.decisions.groups import Groups
 from delayserver.decisions.overlay import Overlay
-from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import NotFoundError, OverloadedError, StoppingError
+from delayserver.parts.heartbeats.records import HEARTBEATS, Heartbeat, heartbeat_key
+from delayserver.parts.part import Core
 from delayserver.records.message import Payload, encode_payload
-from delayserver.records.tables import HEARTBEATS, Heartbeat, heartbeat_key
 from delayserver.slices import TurnBudget
+from delayserver.timers.due_table import NEVER_MS
 from delayserver.timers.interface import Handle
-from delayserver.timers.timeouts import Timeouts
-from storage.catalog import Catalog, Table
+from storage.catalog import Table
 from storage.frame import seal
 from storage.rows import RecordKind
+
+if TYPE_CHECKING:
+    from delayserver.server.metrics import Metrics
 
 RETRY_MS = 1000
 """A record that could not be written (the disk is full) is tried again after this."""
@@ -74,23 +74,14 @@ class _Beat:
 class Heartbeats:
     """All heartbeats."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        sequencer: Sequencer,
-        groups: Groups,
-        publishing: Publishing,
-        timeouts: Timeouts,
-        on_not_understood: Callable[[str, str, str], None] = lambda word, key, reason: None,
-    ) -> None:
-        """`on_not_understood` is called once for each: the word heartbeat, its key, and why."""
-        self._heartbeats_max = settings.heartbeats_max
-        self._catalog = catalog
-        self._sequencer = sequencer
-        self._groups = groups
-        self._publishing = publishing
-        self._timeouts = timeouts
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._heartbeats_max = core.settings.heartbeats_max
+        self._catalog = core.catalog
+        self._sequencer = core.sequencer
+        self._groups = core.groups
+        self._publishing = core.publishing
+        self._timeouts = core.timeouts
         self._beats: dict[str, _Beat] = {}
         self._fresh: Overlay[str, bytes] = Overlay()
         """Definitions since the last checkpoint."""
@@ -100,12 +91,20 @@ class Heartbeats:
         """Until when the event loop stood still the last time, on the stopwatch, and how long."""
         self.not_understood: dict[str, str] = {}
         """By key, why."""
-        self._on_not_understood = on_not_understood
+        self._on_not_understood = core.not_understood
         self.renewed_total = 0
         self.fired_total = 0
 
     def __len__(self) -> int:
         return len(self._beats)
+
+    def add_metrics(self, metrics: "Metrics") -> None:
+        """Add the counters and gauges of heartbeats."""
+        metrics.counter("heartbeats_renewed", "Renewals of heartbeats", lambda: self.renewed_total)
+        metrics.counter(
+            "heartbeats_fired", "Heartbeats that were not renewed", lambda: self.fired_total
+        )
+        metrics.gauge("heartbeats", "Heartbeats that wait", self.__len__)
 
     def start(self) -> None:
         """Let time run for the heartbeats of earlier processes: a whole timeout from now."""
@@ -186,6 +185,21 @@ class Heartbeats:
         return self._sequencer.group
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
+
+    def run_due(self, now_ms: int) -> bool:
+        """As `fire_due`, with the budget of a turn, unless requests must be read first."""
+        if not self._is_started:
+            self.start()
+        if not self._due or self._core.is_reading:
+            return False
+        return self.fire_due(now_ms, TurnBudget())
+
+    def wait_ms(self, now_ms: int) -> int:
+        """The timeouts wait for them."""
+        return NEVER_MS
+
+    def look_again(self) -> None:
+        """A timeout is a length, which no clock changes: nothing to do."""
 
     def on_stand_still(self, stood_ms: int) -> None:
         """The event loop has stood still for so long until now. Meanwhile a client could not renew

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from delayserver.decisions.heartbeats import FIRE_ITEMS, RETRY_MS, Heartbeats
 from delayserver.errors import NotFoundError, OverloadedError
+from delayserver.parts.heartbeats.heartbeats import FIRE_ITEMS, RETRY_MS, Heartbeats
+from delayserver.parts.heartbeats.records import Heartbeat
+from delayserver.parts.part import Core
 from delayserver.records.message import Payload, decode_payload
-from delayserver.records.tables import Heartbeat
 from delayserver.slices import TurnBudget
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Table
@@ -30,9 +31,10 @@ class Parts(MessageParts):
         self.heartbeats.start()
 
     def made(self) -> Heartbeats:
-        return Heartbeats(
-            self.settings, self.catalog, self.sequencer, self.groups, self.publishing, self.timeouts
-        )
+        return Heartbeats(cast(Core, self))
+
+    def not_understood(self, kind: str, name: str, reason: str) -> None:
+        """As the core."""
 
     def put(self, key: str, passed_ms: int = 0, timeout_ms: int = 100) -> bool:
         self.stopwatch.shows_ms = passed_ms
