@@ -106,7 +106,7 @@ ManyWrites = Mapping[Table, Sequence[Columns]]
 
 
 class View(Protocol):
-    """The catalog at one moment, for many look-ups of one thread.
+    """The catalog at one moment, for many look-ups of one thread in tables of the core.
 
     The system gets back no page that a view sees before `refresh`, so refresh it often."""
 

@@ -142,7 +142,10 @@ class Groups:
         self._ask()
 
     def decide_before_closing(self, decide: Callable[[], None]) -> None:
-        """Call `decide`, which may append an import, just before a group is closed."""
+        """Call `decide`, which may append an import, just before a group is closed.
+
+        This is the hook of the part `imports`: an import is the last record of its group, so only
+        the code that closes the group can place it."""
         self._imports.append(decide)
         self.wake()
 

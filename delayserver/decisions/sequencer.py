@@ -140,7 +140,8 @@ class Sequencer:
     def append_import(self, count: int, payload: bytes, keys: ImportedKeys) -> int:
         """Put the record of an import into the open group, as its last; returns its first seq.
 
-        The group has to be closed next. The keys are seen from now on."""
+        The group has to be closed next. The keys are seen from now on. The part `imports` calls
+        this; the sequencer has it because an import takes a seq for each of its rows."""
         group = self.group
         assert not group.import_count and count > 0
         first_seq = self.append(RecordKind.IMPORT, payload=payload)

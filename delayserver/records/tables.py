@@ -13,7 +13,6 @@ read them; FORMAT.md describes them.
     DEAD_LETTERS    deliveries that were given up, and why            subscription, schedule row
     WATCHES         which messages an event completes                 watch key, message seq
     HEARTBEATS      the message to publish if a renewal does not come key
-    IMPORTS         bulk loads that were adopted                      id
     SCHEDULES       definitions that publish again and again          name
     SCHEDULE_STATES when each of them runs next, and ran last         name
     SOURCES         topics that messages are taken from               name
@@ -635,69 +634,6 @@ def _check_watch(key: bytes, value: bytes) -> None:
     unpack_watch(value)
 
 
-# ── IMPORTS ──────────────────────────────────────────────────────────────────────────────────────
-
-DUPLICATE_DTYPE = np.dtype([("row", "<u4"), ("seq", "<u8"), ("due_ms", "<i8")])
-"""A row that was left out since its key is taken, and by which message; due as in its id."""
-
-
-class ImportRecord(msgspec.Struct, array_like=True, frozen=True):
-    """The payload of an IMPORT record (MessagePack)."""
-
-    id: str
-    count: int
-    """Rows, and seqs, of the import."""
-    parts: list[tuple[str, int, int, int]]
-    """File name, bytes, rows, checksum (storage.staging.Part)."""
-    duplicates: bytes = b""
-    """DUPLICATE_DTYPE, in row order: the rows that are left out."""
-    conflicts: int = 0
-    """How many of them have other content than the message that holds the key."""
-
-    def left_out(self) -> NDArray[np.void]:
-        """The duplicates as an array."""
-        return np.frombuffer(self.duplicates, DUPLICATE_DTYPE)
-
-    @property
-    def accepted(self) -> int:
-        """How many messages it makes."""
-        return self.count - len(self.duplicates) // DUPLICATE_DTYPE.itemsize
-
-
-class ImportState(msgspec.Struct, array_like=True, frozen=True):
-    """A value of the table IMPORTS (MessagePack)."""
-
-    first_seq: int
-    adopted_ms: int
-    record: ImportRecord
-
-    @property
-    def last_seq(self) -> int:
-        """The last of the seqs that it took."""
-        return self.first_seq + self.record.count - 1
-
-
-def import_key(import_id: str) -> bytes:
-    """A key of the table IMPORTS."""
-    return import_id.encode()
-
-
-def pack_import(state: ImportState) -> bytes:
-    """A value of the table IMPORTS."""
-    return msgspec.msgpack.encode(state)
-
-
-def unpack_import(value: bytes) -> ImportState:
-    """The state in a value of the table IMPORTS. Raises msgspec.DecodeError."""
-    return msgspec.msgpack.decode(value, type=ImportState)
-
-
-def _check_import(key: bytes, value: bytes) -> None:
-    record = unpack_import(value).record
-    must(import_key(record.id) == key, "a key of another import")
-    must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
-
-
 # ── definitions under names, and their states: tables of parts ──────────────────────────────────
 
 
@@ -786,7 +722,6 @@ CHECKS: Checks = {
     Table.SUBSCRIPTIONS: _check_subscription,
     Table.DEAD_LETTERS: _check_dead_letter,
     Table.WATCHES: _check_watch,
-    Table.IMPORTS: _check_import,
     Table.DAMAGE: _check_damage,
 }
 

@@ -37,7 +37,6 @@ from delayserver.records.tables import (
     pack_definitions_place,
     parse_checkpoint,
     parse_hour_key,
-    unpack_import,
 )
 from delayserver.recovery.check import check_files
 from delayserver.recovery.definitions import read_generation
@@ -49,7 +48,7 @@ from delayserver.recovery.repair_catalog import (
     rebuild,
 )
 from delayserver.recovery.repair_hours import HourFiles
-from delayserver.schedule.expansion import Staging
+from delayserver.schedule.expansion import Staging, unpack_import
 from delayserver.schedule.replay import Replay
 from storage.catalog import MAX_BYTES, LmdbCatalog, Table
 from storage.catalog_file import DATA_FILE

@@ -350,8 +350,8 @@ class Standby:
         replay.purging.deleted_hours.clear()  # nobody here has them open
 
     def _purge(self, now_ms: int) -> bool:
-        """Whether there is more to delete. A standby is not told which hours are archived: it keeps
-        those that must be archived first, until it owns the shard."""
+        """Whether there is more to delete. A standby is not told which hours parts let go, such as
+        those that were archived: it keeps them until it owns the shard."""
         settings = self._settings
         return self._replay.purge(now_ms, settings.kept_ms)
 

@@ -13,5 +13,6 @@ wheel_rows  a row of 24 bytes that says where its payload is
 wheel       slots of 500 ms, millisecond order in the open slot
 ended       rows of an hour that were removed or are settled
 pending     waiting messages of a subject, in due order
+retired     hours of which everything is settled
 purge       deletes hours that are settled and past their retention
 """

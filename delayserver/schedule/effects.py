@@ -27,18 +27,15 @@ from delayserver.records.tables import (
     KEYS_AHEAD_KEY,
     Change,
     ChangeState,
-    ImportState,
     change_key,
     damage_key,
     dead_letter_key,
-    import_key,
     lost_subject,
     number_key,
     pack_cancels,
     pack_change,
     pack_checkpoint,
     pack_damage,
-    pack_import,
     pack_key_entries,
     pack_watch,
     parse_number_key,
@@ -47,6 +44,7 @@ from delayserver.records.tables import (
     watch_key,
 )
 from delayserver.schedule.committed import ROWS_SLICE
+from delayserver.schedule.expansion import ImportState, import_key, pack_import
 from storage.catalog import Catalog, Table, Writes
 from storage.catalog_columns import Columns, ascending
 from storage.errors import UnknownKindError

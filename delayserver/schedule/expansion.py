@@ -6,6 +6,9 @@ Row n of the import has the seq of the record plus n. So the schedule log stays 
 the message log and the staged files, which are kept until a checkpoint covers the record. Filing
 after a crash writes the same rows as before it (I7).
 
+The core files imports, and the part `imports` decides about them before: so the record of an import
+and the table of those that were adopted stand here.
+
 Cost: one pass over the staged files, a few megabytes at a time. Threads: belongs to the replay
 thread.
 """
@@ -14,15 +17,79 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from delayserver.records.tables import ImportRecord
+from delayserver.records.tables import must
 from storage import staging
 from storage.errors import ShortageError, StagingError
 from storage.files import Files, size_of
 from storage.frame import Damage, Frame, Rows, damaged_payloads
 from storage.rows import select
 from storage.staging import Part, StagedRows
+
+DUPLICATE_DTYPE = np.dtype([("row", "<u4"), ("seq", "<u8"), ("due_ms", "<i8")])
+"""A row that was left out since its key is taken, and by which message; due as in its id."""
+
+
+class ImportRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The payload of an IMPORT record (MessagePack)."""
+
+    id: str
+    count: int
+    """Rows, and seqs, of the import."""
+    parts: list[tuple[str, int, int, int]]
+    """File name, bytes, rows, checksum (storage.staging.Part)."""
+    duplicates: bytes = b""
+    """DUPLICATE_DTYPE, in row order: the rows that are left out."""
+    conflicts: int = 0
+    """How many of them have other content than the message that holds the key."""
+
+    def left_out(self) -> NDArray[np.void]:
+        """The duplicates as an array."""
+        return np.frombuffer(self.duplicates, DUPLICATE_DTYPE)
+
+    @property
+    def accepted(self) -> int:
+        """How many messages it makes."""
+        return self.count - len(self.duplicates) // DUPLICATE_DTYPE.itemsize
+
+
+class ImportState(msgspec.Struct, array_like=True, frozen=True):
+    """A value of the table IMPORTS (MessagePack)."""
+
+    first_seq: int
+    adopted_ms: int
+    record: ImportRecord
+
+    @property
+    def last_seq(self) -> int:
+        """The last of the seqs that it took."""
+        return self.first_seq + self.record.count - 1
+
+
+def import_key(import_id: str) -> bytes:
+    """A key of the table IMPORTS."""
+    return import_id.encode()
+
+
+def pack_import(state: ImportState) -> bytes:
+    """A value of the table IMPORTS."""
+    return msgspec.msgpack.encode(state)
+
+
+def unpack_import(value: bytes) -> ImportState:
+    """The state in a value of the table IMPORTS. Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(value, type=ImportState)
+
+
+def check_import(key: bytes, value: bytes) -> None:
+    """Check an entry of the table IMPORTS. Raises one of `records.tables.UNREADABLE`."""
+    record = unpack_import(value).record
+    must(import_key(record.id) == key, "a key of another import")
+    must(len(record.duplicates) % DUPLICATE_DTYPE.itemsize == 0, "duplicates of another length")
+
 
 SLICE_BYTES = 4 * 1024 * 1024
 """Bytes that are filed in one step, so that neither event loop nor other records wait long."""

@@ -40,10 +40,7 @@ from delayserver.records.tables import (
     KEYS_AHEAD_KEY,
     LIVE_KEY,
     HourState,
-    ImportRecord,
-    ImportState,
     hour_key,
-    import_key,
     pack_checkpoint,
     pack_definitions_place,
     read_checkpoint,
@@ -54,7 +51,7 @@ from delayserver.records.tables import (
 from delayserver.schedule.committed import Records, join_records
 from delayserver.schedule.days import NEAR_MS, SLICE_BYTES, Days, add_by_hour
 from delayserver.schedule.effects import Effects
-from delayserver.schedule.expansion import Expansion, Staging
+from delayserver.schedule.expansion import Expansion, ImportRecord, ImportState, Staging, import_key
 from delayserver.schedule.filing import BucketPart, parts_by_bucket, schedule_rows
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.wheel_rows import wheel_rows

@@ -66,12 +66,7 @@ from delayserver.records.subscriptions import (
     decode_subscription,
     encode_subscription,
 )
-from delayserver.records.tables import (
-    ImportRecord,
-    ImportState,
-    pack_import,
-    unpack_import,
-)
+from delayserver.schedule.expansion import ImportRecord, ImportState, pack_import, unpack_import
 from delayserver.schedule.filing import parts_by_bucket, schedule_rows
 from storage.catalog import Table
 from storage.definitions_log import Definition, definitions_in, encode_definitions

@@ -26,7 +26,7 @@ from delayserver.records.subscriptions import (
     RedisTarget,
     Subscription,
 )
-from delayserver.records.tables import ImportRecord
+from delayserver.schedule.expansion import ImportRecord
 from storage.catalog import Table
 from storage.notes import Note
 from storage.rows import SCHEDULES, RecordKind

@@ -42,7 +42,7 @@ from delayserver.delivery.settling import Settling
 from delayserver.delivery.single_file import SingleFile
 from delayserver.errors import NotFoundError
 from delayserver.parts.heartbeats.heartbeats import Heartbeats
-from delayserver.parts.imports.archives import Archives, extent_of
+from delayserver.parts.imports.archives import Archives
 from delayserver.parts.imports.importer import Importer
 from delayserver.parts.imports.imports import Imports
 from delayserver.parts.imports.records import Archived
@@ -73,6 +73,7 @@ from delayserver.schedule.hours import Hours
 from delayserver.schedule.loader import Loader
 from delayserver.schedule.purge import Purge
 from delayserver.schedule.replay import Filed, Replay, Snapshot
+from delayserver.schedule.retired import extent_of
 from delayserver.schedule.wheel import Wheel
 from delayserver.server import carried_leases, redrive_calls, shard
 from delayserver.server.body_reader import BodyReader

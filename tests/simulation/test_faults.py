@@ -33,7 +33,7 @@ from delayserver.decisions.publishing import Accepted
 from delayserver.delivery.delayed_fetch import Pulled, PullRequest
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.parts.heartbeats.heartbeats import Heartbeats
-from delayserver.parts.imports.archives import confirming, retired_hours
+from delayserver.parts.imports.archives import confirming, kept_hours
 from delayserver.parts.imports.imports import Import, Imports
 from delayserver.parts.imports.records import Archived
 from delayserver.records.message import Payload, Watch
@@ -317,7 +317,7 @@ class Scenario:
     def archive(self) -> None:
         """Somebody has a copy of every hour that is settled; what is refused is tried again."""
         disk, ledger = self.machine.disk, self.ledger
-        for one in list(retired_hours(self.server.catalog, disk)):
+        for one in list(kept_hours(self.server.catalog, disk)):
             if one.archived is None:
                 archived = Archived(*one.extent, one.count, "", "", self.clock.now_ms)
                 rows = filed_rows(disk, one.hour, archived.schedule_bytes)

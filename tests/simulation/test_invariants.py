@@ -31,7 +31,7 @@ from delayserver.delivery.settling import Settling
 from delayserver.delivery.slow_start import LOOK_MS
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.parts.heartbeats.heartbeats import Heartbeats
-from delayserver.parts.imports.archives import Archives, confirming, retired_hours
+from delayserver.parts.imports.archives import Archives, confirming, kept_hours
 from delayserver.parts.imports.records import Archived
 from delayserver.parts.schedules.scheduling import Scheduling, WantedSchedule
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
@@ -469,7 +469,7 @@ def an_hour_that_came_back_is_archived_again() -> None:
         _pass(machine, server, 1)
         _pass(machine, server, 2 * HOUR_MS)
         if is_archived:
-            [retired] = retired_hours(machine.catalog, machine.disk)
+            [retired] = kept_hours(machine.catalog, machine.disk)
             archived = Archived(*retired.extent, retired.count, "", "", machine.clock.now_ms)
             server.replayer.put(FilerCall(confirming(hour, archived), lambda error: None))
             server.rest()

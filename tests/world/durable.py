@@ -19,11 +19,9 @@ from delayserver.parts.heartbeats.records import Heartbeat
 from delayserver.records.direct import is_direct
 from delayserver.records.message import Payload, decode_payload
 from delayserver.records.subscriptions import Subscription, decode_subscription
-from delayserver.records.tables import (
-    DeadLetter,
-    ImportRecord,
-)
+from delayserver.records.tables import DeadLetter
 from delayserver.schedule.committed import Records
+from delayserver.schedule.expansion import ImportRecord
 from storage.frame import unseal
 from storage.rows import FLAG_REMOVAL, HOUR_MS, MOVES, PUBLISHES, REMOVES, SCHEDULES, RecordKind
 from tests.world.group_records import GroupRecords

@@ -15,7 +15,7 @@ import msgspec
 
 from delayserver.errors import DelayServerError, NotFoundError, OverloadedError
 from delayserver.parts.attempts.attempts import AttemptQueries
-from delayserver.parts.imports.archives import confirming, retired_hours
+from delayserver.parts.imports.archives import confirming, kept_hours
 from delayserver.parts.imports.records import Archived
 from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import State
@@ -303,7 +303,7 @@ class Operators(Actor):
         copied = {hour for hour, _, _ in self._copies}
         retired = [
             one
-            for one in retired_hours(server.catalog, self._disk)
+            for one in kept_hours(server.catalog, self._disk)
             if not one.archived and one.hour not in copied
         ]
         if not retired:

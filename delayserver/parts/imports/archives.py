@@ -18,50 +18,33 @@ from dataclasses import dataclass
 from delayserver.errors import ConflictError, NotFoundError
 from delayserver.parts.imports.records import Archived, pack_archived, read_archived
 from delayserver.parts.part import Core
-from delayserver.records.tables import Extent, HourState, hour_key, read_hours
+from delayserver.records.tables import HourState, hour_key
 from delayserver.schedule.effects import Effects
 from delayserver.schedule.replay import Replay
+from delayserver.schedule.retired import RetiredHour, extent_of, retired_hours
 from delayserver.server.metrics import Metrics
-from storage.buckets import bucket_path, hour_name
+from storage.buckets import hour_name
 from storage.catalog import Catalog, Table
-from storage.files import Files, size_of
+from storage.files import Files
 from storage.hour_log import HourLog
-from storage.rows import LogKind
 
 
 @dataclass(frozen=True, slots=True)
-class RetiredHour:
-    """An hour of which everything is settled."""
+class ArchivableHour(RetiredHour):
+    """A retired hour, and its archive."""
 
-    hour: int
-    retired_ms: int
-    count: int
-    extent: Extent
     archived: Archived | None
     """None: it waits for it."""
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the hour's two files."""
-        return self.extent.schedule_bytes + self.extent.dispatch_bytes
 
-
-def extent_of(state: HourState, dispatch_bytes: int) -> Extent:
-    """The extent of an hour's files, as far as they are filed."""
-    return Extent(state.length, dispatch_bytes, state.last_entry_seq)
-
-
-def retired_hours(catalog: Catalog, files: Files) -> Iterator[RetiredHour]:
+def kept_hours(catalog: Catalog, files: Files) -> Iterator[ArchivableHour]:
     """All retired hours that are kept, in order, as of the last checkpoint."""
     archived = read_archived(catalog)
-    for hour, state in sorted(read_hours(catalog).items()):
-        if not state.retired_ms:
-            continue
-        extent = extent_of(state, size_of(files, bucket_path(LogKind.DISPATCH, hour)))
-        known = archived.get(hour)
-        if known is not None and known.extent != extent:
+    for one in retired_hours(catalog, files):
+        known = archived.get(one.hour)
+        if known is not None and known.extent != one.extent:
             known = None
-        yield RetiredHour(hour, state.retired_ms, state.entries, extent, known)
+        yield ArchivableHour(one.hour, one.retired_ms, one.count, one.extent, known)
 
 
 class Archives:
@@ -140,7 +123,7 @@ class WaitingHours:
 
     def __init__(self, core: Core) -> None:
         self._must = core.settings.archive
-        self._waiting: list[RetiredHour] = []
+        self._waiting: list[ArchivableHour] = []
 
     def prune(self, through_seq: int) -> None:
         """Nothing is in memory that a checkpoint would make needless."""
@@ -148,8 +131,8 @@ class WaitingHours:
     async def look(self, catalog: Catalog, files: Files) -> None:
         """List them, as of the last checkpoint."""
         if self._must:
-            retired = await asyncio.to_thread(lambda: list(retired_hours(catalog, files)))
-            self._waiting = [one for one in retired if one.archived is None]
+            kept = await asyncio.to_thread(lambda: list(kept_hours(catalog, files)))
+            self._waiting = [one for one in kept if one.archived is None]
 
     def add_metrics(self, metrics: Metrics) -> None:
         """Add how many there are, and how long."""

@@ -37,10 +37,12 @@ from delayserver.parts.imports.importer import Verified, VerifyRequest
 from delayserver.parts.part import Core
 from delayserver.records.content import have_same_content
 from delayserver.records.tables import (
+    KeyEntry,
+)
+from delayserver.schedule.expansion import (
     DUPLICATE_DTYPE,
     ImportRecord,
     ImportState,
-    KeyEntry,
     import_key,
     unpack_import,
 )

@@ -1,7 +1,8 @@
 """Registers imports and archives with the core. Cost: none. Threads: immutable values.
 
 The core itself files an import (`Replay.file_import`): its record stands for rows that no record of
-the log holds. So the record, its table, and the keys of an import that is on its way stay there.
+the log holds. So the record and its table (`delayserver.schedule.expansion`) stay there, and so do
+the keys of an import that is on its way.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ from delayserver.parts.imports.imports import Imports
 from delayserver.parts.imports.records import check_archived
 from delayserver.parts.imports.staged import StagedImports
 from delayserver.parts.part import Feature, Route
+from delayserver.schedule.expansion import check_import
 from storage.catalog import Table
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ async def _look(waiting: WaitingHours, calls: "Calls") -> None:
 IMPORTS_PART: Final = Feature(
     name="import",
     decide=Imports,
+    checks={Table.IMPORTS: check_import},
     holds=lambda imports: imports.is_deciding,
     work=_work,
     inspect=StagedImports,

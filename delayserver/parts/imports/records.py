@@ -1,6 +1,6 @@
 """Archives that were confirmed: the table ARCHIVES, whose keys are hours as in the table HOURS.
 
-The filer keeps the table of imports, since it files them (`delayserver.records.tables`).
+The table of imports is the filer's, which files them (`delayserver.schedule.expansion`).
 
 Cost: 1 µs to decode. Threads: immutable values, pure functions.
 """

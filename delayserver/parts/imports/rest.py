@@ -34,7 +34,7 @@ from delayserver.api.rest.common import (
 from delayserver.api.rest.openapi import answer, json_body
 from delayserver.config import Settings
 from delayserver.errors import ConflictError, InputError, NotFoundError
-from delayserver.parts.imports.archives import RetiredHour, confirming, retired_hours
+from delayserver.parts.imports.archives import ArchivableHour, confirming, kept_hours
 from delayserver.parts.imports.imports import Import, Imports
 from delayserver.parts.imports.records import Archived
 from delayserver.server.calls import Calls
@@ -175,9 +175,9 @@ async def list_archives(
     were, or all. Where there are shards, those of all of them, or of one (`shard`)."""
     from_hour = 0 if cursor is None else _hour(cursor, "/cursor")
     found = [
-        retired
-        for retired in await _retired_hours(parts.calls)
-        if retired.hour >= from_hour and state in ("all", _archive_state(retired))
+        kept
+        for kept in await _kept_hours(parts.calls)
+        if kept.hour >= from_hour and state in ("all", _archive_state(kept))
     ]
     if places is not None:
         items = (encode(_archive_view(one)) for one in found[:limit])
@@ -187,7 +187,7 @@ async def list_archives(
     return json_answer(
         ArchivesModel(
             archive=parts.calls.settings.archive,
-            hours=[_archive_view(retired) for retired in found[:limit]],
+            hours=[_archive_view(kept) for kept in found[:limit]],
             cursor=hour_name(found[limit].hour) if len(found) > limit else None,
         )
     )
@@ -231,10 +231,10 @@ def _refuse_in_a_cluster(settings: Settings) -> None:
         )
 
 
-async def _retired_hours(calls: Calls) -> list[RetiredHour]:
+async def _kept_hours(calls: Calls) -> list[ArchivableHour]:
     """Retired hours that are kept, in order, as of the last checkpoint."""
     # There may be years of them.
-    return await asyncio.to_thread(lambda: list(retired_hours(calls.catalog, calls.files)))
+    return await asyncio.to_thread(lambda: list(kept_hours(calls.catalog, calls.files)))
 
 
 def _below(data_dir: FilePath, path: str) -> str:
@@ -257,18 +257,18 @@ def _hour(text: str, pointer: str) -> int:
     return hour
 
 
-def _archive_state(retired: RetiredHour) -> Literal["waiting", "archived"]:
-    return "waiting" if retired.archived is None else "archived"
+def _archive_state(kept: ArchivableHour) -> Literal["waiting", "archived"]:
+    return "waiting" if kept.archived is None else "archived"
 
 
-def _archive_view(retired: RetiredHour) -> ArchiveViewModel:
-    archived = retired.archived
+def _archive_view(kept: ArchivableHour) -> ArchiveViewModel:
+    archived = kept.archived
     return ArchiveViewModel(
-        hour=hour_name(retired.hour),
-        state=_archive_state(retired),
-        retired_at=format_time(retired.retired_ms),
-        count=retired.count,
-        **retired.extent._asdict(),
+        hour=hour_name(kept.hour),
+        state=_archive_state(kept),
+        retired_at=format_time(kept.retired_ms),
+        count=kept.count,
+        **kept.extent._asdict(),
         archived_at=None if archived is None else format_time(archived.archived_ms),
         checksum=None if archived is None else archived.checksum,
         location=None if archived is None else archived.location,

@@ -5,7 +5,8 @@ Cost: reads the staged files of the imports behind the checkpoint. Threads: one,
 
 import msgspec
 
-from delayserver.records.tables import ImportRecord, import_key, read_checkpoint
+from delayserver.records.tables import read_checkpoint
+from delayserver.schedule.expansion import ImportRecord, import_key
 from delayserver.schedule.wheel_rows import PAYLOAD_MAX_BYTES
 from storage import kinds
 from storage.catalog import Catalog, Table

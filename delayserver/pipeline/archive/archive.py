@@ -55,9 +55,10 @@ from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.columns import CORRUPT
 from delayserver.pipeline.logs.logs import LogPiece, whole_end
 from delayserver.pipeline.progress import Job
-from delayserver.pipeline.states.history import WantedHour, retired_hours, wanted_hours
+from delayserver.pipeline.states.history import WantedHour, wanted_hours
 from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.records.tables import read_hours
+from delayserver.schedule.retired import retired_hours
 from storage.buckets import bucket_path, end_ms, hour_name, is_day, parse_hour
 from storage.files import size_of
 from storage.rows import HOUR_MS, LogKind
@@ -355,8 +356,9 @@ def _to_archive_again(wanted: Archive, directories: Sequence[Directory]) -> list
     found: list[list[WantedHour]] = []
     for directory in directories if wanted.again else ():
         with directory.catalog() as catalog:
-            hours = retired_hours(catalog, directory.files)
-        found.append([one for one in hours if one.hour in wanted.again])
+            hours = list(retired_hours(catalog, directory.files))
+        settled = (WantedHour(one.hour, *one.extent, one.count) for one in hours)
+        found.append([one for one in settled if one.hour in wanted.again])
     missing = wanted.again - {one.hour for some in found for one in some}
     if wanted.without_unsettled:
         ended_by_ms = time.time_ns() // 1_000_000 - OPEN_MS

@@ -65,10 +65,9 @@ from delayserver.records.ids import IdCodec
 from delayserver.records.message import Content, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Extent, HourState, read_checkpoint, read_hours, read_subjects
+from delayserver.schedule.retired import retired_hours
 from storage.buckets import bucket_path
-from storage.catalog import Catalog
 from storage.errors import DamageError
-from storage.files import Files, size_of
 from storage.frame import Damage, Frame, Rows
 from storage.rows import FLAG_REMOVAL, HOUR_MS, SCHEDULE_DTYPE, LogKind, RecordKind
 
@@ -134,21 +133,6 @@ class WantedHour(msgspec.Struct, array_like=True, frozen=True):
     @property
     def extent(self) -> Extent:
         return Extent(self.schedule_bytes, self.dispatch_bytes, self.last_seq)
-
-
-def retired_hours(catalog: Catalog, files: Files) -> list[WantedHour]:
-    """All retired hours that are kept, in order, as of the last checkpoint."""
-    return [
-        WantedHour(
-            hour,
-            state.length,
-            size_of(files, bucket_path(LogKind.DISPATCH, hour)),
-            state.last_entry_seq,
-            state.entries,
-        )
-        for hour, state in sorted(read_hours(catalog).items())
-        if state.retired_ms
-    ]
 
 
 def wanted_hours(hours: Iterable[WantedHour]) -> str:
@@ -228,7 +212,8 @@ class HistoryReader(DataSourceReader):
     ) -> list[HistoryTask]:
         with directory.catalog() as catalog:
             if wanted is None:
-                wanted = retired_hours(catalog, directory.files)
+                retired = retired_hours(catalog, directory.files)
+                wanted = [WantedHour(one.hour, *one.extent, one.count) for one in retired]
             overlaps = self._selection.hours.overlaps
             wanted = [one for one in wanted if overlaps(one.hour, one.hour)]
             names = read_names(catalog, directory.shard)

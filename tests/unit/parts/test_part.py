@@ -35,11 +35,12 @@ def _check(key: bytes, value: bytes) -> None:
         raise ValueError("a value of another key")
 
 
+KIND, TABLE = RecordKind(255), Table("part_255")
 TOY = Feature(
     name="toy",
     decide=_no_decider,
-    effects={RecordKind.SOURCE: lambda payload: [(Table.SOURCES, payload, payload)]},
-    checks={Table.SOURCES: _check},
+    effects={KIND: lambda payload: [(TABLE, payload, payload)]},
+    checks={TABLE: _check},
     collection="toys",
     keyed=(
         KeyedCalls("PUT", "/v1/toy-boxes/{key}"),
@@ -47,24 +48,23 @@ TOY = Feature(
     ),
     rules={("GET", "/v1/toys"): Rule((Action.CONSUME,), CoveredSubject.BODY)},
 )
-"""It has the record kind and the table that belong to sources elsewhere."""
 
 
 def test_the_tables_of_a_part_are_checked_by_its_own_rule() -> None:
     more = checks_of((TOY,))
-    check_entry(Table.SOURCES, b"a", b"a", more)
+    check_entry(TABLE, b"a", b"a", more)
     with pytest.raises(ValueError, match="another key"):
-        check_entry(Table.SOURCES, b"a", b"b", more)
-    assert not can_be_read(Table.SOURCES, b"a", b"b", more)
+        check_entry(TABLE, b"a", b"b", more)
+    assert not can_be_read(TABLE, b"a", b"b", more)
 
 
 def test_the_record_kinds_of_a_part_are_filed_by_its_own_effects() -> None:
-    assert effects_of((TOY,)).keys() == {RecordKind.SOURCE}
+    assert effects_of((TOY,)).keys() == {KIND}
     effects = Effects(MemoryCatalog(), 0, (TOY,))
     row, sealed = np.zeros(1, MESSAGE_DTYPE), seal(b"a")
-    row["seq"], row["kind"], row["payload_length"] = 1, RecordKind.SOURCE, len(sealed)
+    row["seq"], row["kind"], row["payload_length"] = 1, KIND, len(sealed)
     effects.note_records(row, sealed)
-    assert effects.writes[Table.SOURCES] == [(b"a", b"a")]
+    assert effects.writes[TABLE] == [(b"a", b"a")]
 
 
 def test_a_repair_takes_the_newest_state_that_a_message_of_a_part_carries() -> None:

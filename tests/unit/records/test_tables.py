@@ -18,7 +18,6 @@ from delayserver.records.subscriptions import KafkaTarget, Subscription, encode_
 from delayserver.records.tables import (
     CHECKPOINT_KEY,
     CHECKS,
-    DUPLICATE_DTYPE,
     KEYS_AHEAD_KEY,
     LIVE_KEY,
     UNREADABLE,
@@ -26,8 +25,6 @@ from delayserver.records.tables import (
     ChangeState,
     DeadLetter,
     HourState,
-    ImportRecord,
-    ImportState,
     NotUnderstoodError,
     OnEvent,
     can_be_read,
@@ -37,13 +34,11 @@ from delayserver.records.tables import (
     damage_key,
     dead_letter_key,
     hour_key,
-    import_key,
     number_key,
     pack_cancels,
     pack_change,
     pack_checkpoint,
     pack_damage,
-    pack_import,
     pack_key_entry,
     pack_watch,
     parse_change_key,
@@ -59,10 +54,17 @@ from delayserver.records.tables import (
     read_subjects,
     unpack_change,
     unpack_damage,
-    unpack_import,
     unpack_key_entry,
     unpack_watch,
     watch_key,
+)
+from delayserver.schedule.expansion import (
+    DUPLICATE_DTYPE,
+    ImportRecord,
+    ImportState,
+    import_key,
+    pack_import,
+    unpack_import,
 )
 from storage.catalog import Table
 from storage.frame import Damage

@@ -15,12 +15,13 @@ import pytest
 from delayserver.decisions.group import Group
 from delayserver.delivery.handout import Handout
 from delayserver.errors import ConflictError
-from delayserver.parts.imports.archives import confirming, extent_of
+from delayserver.parts.imports.archives import confirming
 from delayserver.parts.imports.records import Archived
 from delayserver.records.subscriptions import Registry
 from delayserver.records.tables import pack_watch, watch_key
 from delayserver.schedule.loader import LoadedHour
 from delayserver.schedule.replay import Filed, Snapshot
+from delayserver.schedule.retired import extent_of
 from delayserver.schedule.wheel_rows import FiredRows
 from delayserver.server import threads as workers_module
 from delayserver.server.threads import (

@@ -27,9 +27,8 @@ from delayserver.records.tables import (
     KEYS_AHEAD_KEY,
     LIVE_KEY,
     DeadLetter,
-    ImportRecord,
-    ImportState,
 )
+from delayserver.schedule.expansion import ImportRecord, ImportState
 from storage.catalog import PART_TABLES, Table
 from storage.directory import FORMAT_FILE, FORMAT_VERSION, open_identity
 from storage.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, Header

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from delayserver.errors import ConflictError, NotFoundError
-from delayserver.parts.imports.archives import Archives, extent_of, retired_hours
+from delayserver.parts.imports.archives import Archives, kept_hours
 from delayserver.parts.imports.records import Archived, read_archived
 from delayserver.schedule import purge as purge_module
+from delayserver.schedule.retired import extent_of
 from storage.errors import DiskFullError
 from tests.unit.fakes import HOUR, START_MS, Disk, Log, dispatch_row
 from tests.unit.schedule.samples import DAY_MS, END_MS, purge, retired, settled_hour
@@ -74,7 +75,7 @@ def test_a_confirmation_is_durable_when_it_returns(log: Log) -> None:
     disk.replay.keeper(Archives).confirm(HOUR, confirmed)
     after = Disk(files.crash(), disk.catalog.crash(), archive=True)
     assert read_archived(after.catalog) == {HOUR: confirmed}
-    [retired_hour] = retired_hours(after.catalog, after.files)
+    [retired_hour] = kept_hours(after.catalog, after.files)
     assert (retired_hour.hour, retired_hour.archived) == (HOUR, confirmed)
     assert retired_hour.total_bytes == confirmed.schedule_bytes + confirmed.dispatch_bytes
     purge_archived(after, END_MS + DAY_MS)
@@ -124,7 +125,7 @@ def test_an_hour_that_comes_back_has_to_be_archived_again(disk: Disk, log: Log) 
     disk.file(log.close())
     retired(disk, HOUR)
     disk.replay.checkpoint()
-    assert [one.archived for one in retired_hours(disk.catalog, disk.files)] == [None]
+    assert [one.archived for one in kept_hours(disk.catalog, disk.files)] == [None]
     purge_archived(disk, END_MS + DAY_MS)
     assert HOUR in disk.schedule.buckets()
     with pytest.raises(ConflictError):
