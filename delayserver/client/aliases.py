@@ -104,9 +104,10 @@ class _OldGroup(_Block):
     """A group with connections of its own."""
 
     def __init__(self, url: str = URL_DEFAULT, **options: Unpack[ClientOptions]) -> None:
-        kind, wanted = type(self).__name__, ClientConfig(url, **options)
+        kind = type(self).__name__
         group = kind.removeprefix("Async").lower()
         warn_of_old(f"{kind}(…)", f"AsyncClient(…).{group}", depth=2)
+        wanted = ClientConfig(url, **options)
         self._client = RetryingClient(wanted, wanted.any_node())
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -162,8 +163,9 @@ class _OldCalls(Blocking[Any]):
     def __init__(
         self, group: Callable[[RetryingClient], object], url: str, options: ClientOptions
     ) -> None:
-        kind, wanted = type(self).__name__, ClientConfig(url, **options)
+        kind = type(self).__name__
         warn_of_old(f"{kind}(…)", f"Client(…).{kind.lower()}", depth=3)
+        wanted = ClientConfig(url, **options)
         client = RetryingClient(wanted, wanted.any_node())
         super().__init__(group(client), client)
 

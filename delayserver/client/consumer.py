@@ -165,6 +165,8 @@ class ConsumerOptions(TypedDict, total=False):
 class AnyConsumerOptions(ReachOptions, ConsumerOptions, total=False):
     """Options of a consumer that is made without a client, until 0.3."""
 
+    url: str
+
 
 class ConsumerSettings(msgspec.Struct, frozen=True):
     """The options of a consumer with their defaults."""

@@ -111,4 +111,4 @@ def options_of_consumer(
     names = ReachOptions.__annotations__
     reach = {name: value for name, value in options.items() if name in names}
     own = {name: value for name, value in options.items() if name not in names}
-    return ClientConfig(server, **reach), own
+    return ClientConfig(own.pop("url", server), **reach), own

@@ -78,6 +78,12 @@ def test_an_old_class_warns_once_where_it_is_made(old, new):
     assert one.filename == __file__
 
 
+@pytest.mark.parametrize("old", KINDS)
+def test_an_old_class_takes_its_address_by_name(old):
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="owner_hosts is"):
+        getattr(delayserver.client, old)(url="http://127.0.0.1:1", owner_hosts="all")
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("old", "call"), MOVED.items())
 def test_a_call_that_has_moved_warns_once_and_works(old, call, mode):

@@ -32,5 +32,6 @@ def test_a_consumer_without_a_client_gets_both_kinds_of_options() -> None:
     options = {"token": "t", "concurrency": 3}
     with pytest.warns(DeprecationWarning, match=r"Consumer\(…\) ends .* use Client\(…\)\.consumer"):
         reach, own = options_of_consumer("Client", "http://a", options)
-    assert (reach, own) == (ClientConfig("http://a", token="t"), {"concurrency": 3})
+        named = options_of_consumer("Client", "", {"url": "http://a", **options})
+    assert named == (reach, own) == (ClientConfig("http://a", token="t"), {"concurrency": 3})
     assert options_of_consumer("Client", reach, own) == (reach, own)
