@@ -460,12 +460,15 @@ class Publishing:
         *,
         expected: Versions = None,
         only_new: bool = False,
+        leaves_due: bool = False,
     ) -> tuple[Accepted, bool]:
         """Publish a message under its key, in place of the one that waits under it, if one does.
 
         Both happen or neither. Returns the published message, and whether one was replaced. With
         `expected` one must wait, and be that version; with `only_new` none may wait or be on its
-        way. Raises PreconditionError, ConflictError with the state."""
+        way. With `leaves_due` one whose time has come is on its way, though it has not left yet:
+        else replacements that are due at once, and come quicker than one of them can leave, would
+        keep all of them from leaving. Raises PreconditionError, ConflictError with the state."""
         self.refuse_when_disk_is_low()
         key = message.payload.key
         assert key is not None
@@ -480,7 +483,8 @@ class Publishing:
         key_hash = self._key_hasher(subject_id, key)
         entry = self._sequencer.key(key_hash)
         replaced = False
-        if entry is not None and self._messages.is_cancellable(entry):
+        due_after_ms = now_ms if leaves_due and expected is None else None
+        if entry is not None and self._messages.is_cancellable(entry, due_after_ms):
             # In the group of the publish: after a crash both have happened, or neither.
             self._messages.cancel(entry.seq, entry.due_ms, subject=message.subject)
             replaced = True

@@ -622,6 +622,21 @@ def test_a_put_under_a_key_replaces_the_message_at_one_moment(parts: MessagePart
     assert advance(parts, LATER_MS) == [new_seq]
 
 
+def test_a_message_whose_time_has_come_is_left_if_the_caller_wants_that(
+    parts: MessageParts,
+) -> None:
+    seq = published(parts, SOON_MS, key="1001")
+    pushed = message(SOON_MS, key="1001", body=b"2")
+    early, replaced = parts.publishing.replace(pushed, SOON_MS - 1, leaves_due=True)
+    assert replaced and parts.messages.locate(seq, SOON_MS).state is State.CANCELLED
+    # It is not durable yet, and has not left; a replacement is due at once, too.
+    late = message(SOON_MS, key="1001", body=b"3")
+    new, replaced = parts.publishing.replace(late, SOON_MS, leaves_due=True)
+    assert not replaced
+    parts.commit()
+    assert advance(parts, SOON_MS) == [early.seq, new.seq]
+
+
 def test_replacing_nothing_publishes(parts: MessageParts) -> None:
     new, replaced = parts.publishing.replace(message(LATER_MS, key="1001"), START_MS)
     assert not replaced
