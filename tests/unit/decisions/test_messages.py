@@ -680,3 +680,35 @@ def test_many_new_subjects_of_a_batch_are_recorded_between_other_works(
     parts.commit()
     assert at_once(parts.publishing.publishing_batch(batch, START_MS)).duplicates == {}
     assert parts.publishing.accepted_total == count
+
+
+def test_a_long_batch_is_not_refused_for_the_records_of_its_own_new_subjects() -> None:
+    """It is longer than a group may be, so it has one to itself, as a batch without them."""
+    parts = MessageParts(group_max_bytes=100_000)
+    body = b"%d" % (1 << 1000)
+    batch = columns_of(
+        [message(LATER_MS, subject=f"s{at}", body=body) for at in range(NAMED_AT_ONCE + 1)]
+    )
+    at_once(parts.publishing.publishing_batch(batch, START_MS))
+    assert parts.publishing.accepted_total == NAMED_AT_ONCE + 1
+    parts.commit()
+
+
+def test_batches_that_name_their_subjects_together_keep_to_the_limit() -> None:
+    limit = NAMED_AT_ONCE * 3 // 2
+    parts = MessageParts(subjects_max=limit)
+    works = [
+        parts.publishing.publishing_batch(
+            columns_of(
+                [message(LATER_MS, subject=f"{name}{at}") for at in range(NAMED_AT_ONCE + 1)]
+            ),
+            START_MS,
+        )
+        for name in "ab"
+    ]
+    while not parts.sequencer.subjects:
+        next(works[0])
+    with pytest.raises(OverloadedError, match="subjects_max"):
+        at_once(works[1])
+    at_once(works[0])
+    assert len(parts.sequencer.subjects) == NAMED_AT_ONCE + 1
