@@ -299,14 +299,15 @@ class Messages:
             self._must_be_scheduled(located)
             self._must_be(expected, found.seq)
 
-    def is_cancellable(self, entry: KeyEntry) -> bool:
-        """Whether the message that a key stands for can be cancelled."""
+    def is_cancellable(self, entry: KeyEntry, due_after_ms: int | None = None) -> bool:
+        """Whether the message that a key stands for can be cancelled, and is due later than that,
+        where a time is given."""
         located = self.locate(entry.seq, entry.due_ms)
         try:
             self._must_be_scheduled(located)
         except (ConflictError, NotFoundError):
             return False
-        return True
+        return due_after_ms is None or located.entry.due_ms > due_after_ms
 
     def _must_be_scheduled(self, located: MessageState) -> None:
         if located.state is not State.SCHEDULED:

@@ -106,6 +106,8 @@ class Publishing:
         self._ids = ids
         self._key_hasher = key_hasher
         self.disk_is_low = False
+        self._naming = _Naming(sequencer, groups, settings.subjects_max)
+        self.admit_subjects = self._naming.admit
         self.accepted_by_subject: defaultdict[int, int] = defaultdict(int)
         """How many since the start, by subject id."""
 
@@ -160,7 +162,9 @@ class Publishing:
         self.refuse_when_disk_is_low()
         new = yield from SealedBatch.sealing(batch)
         self._admit(new)
-        if (yield from self._naming(batch)):
+        if (yield from self._naming.record(batch)):
+            # The records of its own subjects are no sign of a slow disk.
+            self._groups.make_room(new.total_bytes)
             self._admit(new)
         taken = {} if self._are_new_keys(new) else self._look_up_keys(batch, new, now_ms)
         return self._accept_some(new, taken) if taken else self._accept_all(new)
@@ -180,21 +184,6 @@ class Publishing:
         self.refuse_when_disk_is_low()
         self._groups.admit(new.total_bytes)
         self.admit_subjects({*new.batch.subjects, *new.batch.outcome_subjects()})
-
-    def _naming(self, batch: PublishBatch) -> Work[bool]:
-        """Record the new subjects of a batch in slices, where they are many: that is as much work
-        as the messages. Returns whether it took a while. A subject without messages costs nobody
-        anything, if the batch is refused after all."""
-        known = self._sequencer.subjects
-        new = [name for name in dict.fromkeys(batch.subjects) if name not in known]
-        if len(new) <= NAMED_AT_ONCE:
-            return False
-        for name in new:
-            if not self._groups.stopping:  # Else the caller refuses the batch.
-                self._sequencer.subject_id(name)
-            yield 1
-        self._groups.wake()
-        return True
 
     def admit(self, subject: str, total_bytes: int) -> int:
         """Refuse a publish that cannot be accepted now; returns the number of the subject.
@@ -262,17 +251,6 @@ class Publishing:
                 f"the disk of the data directory has less than "
                 f"{self._settings.disk_reserve_bytes} bytes free (disk_reserve_bytes); "
                 "free some space; what is stored is still being delivered"
-            )
-
-    def admit_subjects(self, names: Iterable[str]) -> None:
-        """Raise OverloadedError if these subjects would be more than `subjects_max`."""
-        known = self._sequencer.subjects
-        new = {name for name in names if name not in known}
-        if new and len(known) + len(new) > self._settings.subjects_max:
-            raise OverloadedError(
-                f"there are {len(known)} subjects, and the limit is {self._settings.subjects_max} "
-                "(subjects_max); put what varies into the key or the body, not into the subject",
-                60_000,
             )
 
     def _are_new_keys(self, new: SealedBatch) -> bool:
@@ -460,12 +438,15 @@ class Publishing:
         *,
         expected: Versions = None,
         only_new: bool = False,
+        leaves_due: bool = False,
     ) -> tuple[Accepted, bool]:
         """Publish a message under its key, in place of the one that waits under it, if one does.
 
         Both happen or neither. Returns the published message, and whether one was replaced. With
         `expected` one must wait, and be that version; with `only_new` none may wait or be on its
-        way. Raises PreconditionError, ConflictError with the state."""
+        way. With `leaves_due` one whose time has come is on its way, though it has not left yet:
+        else replacements that are due at once, and come quicker than one of them can leave, would
+        keep all of them from leaving. Raises PreconditionError, ConflictError with the state."""
         self.refuse_when_disk_is_low()
         key = message.payload.key
         assert key is not None
@@ -480,11 +461,56 @@ class Publishing:
         key_hash = self._key_hasher(subject_id, key)
         entry = self._sequencer.key(key_hash)
         replaced = False
-        if entry is not None and self._messages.is_cancellable(entry):
+        due_after_ms = now_ms if leaves_due and expected is None else None
+        if entry is not None and self._messages.is_cancellable(entry, due_after_ms):
             # In the group of the publish: after a crash both have happened, or neither.
             self._messages.cancel(entry.seq, entry.due_ms, subject=message.subject)
             replaced = True
         return self._accept(message, subject_id, key_hash, sealed), replaced
+
+
+class _Naming:
+    """Which new subjects are recorded, and that they do not become too many."""
+
+    def __init__(self, sequencer: Sequencer, groups: Groups, subjects_max: int) -> None:
+        self._sequencer = sequencer
+        self._groups = groups
+        self._subjects_max = subjects_max
+        self._to_record = 0
+        """Of batches that were admitted."""
+
+    def admit(self, names: Iterable[str]) -> None:
+        """Raise OverloadedError if these subjects would be more than `subjects_max`."""
+        known = self._sequencer.subjects
+        new = {name for name in names if name not in known}
+        if new and len(known) + self._to_record + len(new) > self._subjects_max:
+            raise OverloadedError(
+                f"there are {len(known)} subjects, and the limit is {self._subjects_max} "
+                "(subjects_max); put what varies into the key or the body, not into the subject",
+                60_000,
+            )
+
+    def record(self, batch: PublishBatch) -> Work[bool]:
+        """Record the new subjects of a batch in slices, where they are many: that is as much work
+        as the messages. Returns whether it took a while. A subject without messages costs nobody
+        anything, if the batch is refused after all."""
+        known = self._sequencer.subjects
+        new = [name for name in dict.fromkeys(batch.subjects) if name not in known]
+        if len(new) <= NAMED_AT_ONCE:
+            return False
+        left = len(new)
+        self._to_record += left
+        try:
+            for name in new:
+                if not self._groups.stopping:  # Else the caller refuses the batch.
+                    self._sequencer.subject_id(name)
+                self._to_record -= 1
+                left -= 1
+                yield 1
+        finally:
+            self._to_record -= left
+        self._groups.wake()
+        return True
 
 
 def _numbers(numbers: Mapping[str, int], names: Sequence[str]) -> list[int]:

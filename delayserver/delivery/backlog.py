@@ -417,7 +417,10 @@ class Backlog:
     def let_go(self) -> None:
         """Forget deadlines of rows that have left, if they are many."""
         deadlines = self.deadlines
-        if deadlines is not None and deadlines.count > LEFT_MAX + self.count:
+        if deadlines is None:
+            return
+        # All that waits is looked through for a part, so the more waits, the more may have left.
+        if deadlines.count > LEFT_MAX + self.count + self.count // 4:
             deadlines.let_go(self._seqs_between)
 
     def _seqs_between(self, first_seq: int, last_seq: int) -> NDArray[np.uint64]:

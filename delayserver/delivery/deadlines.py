@@ -34,7 +34,8 @@ EXPIRED: Final = "expired"
 STEP_MS: Final = 100
 """Rows whose deadlines are no further apart may be given up together, the later of them on time."""
 LEFT_MAX: Final = 4096
-"""So many deadlines of rows that have left may stand here beside those of rows that wait."""
+"""So many deadlines of rows that have left may stand here beside those of rows that wait, and a
+quarter of these."""
 PART_MAX: Final = 1 << 15
 """Longer parts are not made by joining: to sort one takes some 3 ms."""
 _DEADLINE = np.dtype([("at_ms", "<i8"), ("seq", "<u8")])

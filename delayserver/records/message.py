@@ -244,8 +244,10 @@ def debounced(payload: Payload, before: Payload | None, now_ms: int) -> tuple[Pa
     since_ms = now_ms if known is None else min(known.since_ms, now_ms)
     debounce = msgspec.structs.replace(payload.options.debounce, since_ms=since_ms)
     kept = before if before is not None and debounce.keeps_first else payload
-    options = msgspec.structs.replace(kept.options or MessageOptions(), debounce=debounce)
-    # Without the course of deliveries: the message is new.
+    # Without the course of deliveries, nor the moment at which a dead letter was delivered again:
+    # the message is new, and its time to live begins when it is due.
+    options = kept.options or MessageOptions()
+    options = msgspec.structs.replace(options, since_ms=0, debounce=debounce)
     put = Payload(
         kept.body, kept.content, kept.key, kept.headers, watch=kept.watch, options=options
     )

@@ -47,9 +47,13 @@ class DeadLetterLog:
             self._unsaid[delivery.subscription_id, reason] += 1
 
     def _end_span(self) -> None:
-        for (subscription_id, reason), count in self._unsaid.items():
+        # A reason may hold words of the receiver, and so be another one for each.
+        said = self._unsaid.most_common(LINES_MAX)
+        for (subscription_id, reason), count in said:
             found = self._registry.by_id(subscription_id)
             name = None if found is None else found.name
             log.warning("more dead letters", count=count, subscription=name, reason=reason)
+        if others := self._unsaid.total() - sum(count for _, count in said):
+            log.warning("more dead letters", count=others, subscription=None, reason="various")
         self._unsaid.clear()
         self._lines = 0

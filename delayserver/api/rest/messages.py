@@ -251,10 +251,13 @@ async def put_message_by_key(
     for one in message.outcome_subjects():
         require(caller, Action.PUBLISH, one)
     message.trace = trace_of(request.headers.raw)
-    if message.payload.options is not None and message.payload.options.debounce is not None:
-        message = await _debounced(parts, message, key)
+    options = message.payload.options
+    is_debounced = options is not None and options.debounce is not None
+    now_ms = parts.calls.clock()
+    if is_debounced:
+        message, now_ms = await _debounced(parts, message, key)
     published, replaced = parts.calls.replace(
-        message, parts.calls.clock(), expected=expected, only_new=only_new
+        message, now_ms, expected=expected, only_new=only_new, leaves_due=is_debounced
     )
     await parts.calls.durable(published.group)
     document = PublishedDocument(
@@ -313,28 +316,30 @@ def _message(view: MessageView) -> Response:
     return response
 
 
-async def _debounced(parts: Parts, message: NewMessage, key: str) -> NewMessage:
-    """The message as it is put now: it goes on where the one stands that waits under its key, which
-    has to be read. The caller puts it before any other call is heard."""
+async def _debounced(parts: Parts, message: NewMessage, key: str) -> tuple[NewMessage, int]:
+    """The message as it is put now, and when that is: it goes on where the one stands that waits
+    under its key, which has to be read. The caller puts it before any other call is heard."""
     calls = parts.calls
     while True:
-        waiting, before = _waiting(calls, message.subject, key), None
+        waiting, before = _waiting(calls, message.subject, key, calls.clock()), None
         if waiting is not None:
             # One that has gone meanwhile, or cannot be read, is none.
             with suppress(NotFoundError, DamageError):
                 before = (await parts.queries.look_up(waiting.seq, waiting.due_ms)).payload
-        if _waiting(calls, message.subject, key) == waiting:
-            now_ms = calls.clock()
+        now_ms = calls.clock()
+        if _waiting(calls, message.subject, key, now_ms) == waiting:
             payload, due_ms = debounced(message.payload, before, now_ms)
-            return msgspec.structs.replace(message, payload=payload, due_ms=due_ms)
+            return msgspec.structs.replace(message, payload=payload, due_ms=due_ms), now_ms
 
 
-def _waiting(calls: Calls, subject: str, key: str) -> MessageId | None:
+def _waiting(calls: Calls, subject: str, key: str, now_ms: int) -> MessageId | None:
+    """The message that waits under the key. One whose time has come is on its way (`replace`)."""
     try:
         found = calls.by_key(subject, key)
-        is_waiting = calls.locate(found.seq, found.due_ms).state is State.SCHEDULED
+        located = calls.locate(found.seq, found.due_ms)
     except NotFoundError:
         return None
+    is_waiting = located.state is State.SCHEDULED and located.entry.due_ms > now_ms
     return found if is_waiting else None
 
 

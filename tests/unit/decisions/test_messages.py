@@ -622,6 +622,21 @@ def test_a_put_under_a_key_replaces_the_message_at_one_moment(parts: MessagePart
     assert advance(parts, LATER_MS) == [new_seq]
 
 
+def test_a_message_whose_time_has_come_is_left_if_the_caller_wants_that(
+    parts: MessageParts,
+) -> None:
+    seq = published(parts, SOON_MS, key="1001")
+    pushed = message(SOON_MS, key="1001", body=b"2")
+    early, replaced = parts.publishing.replace(pushed, SOON_MS - 1, leaves_due=True)
+    assert replaced and parts.messages.locate(seq, SOON_MS).state is State.CANCELLED
+    # It is not durable yet, and has not left; a replacement is due at once, too.
+    late = message(SOON_MS, key="1001", body=b"3")
+    new, replaced = parts.publishing.replace(late, SOON_MS, leaves_due=True)
+    assert not replaced
+    parts.commit()
+    assert advance(parts, SOON_MS) == [early.seq, new.seq]
+
+
 def test_replacing_nothing_publishes(parts: MessageParts) -> None:
     new, replaced = parts.publishing.replace(message(LATER_MS, key="1001"), START_MS)
     assert not replaced
@@ -665,3 +680,35 @@ def test_many_new_subjects_of_a_batch_are_recorded_between_other_works(
     parts.commit()
     assert at_once(parts.publishing.publishing_batch(batch, START_MS)).duplicates == {}
     assert parts.publishing.accepted_total == count
+
+
+def test_a_long_batch_is_not_refused_for_the_records_of_its_own_new_subjects() -> None:
+    """It is longer than a group may be, so it has one to itself, as a batch without them."""
+    parts = MessageParts(group_max_bytes=100_000)
+    body = b"%d" % (1 << 1000)
+    batch = columns_of(
+        [message(LATER_MS, subject=f"s{at}", body=body) for at in range(NAMED_AT_ONCE + 1)]
+    )
+    at_once(parts.publishing.publishing_batch(batch, START_MS))
+    assert parts.publishing.accepted_total == NAMED_AT_ONCE + 1
+    parts.commit()
+
+
+def test_batches_that_name_their_subjects_together_keep_to_the_limit() -> None:
+    limit = NAMED_AT_ONCE * 3 // 2
+    parts = MessageParts(subjects_max=limit)
+    works = [
+        parts.publishing.publishing_batch(
+            columns_of(
+                [message(LATER_MS, subject=f"{name}{at}") for at in range(NAMED_AT_ONCE + 1)]
+            ),
+            START_MS,
+        )
+        for name in "ab"
+    ]
+    while not parts.sequencer.subjects:
+        next(works[0])
+    with pytest.raises(OverloadedError, match="subjects_max"):
+        at_once(works[1])
+    at_once(works[0])
+    assert len(parts.sequencer.subjects) == NAMED_AT_ONCE + 1

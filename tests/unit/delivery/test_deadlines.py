@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from delayserver.delivery.backlog import Backlog, Instant
 from delayserver.delivery.deadlines import LEFT_MAX, PART_MAX, STEP_MS, Deadlines
@@ -110,3 +112,31 @@ def test_the_deadlines_of_what_was_settled_long_ago_do_not_stay() -> None:
         backlog.pop(512, 1 << 30, Instant(START_MS, 0))
         backlog.let_go()
         assert backlog.deadlines.count <= LEFT_MAX
+
+
+def test_rows_that_leave_a_long_queue_are_not_looked_for_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backlog, looks = Backlog(subscription(1), 0), 0
+    between = Backlog._seqs_between
+
+    def counting(self: Backlog, first_seq: int, last_seq: int) -> NDArray[np.uint64]:
+        nonlocal looks
+        looks += 1
+        return between(self, first_seq, last_seq)
+
+    monkeypatch.setattr(Backlog, "_seqs_between", counting)
+    count = 4 * PART_MAX
+    numbers = np.random.default_rng(0).permutation(np.arange(1, count + 1))
+    for first in range(0, count, 4096):
+        some = sorted(numbers[first : first + 4096].tolist())
+        rows = wheel_rows(HOUR, *[(seq, START_MS) for seq in some], route=1 | ROUTE_OPTIONS)
+        backlog.push(FiredRows(HOUR, rows))
+        assert backlog.deadlines is not None
+        add(backlog.deadlines, *[(seq, START_MS + 600_000_000 + seq) for seq in some])
+    while backlog.count:
+        backlog.pop(256, 1 << 30, Instant(START_MS, 0))
+        backlog.let_go()
+        assert backlog.deadlines is not None
+        assert backlog.deadlines.count <= LEFT_MAX + backlog.count * 5 // 4 + PART_MAX
+    assert looks < 20, "in all, while 512 times some left"

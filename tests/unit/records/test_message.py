@@ -190,3 +190,11 @@ def test_what_waits_without_a_debounce_may_be_kept_and_its_deliveries_are_not() 
     assert due_ms == 75 and kept.origin is None and kept.history is None
     assert (kept.body, kept.watch) == (FULL.body, FULL.watch)
     assert kept.options == new.options
+
+
+def test_the_time_to_live_of_a_kept_dead_letter_begins_when_the_new_message_is_due() -> None:
+    again = MessageOptions(ttl_ms=10, since_ms=20)
+    before = Payload(b"1", key="k", options=again)
+    new = Payload(b"2", key="k", options=MessageOptions(debounce=DebounceState(50, 0, True, 70)))
+    kept, due_ms = debounced(new, before, 70)
+    assert (kept.body, kept.expires_ms(due_ms)) == (b"1", due_ms + 10)

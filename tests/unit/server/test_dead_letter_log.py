@@ -28,3 +28,16 @@ def test_many_dead_letters_are_some_lines_and_their_counts() -> None:
     assert {line["event"] for line in logs[LINES_MAX:-1]} == {"more dead letters"}
     assert logs[-1]["event"] == "dead letter" and logs[-1]["message_id"] == "m1000"
     assert timeouts.size() == 0
+
+
+def test_reasons_that_all_differ_are_one_count_beyond_a_hundred() -> None:
+    now_ms = 0
+    timeouts = Timeouts(lambda: now_ms)
+    lines = DeadLetterLog(Registry([subscription(1)]), timeouts)
+    with capture_logs() as logs:
+        for seq in range(1, 4 * LINES_MAX + 1):
+            lines.given_up(delivery(seq), f"the broker refused message {seq}")
+        now_ms = SPAN_MS
+        timeouts.advance()
+    assert len(logs) == 2 * LINES_MAX + 1
+    assert sum(line.get("count", 1) for line in logs) == 4 * LINES_MAX
