@@ -2,8 +2,10 @@
 
     Feature ── effects, checks, halves ──▶ replay, check, repair     records and tables on the disk
             ── decide ───────────────────▶ Engine, Gauges, Calls     decisions on the event loop
+                                                                     (a TimedDecider: by the clock)
             ── run ──────────────────────▶ Server                    work beside the calls
-            ── routes, rules, verbs ─────▶ FastAPI, scopes, Router   the calls of the API
+            ── routes, rules, verbs, ────▶ FastAPI, scopes, Router   the calls of the API
+               keyed, hot ───────────────▶ Router, Hot               … with keys; … that are hot
 
 The core is given a tuple of parts as an argument. Nothing registers itself by being imported, so a
 server with another tuple is another server: a test adds a part of its own.
