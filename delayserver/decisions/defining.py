@@ -25,15 +25,14 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from delayserver.decisions.group import Group
-from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Versions
 from delayserver.decisions.overlay import Overlay
-from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import ConflictError, NotFoundError, OverloadedError, PreconditionError
+from delayserver.parts.part import Core
 from delayserver.records.named import D, Known, S
 from delayserver.records.tables import named_key
 from delayserver.records.understanding import Understanding, reason_of
-from storage.catalog import Catalog, Table
+from storage.catalog import Table
 from storage.frame import seal
 from storage.rows import RecordKind
 
@@ -77,34 +76,23 @@ class DefinitionKind(NamedTuple, Generic[D, S]):
     has ended."""
 
 
-NotUnderstood = Callable[[str, str, str], None]
-"""Told of a definition that is not understood: the word for its kind, its name, and why."""
-
-
 class Defining(ABC, Generic[W, D, S]):
     """All of one kind."""
 
-    def __init__(
-        self,
-        kind: DefinitionKind[D, S],
-        catalog: Catalog,
-        sequencer: Sequencer,
-        groups: Groups,
-        most: int,
-        on_not_understood: NotUnderstood = lambda word, name, reason: None,
-    ) -> None:
-        """`most`: how many there may be, which the setting says that ends in `_max`.
-        `on_not_understood` is called once for each that is not."""
+    def __init__(self, kind: DefinitionKind[D, S], core: Core, most: int) -> None:
+        """`most`: how many there may be, which the setting says that ends in `_max`."""
         self._kind = kind
-        self._catalog = catalog
-        self._sequencer = sequencer
-        self._groups = groups
+        self._settings = core.settings
+        self._catalog = core.catalog
+        self._sequencer = core.sequencer
+        self._groups = core.groups
+        self._publishing = core.publishing
         self._most = most
         self._definitions: Overlay[str, bytes] = Overlay()
         self._states: Overlay[str, bytes] = Overlay()
         self.not_understood: dict[str, str] = {}
         """By name, why; of those that were looked at."""
-        self._on_not_understood = on_not_understood
+        self._on_not_understood = core.not_understood
 
     def prune(self, through_seq: int) -> None:
         """The catalog holds everything up to `through_seq`."""

@@ -2,9 +2,11 @@
 
     Feature ── effects, checks, halves ──▶ replay, check, repair     records and tables on the disk
             ── decide ───────────────────▶ Engine, Gauges, Calls     decisions on the event loop
+                                                                     (a TimedDecider: by the clock)
             ── run, work ────────────────▶ Server, Shard             work beside the calls
             ── keep ─────────────────────▶ Replay                    hours that must not go yet
-            ── routes, rules, verbs ─────▶ FastAPI, scopes, Router   the calls of the API
+            ── routes, rules, verbs, ────▶ FastAPI, scopes, Router   the calls of the API
+               keyed, hot ───────────────▶ Router, Hot               … with keys; … that are hot
 
 The core is given a tuple of parts as an argument. Nothing registers itself by being imported, so a
 server with another tuple is another server: a test adds a part of its own.

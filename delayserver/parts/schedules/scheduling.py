@@ -26,18 +26,14 @@ Cost: 80 µs per run, half of it for the next planned time; 110 bytes of memory 
 reads all states, 100,000 in 0.2 s, and a look takes 20 µs. Threads: belongs to the event loop.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from delayserver.config import Settings
-from delayserver.decisions.defining import Defining, DefinitionKind, NotUnderstood
+from delayserver.decisions.defining import Defining, DefinitionKind
 from delayserver.decisions.group import Group
-from delayserver.decisions.groups import Groups
-from delayserver.decisions.messages import Messages, Versions
-from delayserver.decisions.publishing import Accepted, Publishing
-from delayserver.decisions.sequencer import Sequencer
+from delayserver.decisions.messages import Versions
+from delayserver.decisions.publishing import Accepted
 from delayserver.errors import (
     ConflictError,
     DiskReserveError,
@@ -45,6 +41,7 @@ from delayserver.errors import (
     OverloadedError,
     StoppingError,
 )
+from delayserver.parts.part import Core
 from delayserver.parts.schedules.records import (
     ENDED,
     ENDED_MS,
@@ -80,7 +77,7 @@ from delayserver.records.message import (
 from delayserver.records.named import Known
 from delayserver.timers.due_table import NEVER_MS, DueTable
 from delayserver.times import format_time
-from storage.catalog import Catalog, Table
+from storage.catalog import Table
 from storage.rows import RecordKind
 
 if TYPE_CHECKING:
@@ -148,29 +145,13 @@ SCHEDULE: Final = DefinitionKind(
 class Scheduling(Defining[WantedSchedule, Schedule, ScheduleState]):
     """All schedules."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        sequencer: Sequencer,
-        groups: Groups,
-        messages: Messages,
-        publishing: Publishing,
-        *,
-        stopwatch: Callable[[], int],
-        random: Callable[[], float],
-        on_not_understood: NotUnderstood = lambda word, name, reason: None,
-    ) -> None:
-        """`random`: numbers from 0 to before 1, for the jitter. `on_not_understood`: see
-        Defining."""
-        most = settings.schedules_max
-        super().__init__(SCHEDULE, catalog, sequencer, groups, most, on_not_understood)
-        self._messages = messages
-        self._publishing = publishing
-        self._stopwatch = stopwatch
-        self._random = random
+    def __init__(self, core: Core) -> None:
+        super().__init__(SCHEDULE, core, core.settings.schedules_max)
+        self._messages = core.messages
+        self._stopwatch = core.timeouts.stopwatch
+        self._random = core.random
         self._table = DueTable()
-        self._held_until_ms = stopwatch()
+        self._held_until_ms = self._stopwatch()
         """Nothing is run before the stopwatch shows this."""
         self._next_row = 0
         """The row of `_table` with which the next turn begins, among the schedules that are due."""

@@ -26,15 +26,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from delayserver.config import Settings
-from delayserver.decisions.defining import Defining, DefinitionKind, NotUnderstood
+from delayserver.decisions.defining import Defining, DefinitionKind
 from delayserver.decisions.group import Group
-from delayserver.decisions.groups import Groups
 from delayserver.decisions.messages import Versions
 from delayserver.decisions.new_messages import NewMessage
-from delayserver.decisions.publishing import Publishing
-from delayserver.decisions.sequencer import Sequencer
 from delayserver.errors import InputError
+from delayserver.parts.part import Core
 from delayserver.parts.sources.records import (
     SOURCES,
     KnownSource,
@@ -55,7 +52,7 @@ from delayserver.records.named import Known
 from delayserver.records.nesting import check_nesting
 from delayserver.records.subscriptions import KafkaTarget
 from delayserver.times import format_duration, parse_duration_ms, read_time_ms
-from storage.catalog import Catalog, Table
+from storage.catalog import Table
 from storage.rows import RecordKind
 
 if TYPE_CHECKING:
@@ -109,20 +106,8 @@ class _Read(NamedTuple):
 class Sourcing(Defining[WantedSource, Source, SourceState]):
     """All sources."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        sequencer: Sequencer,
-        groups: Groups,
-        publishing: Publishing,
-        on_not_understood: NotUnderstood = lambda word, name, reason: None,
-    ) -> None:
-        """`on_not_understood`: see Defining."""
-        most = settings.sources_max
-        super().__init__(SOURCE, catalog, sequencer, groups, most, on_not_understood)
-        self._settings = settings
-        self._publishing = publishing
+    def __init__(self, core: Core) -> None:
+        super().__init__(SOURCE, core, core.settings.sources_max)
         self.on_changed: Callable[[str], None] = lambda name: None
         """Told of a source whose version has changed, or that has ended."""
         self.errors: dict[str, str] = {}

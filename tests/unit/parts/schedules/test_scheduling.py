@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -22,6 +22,7 @@ from delayserver.errors import (
     PreconditionError,
     StoppingError,
 )
+from delayserver.parts.part import Core
 from delayserver.parts.schedules import recurrence
 from delayserver.parts.schedules.records import (
     ENDED_MS,
@@ -47,6 +48,7 @@ from delayserver.parts.schedules.scheduling import (
 )
 from delayserver.records import zones
 from delayserver.records.message import Content, Payload, decode_payload
+from delayserver.timers.timeouts import Timeouts
 from delayserver.times import format_time
 from storage.catalog import Table
 from storage.errors import DiskFullError
@@ -69,23 +71,20 @@ class Parts(MessageParts):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.stopwatch = Stopwatch()
+        self.timeouts = Timeouts(self.stopwatch)
         self.jitter = 0.0
         self.said: list[tuple[str, str, str]] = []
         self.schedules = self.made()
         self.schedules.start()
 
     def made(self) -> Scheduling:
-        return Scheduling(
-            self.settings,
-            self.catalog,
-            self.sequencer,
-            self.groups,
-            self.messages,
-            self.publishing,
-            stopwatch=self.stopwatch,
-            random=lambda: self.jitter,
-            on_not_understood=lambda *said: self.said.append(said),
-        )
+        return Scheduling(cast(Core, self))
+
+    def random(self) -> float:
+        return self.jitter
+
+    def not_understood(self, kind: str, name: str, reason: str) -> None:
+        self.said.append((kind, name, reason))
 
     def put(self, passed_ms: int = 0, **fields: Any) -> bool:
         return self.schedules.put(wanted(**fields), START_MS + passed_ms)[1]

@@ -1,6 +1,6 @@
 """Sourcing: each offset once, messages and positions in one group."""
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from delayserver.errors import InputError, NotFoundError, OverloadedError, PreconditionError
+from delayserver.parts.part import Core
 from delayserver.parts.sources.records import OnError, SourceRecord, SourceState
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource, due_ms_of
 from delayserver.records.message import Content, Payload
@@ -42,11 +43,12 @@ class Parts(MessageParts):
         self.sources = self.made()
 
     def made(self) -> Sourcing:
-        sources = Sourcing(
-            self.settings, self.catalog, self.sequencer, self.groups, self.publishing
-        )
+        sources = Sourcing(cast(Core, self))
         sources.on_changed = self.told.append
         return sources
+
+    def not_understood(self, kind: str, name: str, reason: str) -> None:
+        """As the core."""
 
     def put(self, **fields: Any) -> SourceState:
         return self.sources.put(wanted(**fields), START_MS)[0].state
