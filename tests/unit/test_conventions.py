@@ -458,8 +458,6 @@ OVERSIZED = {
     "delayserver/decisions/sequencer.py:Sequencer.append",
     "delayserver/delivery/backlog.py:Backlog",
     "delayserver/delivery/dispatcher.py:Dispatcher.__init__",
-    "delayserver/delivery/outlets.py",
-    "delayserver/delivery/outlets.py:OutletSink",
     "delayserver/delivery/pump.py:Pump.__init__",
     "delayserver/integrations/celery/tasks.py:DelayedTasks.__init__",
     "delayserver/pipeline/archive/archive.py",
@@ -480,7 +478,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 38
+OVERSIZED_MAX = 36
 
 
 def oversized(path: str, source: str) -> Iterator[str]:
