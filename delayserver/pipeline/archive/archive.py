@@ -254,23 +254,18 @@ class ArchiveTarget(Protocol):
     @property
     def file_schema(self) -> pa.Schema:
         """The schema of the files that it takes."""
-        ...
 
     def running(self, run: str) -> AbstractContextManager[None]:
         """For a run that writes: files that other runs have left are deleted first."""
-        ...
 
     def layout(self, store: str, shard: int, first_seqs: Mapping[int, int]) -> Layout:
         """How to write hours of a shard, of which these are the first rows."""
-        ...
 
     def files_of(self, store: str, shard: int, hours: Collection[int]) -> list[str]:
         """The files whose rows of these hours count, and stay."""
-        ...
 
     def add(self, files: Sequence[WrittenFile], hours: Iterable[Mapping[str, object]]) -> None:
         """From now on files count, that hold rows of these hours."""
-        ...
 
 
 def run(job: Job, wanted: Archive) -> ArchiveRun:
