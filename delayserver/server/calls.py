@@ -34,13 +34,13 @@ from delayserver.security.tokens import TokenTable
 from delayserver.server.consumer_calls import ConsumerCalls
 from delayserver.server.engine import Engine
 from delayserver.server.event_calls import EventCalls
+from delayserver.server.filer import ConfirmRequest
 from delayserver.server.futures import answering, durable, ending
 from delayserver.server.gauges import Gauges
 from delayserver.server.loop_turns import LoopTurns
 from delayserver.server.redrive_calls import RedriveCalls
 from delayserver.server.shard import Shard
 from delayserver.server.subscription_calls import SubscriptionCalls
-from delayserver.server.threads import ConfirmRequest
 from delayserver.server.waits import Waits
 
 if TYPE_CHECKING:

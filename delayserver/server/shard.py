@@ -37,19 +37,22 @@ from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.server.body_reader import BodyReader
 from delayserver.server.carried_leases import CarriedLeases
 from delayserver.server.engine import Engine
+from delayserver.server.filer import (
+    FilerThread,
+    FilingRules,
+    ForgetRequest,
+    LoadRequest,
+    RetireRequest,
+    SnapshotRequest,
+)
 from delayserver.server.settle_queue import SettleQueue
 from delayserver.server.threads import (
     CommitterThread,
-    FilerThread,
-    ForgetRequest,
     HourRequest,
     ImporterThread,
     LoaderThread,
-    LoadRequest,
     ReaderThread,
-    RetireRequest,
     SettlerThread,
-    SnapshotRequest,
     Worker,
 )
 from storage.catalog import Catalog
@@ -214,13 +217,15 @@ class Shard(ShardMover):
             self.engine.on_checkpoint,
             self._on_loading,
             fatal,
-            file_ms=settings.file_ms,
-            checkpoint_ms=settings.checkpoint_ms,
-            checkpoint_bytes=settings.checkpoint_bytes,
-            retention_ms=settings.kept_ms,
-            archive=settings.archive,
-            file_bytes_max=settings.group_max_bytes,
-            on_deleted=self.bodies.release,
+            FilingRules(
+                settings.file_ms,
+                settings.checkpoint_ms,
+                settings.checkpoint_bytes,
+                settings.kept_ms,
+                settings.archive,
+                settings.group_max_bytes,
+            ),
+            self.bodies.release,
         )
         self.loading = LoaderThread(loader, post, self._on_loaded, fatal)
         self.importing = ImporterThread(importer, post, self.engine.imports.on_verified, fatal)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from delayserver.delivery.reader import Reader
+from delayserver.server.filer import CheckpointRequest
 from delayserver.server.futures import answering, durable, ending
 from delayserver.server.shard import Shard
-from delayserver.server.threads import CallRequest, CheckpointRequest
+from delayserver.server.threads import CallRequest
 
 T = TypeVar("T")
 

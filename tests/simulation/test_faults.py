@@ -37,7 +37,7 @@ from delayserver.records.message import Payload, Watch
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import Archived, OnEvent
 from delayserver.schedule.archives import retired_hours
-from delayserver.server.threads import ConfirmRequest
+from delayserver.server.filer import ConfirmRequest
 from storage.buckets import DAY_MS
 from storage.catalog import Table
 from storage.errors import ShortageError, StorageError

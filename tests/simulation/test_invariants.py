@@ -40,7 +40,7 @@ from delayserver.schedule.archives import Archives, retired_hours
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from delayserver.server.body_reader import BodyReader
-from delayserver.server.threads import CheckpointRequest, ConfirmRequest
+from delayserver.server.filer import CheckpointRequest, ConfirmRequest
 from storage import frame, kinds
 from storage.buckets import bucket_path
 from storage.catalog import Table

@@ -20,7 +20,7 @@ from delayserver.records.message import State
 from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Archived
 from delayserver.schedule.archives import retired_hours
-from delayserver.server.threads import ConfirmRequest
+from delayserver.server.filer import ConfirmRequest
 from storage.catalog import Table
 from storage.directory import open_identity
 from storage.errors import DamageError, ShortageError

@@ -44,10 +44,7 @@ from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
 from delayserver.server.shard import Shard
-from delayserver.server.threads import (
-    CallRequest,
-    Worker,
-)
+from delayserver.server.threads import CallRequest, Worker
 from delayserver.slices import TurnBudget
 from storage.buckets import is_day
 from storage.catalog import Catalog
