@@ -455,7 +455,6 @@ OVERSIZED = {
     "delayserver/client/writing.py:new_message",
     "delayserver/decisions/messages.py:Messages.__init__",
     "delayserver/decisions/sequencer.py:Sequencer.append",
-    "delayserver/delivery/backlog.py:Backlog",
     "delayserver/delivery/dispatcher.py:Dispatcher.__init__",
     "delayserver/delivery/pump.py:Pump.__init__",
     "delayserver/integrations/celery/tasks.py:DelayedTasks.__init__",
@@ -472,7 +471,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 30
+OVERSIZED_MAX = 29
 
 
 def oversized(path: str, source: str) -> Iterator[str]:
