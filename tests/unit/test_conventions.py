@@ -458,7 +458,6 @@ OVERSIZED = {
     "delayserver/delivery/dispatcher.py:Dispatcher.__init__",
     "delayserver/delivery/pump.py:Pump.__init__",
     "delayserver/integrations/celery/tasks.py:DelayedTasks.__init__",
-    "delayserver/pipeline/archive/archive.py",
     "delayserver/pipeline/load/load.py",
     "delayserver/pipeline/load/load.py:_Load",
     "delayserver/records/tables.py",
@@ -471,7 +470,7 @@ OVERSIZED = {
 }
 """Files, classes and functions that are larger than these measures. The list only gets shorter:
 split a new one by the stories that it tells, and give each story its object."""
-OVERSIZED_MAX = 29
+OVERSIZED_MAX = 28
 
 
 def oversized(path: str, source: str) -> Iterator[str]:
