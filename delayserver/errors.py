@@ -23,7 +23,7 @@ DelayServerError
 ├── MisdirectedError        another shard has it, and the caller wants to ask there by itself
 ├── LinkError               bytes over a link are not from another shard (shards.sealed)
 ├── TimerShutdownError      a timer that was shut down was given work (delayserver.timers)
-├── OutletError             a client of a broker cannot be opened (delivery.outlets)
+├── OutletError             a client of a broker cannot be opened (delivery.outlet)
 ├── FeedError               a topic cannot be read (parts.sources.feeds)
 ├── LibraryError            an installed library is not one that the server can run on
 ├── PipelineError           a job of the data pipeline cannot run (delayserver.pipeline)

@@ -25,6 +25,7 @@ kinds            the kind of a directory, and whether all of it is there
 shards           the directory of several shards
 staging          schedule rows that another process wrote
 swap             many files replaced as one step
+frame_rules      the rules that the rows of a sound frame keep
 check            every header, row and payload of the logs
 kept             a cache, bounded by its bytes
 scratch          arrays that may be larger than memory

@@ -112,28 +112,22 @@ class View(Protocol):
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value of a key, or None if there is none."""
-        ...
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values of those keys that are there."""
-        ...
 
     def scan(self, table: Table, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """The pairs whose key begins with `prefix`, in key order; for few."""
-        ...
 
     def prefixes(self, table: Table, ascending: Sequence[bytes]) -> set[bytes]:
         """Those of the prefixes, all of one length, that some key begins with; values are not
         looked at."""
-        ...
 
     def between(self, table: Table, first: bytes, until: bytes | None) -> list[tuple[bytes, bytes]]:
         """The pairs whose keys are from `first` on and before `until`, in key order; for few."""
-        ...
 
     def refresh(self) -> None:
         """Let go of the moment: the next look-up sees the newest commit."""
-        ...
 
 
 def _opened(path: str, table: Table, key: bytes, sealed: bytes) -> bytes:
@@ -163,15 +157,12 @@ class Catalog(Protocol):
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value of a key, or None if there is none."""
-        ...
 
     def view(self) -> View:
         """Look-ups that see one moment, at a third of the cost of `get`."""
-        ...
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values of those keys that are there."""
-        ...
 
     def scan(
         self, table: Table, start: bytes = b"", *, prefix: bytes = b""
@@ -179,51 +170,41 @@ class Catalog(Protocol):
         """Pairs in key order from `start` on, as long as the key begins with `prefix`.
 
         The iterator sees one moment; it must not be kept open across a commit of its thread."""
-        ...
 
     def scan_recent(self, table: Table) -> Iterator[tuple[bytes, bytes]]:
         """All pairs that were committed since `tidy` last moved pairs out of the table, and perhaps
         more; in key order. `tidy` moves no pair that is ahead of the checkpoint."""
-        ...
 
     def size(self, table: Table) -> int:
         """How many pairs a table has, or a little more."""
-        ...
 
     @property
     def run_keys_min(self) -> int:
         """So many keys take a commit no longer, and no more memory, than some."""
-        ...
 
     def commit(self, writes: Writes, many: ManyWrites | None = None) -> None:
         """Apply all or nothing, `many` behind the rest; durable on return.
 
         Raises ShortageError, CatalogError."""
-        ...
 
     def refill(self, table: Table, parts: Sequence[Columns], writes: Writes) -> None:
         """Let a table hold these pairs and no others, and apply `writes`, all or nothing; durable
         on return. Raises as `commit`."""
-        ...
 
     def tidy(self, *, if_pressing: bool = False) -> bool:
         """Do a slice of the work that keeps commits and look-ups quick; True: there is more of it.
         `if_pressing`: only if it cannot wait until the server is less busy.
 
         Raises ShortageError: call it again. Raises CatalogError, DamageError, SyncError."""
-        ...
 
     def freeze(self) -> "Frozen":
         """The catalog as it is now, to be copied while others write. Raises CatalogError."""
-        ...
 
     def verify(self) -> list[Damage]:
         """Read every page and every value. Returns the damage, in the order it was found."""
-        ...
 
     def close(self) -> None:
         """Release the file. Everything that was committed is durable already."""
-        ...
 
 
 class Frozen(Protocol):
@@ -232,11 +213,9 @@ class Frozen(Protocol):
     def copy(self, files: Files, directory: str) -> None:
         """Write it into an empty directory that is there; not durable. Any thread may do it, and
         others go on meanwhile. Raises CatalogError, DiskFullError."""
-        ...
 
     def close(self) -> None:
         """Let go of the moment."""
-        ...
 
 
 class LmdbCatalog:

@@ -69,18 +69,15 @@ class File(Protocol):
         """Read up to `length` bytes at `offset`; fewer only at the end of the file.
 
         Raises UnreadableError if the device does not give back some of them."""
-        ...
 
     def pread_now(self, length: int, offset: int) -> bytes | None:
         """Read `length` bytes at `offset` if all of them are in memory; never waits for the disk.
 
         None where they are not, where the system cannot tell, and where `pread` would fail or
         return less. `pread` then gives the reason."""
-        ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers, one behind the other, at `offset`. Not durable yet."""
-        ...
 
     def pwrite_durable(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers at `offset`, durable on return; one system call where there is one.
@@ -90,23 +87,18 @@ class File(Protocol):
         Raises ShortageError when there was no space: nothing of it counts as durable.
         Raises SyncError for any other failure, because the write and the sync cannot be told
         apart."""
-        ...
 
     def fdatasync(self) -> None:
         """Make all that was written durable. Raises SyncError; never to be retried."""
-        ...
 
     def truncate(self, length: int) -> None:
         """Cut the file, or fill it up with zeros, to `length` bytes. Not durable yet."""
-        ...
 
     def size(self) -> int:
         """The length in bytes."""
-        ...
 
     def close(self) -> None:
         """Give the descriptor back. Nothing is synced."""
-        ...
 
 
 class Files(Protocol):
@@ -119,68 +111,54 @@ class Files(Protocol):
         where its directory does not exist (as `rename`, `link` and `unlink` do).
 
         `mode`: who may open a file that is made by this call."""
-        ...
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or a directory at `path`."""
-        ...
 
     def list(self, directory: str) -> list[str]:
         """Names in a directory, sorted; an empty list where there is no such directory."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, and replace any file there. Durable after `sync_directory`."""
-        ...
 
     def link(self, source: str, target: str) -> None:
         """Give a file one more name, which stays with these bytes whatever becomes of the other.
 
         Raises DiskError where the name is taken. Durable after `sync_directory`."""
-        ...
 
     def unlink(self, path: str) -> None:
         """Delete a name, and the file with its last one. Durable after `sync_directory`."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents, durably; nothing where it exists."""
-        ...
 
     def remove_directory(self, path: str) -> None:
         """Delete an empty directory. Raises MissingFileError; DiskError where it is not empty."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable. Raises SyncError, which must never be retried.
 
         Raises ExhaustedError where it was not begun: that may be retried."""
-        ...
 
     def sync_all(self, files: Sequence[File]) -> None:
         """Make all that was written to these open files durable, in any order or all at once.
 
         Raises SyncError, the first one, when no sync is under way any more; never to be retried."""
-        ...
 
     def map_to_read(self, path: str) -> memoryview:
         """The content of a file as it is now, mapped. Raises MissingFileError."""
-        ...
 
     def scratch(self, length: int) -> memoryview:
         """`length` bytes (above 0) of a new file without a name, mapped, to be written and read.
 
         It has its space on the disk, and ends with the last view of it, or with the process. Raises
         ShortageError where there is no space or no descriptor, DiskError where it cannot be had."""
-        ...
 
     def free_bytes(self) -> int:
         """Bytes that are free on the device for this process."""
-        ...
 
     def lock(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Own `path` exclusively until the context ends, or the process does (I12)."""
-        ...
 
 
 def replace_file(files: Files, path: str, data: bytes, *, mode: int = FILE_MODE) -> None:

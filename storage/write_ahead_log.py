@@ -25,15 +25,12 @@ class GroupLog(Protocol):
         self, rows: bytes, payload: bytes, *, first_seq: int, last_seq: int, created_ms: int
     ) -> None:
         """Append one group; it is durable on return. Raises StorageError."""
-        ...
 
     def has_room(self, total_bytes: int) -> bool:
         """Whether a group of so many bytes may be appended without waiting for long."""
-        ...
 
     def close(self) -> None:
         """Close all open files."""
-        ...
 
 
 class TailLog(Protocol):
@@ -44,11 +41,9 @@ class TailLog(Protocol):
 
     def read(self, from_seq: int) -> Iterator[Frame | Damage]:
         """Every frame that holds a record at or after `from_seq`, and every damaged stretch."""
-        ...
 
     def first_seq(self) -> int | None:
         """The first seq that can be read; None where there is none."""
-        ...
 
     def keep_segment(self, path: str) -> None:
         """The segment at `path` has damage, and is kept for people. A log without segments has
@@ -62,7 +57,6 @@ class CheckpointedLog(Protocol):
 
     def delete_through(self, seq: int) -> None:
         """A checkpoint covers everything up to `seq` (I6)."""
-        ...
 
     def places(self, seq: int) -> list[tuple[bytes, bytes]]:
         """The entries that the catalog's META has to keep with a checkpoint at `seq`, so that the

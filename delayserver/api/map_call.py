@@ -35,15 +35,12 @@ class ShardMap(Protocol):
     @property
     def version(self) -> int:
         """Another one whenever the map says something else."""
-        ...
 
     def document(self, host: str) -> ClusterDocument:
         """The map for a client that named this machine by the header `Host`."""
-        ...
 
     async def other_than(self, version: int, wait_s: float) -> None:
         """Until the version is another one; at most so long."""
-        ...
 
 
 async def answer_map(

@@ -33,7 +33,7 @@ from delayserver.cli.session import URL_DEFAULT, TokenOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from delayserver.pipeline.archive.archive import ArchiveRun
+    from delayserver.pipeline.archive.job import ArchiveRun
 
 _EXAMPLES = (
     "pipeline archive --data-dir data --to /srv/archive",
@@ -117,7 +117,8 @@ def archive(options: ArchiveOptions) -> None:
     hour is damaged, or is not in the archive as it should be."""
     quiet = is_stdout(options.json_file)
     with job("archive", options.master, options.conf, as_json=quiet) as running:
-        from delayserver.pipeline.archive.archive import Archive, ArchiveFormat, run
+        from delayserver.pipeline.archive.archive import run
+        from delayserver.pipeline.archive.job import Archive, ArchiveFormat
         from delayserver.times import read_time_ms
 
         until_ms = None
@@ -176,7 +177,7 @@ _LINES = {
 def _rendered(archived: "ArchiveRun") -> "Table":
     from rich.table import Table
 
-    from delayserver.pipeline.archive.archive import FAILURES, HourFate
+    from delayserver.pipeline.archive.job import FAILURES, HourFate
 
     table = Table(title=f"Archive: {archived.to}", title_justify="left", show_header=False)
     table.add_column()

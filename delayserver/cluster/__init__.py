@@ -12,5 +12,6 @@ copying     asks another node for a copy
 reports     reports of a process about its replica to all others, and the deletions that follow
 keeping     the replica of a shard in its directory: opened, made anew, set aside, dropped
 follow      the thread that follows a shard's log until it holds the office
+hop         a request on its next hop: its body, and the headers that go along
 forwarding  calls that a process on standby passes on to the owner of its shard
 """

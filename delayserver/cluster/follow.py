@@ -49,11 +49,9 @@ class Lifetime(Protocol):
     @property
     def is_ending(self) -> bool:
         """It was."""
-        ...
 
     def wait(self, seconds: float) -> None:
         """So long, or until it is."""
-        ...
 
 
 class Keeper(Protocol):
@@ -61,27 +59,22 @@ class Keeper(Protocol):
 
     def is_needed(self) -> bool:
         """Whether the node is to have a replica, or has to keep the one that it has."""
-        ...
 
     def renew(self, ending: Lifetime, must: bool) -> Standby | None:
         """Make the replica anew from another one, and open it; unless it `must` be, open it as it
         is if nobody gives a copy. None: it is to end, or none is needed any more."""
-        ...
 
     def ask_people(
         self, ending: Lifetime, standby: Standby, error: ReplicatedLogError
     ) -> Standby | None:
         """Wait until people have decided how a log goes on that has lost its end, and do it if it
         is with this replica, which is behind a checkpoint; opened anew. None: it is to end."""
-        ...
 
     def set_aside(self, seq: int) -> None:
         """The log does not go on with this replica, which has records up to `seq`."""
-        ...
 
     def look_on(self) -> Onlooker:
         """Delete the files of a replica, if there are any."""
-        ...
 
 
 class Follow(threading.Thread):

@@ -40,7 +40,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -54,6 +54,7 @@ from delayserver.api.hot.consume import WHEN_GONE
 from delayserver.api.hot.paths import BATCH_PATH, NO_FORWARD, REST_MAX_BYTES
 from delayserver.api.intake import ENVELOPE_BYTES
 from delayserver.api.moving import GIVE_BACK
+from delayserver.cluster.hop import LAST_CHUNK, CallBody, beyond_hop, chunk
 from delayserver.config import Settings
 from delayserver.errors import (
     DelayServerError,
@@ -69,8 +70,6 @@ from delayserver.http.stream import HttpStream
 FORWARDED: Final = (b"delay-forwarded", b"1")
 """The header of a call that was passed on: it is not passed on again."""
 WHOLE_MAX_BYTES: Final = 64 * 1024
-KEPT_MAX_BYTES: Final = 64 * 1024
-"""As much of a body is kept until its call is answered."""
 CONNECT_S: Final = 2.0
 IDLE_S: Final = 30.0
 """A connection that was idle for longer is closed: the owner closes it after `idle_timeout_ms`, and
@@ -85,24 +84,6 @@ SILENCE_S: Final = 90.0
 a call waiting is 60 s (pulls, `ack`, the map)."""
 SWEEP_S: Final = 1.0
 
-_OF_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"expect",  # answered here: the body is asked for when it can be passed on
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-"""Headers that are meant for one connection (RFC 9110, 7.6.1)."""
-_NOT_OF_HOP: Final = frozenset({b"content-length", b"host"})
-"""… and those that are not, though `Connection` may name them: without its length, the end of a
-body would be another one there than here."""
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _NOT_BEGUN: Final = b'"urn:delayserver:problem:standby"'
 """In the answer of who does not own the shard (StandbyError)."""
@@ -360,7 +341,7 @@ class _Call:
 
     async def run(self, receive: Receive) -> None:
         """Pass it on, and its answer back. Raises GoneError, DelayServerError."""
-        body = _Body(receive)
+        body = CallBody(receive)
         tries = 2 if self._is_safe else 1
         until_s = self._forwarder.loop.time() + OWNER_WAIT_S
         try:
@@ -368,8 +349,7 @@ class _Call:
                 message = await body.receive()
                 if message["type"] == "http.disconnect":
                     raise GoneError
-                if self._end is not None:
-                    raise self._end
+                self._check_end()
                 # From here on the client is heard leave before anything else happens.
                 self._scope[WHEN_GONE](self._leave)
                 has_more = message.get("more_body", False)
@@ -377,7 +357,7 @@ class _Call:
                 head, is_chunked = self._head(place)
                 first = message["body"]
                 if is_chunked:
-                    first = _chunk(first) + (b"" if has_more else _LAST_CHUNK)
+                    first = chunk(first) + (b"" if has_more else LAST_CHUNK)
                 try:
                     rest = self._send_rest(stream, body.receive, is_chunked) if has_more else None
                     if await self._exchange(stream, head + first, rest):
@@ -479,7 +459,7 @@ class _Call:
         if scope["query_string"]:
             target = b"%b?%b" % (target, scope["query_string"])
         lines = [b"%b %b%b HTTP/1.1" % (scope["method"].encode(), place.prefix, target)]
-        lines += [b"%b: %b" % field for field in _beyond_hop(headers)]
+        lines += [b"%b: %b" % field for field in beyond_hop(headers)]
         if not header(headers, b"host"):
             lines.append(b"host: %b" % place.authority)  # HTTP/1.0
         lines.append(b"%b: %b" % FORWARDED)
@@ -501,7 +481,7 @@ class _Call:
                     raise GoneError
                 body, has_more = message.get("body", b""), message.get("more_body", False)
                 if is_chunked:
-                    body = _chunk(body) + (b"" if has_more else _LAST_CHUNK)
+                    body = chunk(body) + (b"" if has_more else LAST_CHUNK)
                 if body:
                     await stream.write(body)
         except (GoneError, DelayServerError) as error:
@@ -514,7 +494,7 @@ class _Call:
     async def _answer(self, stream: HttpStream, status: int) -> None:
         """Pass the answer back. Raises OSError."""
         # The time is said by who answers the client.
-        fields = [field for field in _beyond_hop(stream.headers) if field[0] != b"date"]
+        fields = [field for field in beyond_hop(stream.headers) if field[0] != b"date"]
         start = {"type": "http.response.start", "status": status, "headers": fields}
         length = header(stream.headers, b"content-length")
         parts: list[bytes] = []
@@ -572,50 +552,3 @@ class _Call:
 
 class _NotBegunError(ConnectionError):
     """The process that was asked has done nothing, and says so."""
-
-
-class _Body:
-    """The body of a call, part by part; again from its beginning as long as it is short."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._kept: list[MutableMapping[str, Any]] | None = []
-        self._kept_bytes = 0
-        self._next = 0
-
-    async def receive(self) -> MutableMapping[str, Any]:
-        """The next part, as ASGI has it."""
-        if self._kept is None:
-            return await self._receive()
-        if self._next == len(self._kept):
-            message = await self._receive()
-            self._kept_bytes += len(message.get("body", b""))
-            if self._kept_bytes > KEPT_MAX_BYTES and message.get("more_body", False):
-                self._kept = None
-                return message
-            self._kept.append(message)
-        self._next += 1
-        return self._kept[self._next - 1]
-
-    def rewind(self) -> bool:
-        """Begin again; False: it cannot be."""
-        self._next = 0
-        return self._kept is not None
-
-
-def _beyond_hop(headers: Headers) -> Iterable[tuple[bytes, bytes]]:
-    """Those that are not meant for one connection alone."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name == b"connection":
-            named.update(one.strip().lower() for one in value.split(b","))
-    leave_out = _OF_HOP | (named - _NOT_OF_HOP) if named else _OF_HOP
-    return [field for field in headers if field[0] not in leave_out]
-
-
-_LAST_CHUNK: Final = b"0\r\n\r\n"
-
-
-def _chunk(body: bytes) -> bytes:
-    """A part of a body that is sent in chunks; nothing where there is nothing."""
-    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""

@@ -33,7 +33,10 @@ webhook             the request of a delivery, and the meaning of an answer
 batch               several messages in one webhook
 sender              one POST, to an address that was checked, within a deadline
 addresses           to which address a connection to a broker is made
-outlets             clients of brokers, and the one sink that all kinds of brokers share
+outlets             the one sink that all kinds of brokers share
+outlet              a client of a broker, and the opener that makes it
+sending             one call of the sink: its messages, and the result of each
+open_outlets        outlets are shared, replaced and closed
 shares              the part of an outlet that each subscription may have under way
 turns               a few places that subscriptions share
 answers             a message is stored, it is not stored, or it is unknown

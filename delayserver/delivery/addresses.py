@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from delayserver.delivery.outlets import OutletError
+from delayserver.delivery.outlet import OutletError
 from delayserver.delivery.own_threads import in_own_thread
 from delayserver.errors import InputError
 from delayserver.http.connecting import connect_to_any

@@ -64,7 +64,7 @@ from delayserver.delivery.answers import (
 )
 from delayserver.delivery.carried import filled, headers
 from delayserver.delivery.complaints import quiet
-from delayserver.delivery.outlets import Outlet, OutletError, Report, target_of
+from delayserver.delivery.outlet import Outlet, OutletError, Report, target_of
 from delayserver.delivery.webhook import CONTENT_TYPES
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery

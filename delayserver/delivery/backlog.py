@@ -3,7 +3,7 @@
     push ─▶ late     fell due while nobody could have it: downtime, a pause      ┐
        └──▶ fresh    fell due while the subscription could be delivered to       ├─▶ pop
     come_back ─▶ returned   was handed out, and came back                        ┘
-    suspect ─▶ suspects     one of them may have ended its consumer ─▶ pop_suspects
+    suspect ─▶ suspects     one of them may have ended its consumer ─▶ suspects.pop
 
 There is one order: a higher priority first (`Ranks`), then the lane (returned, late, fresh), then
 due time, then seq. A row enters by `push`. A row that left and was handed out enters again by
@@ -19,7 +19,7 @@ The subscription's definition limits which rows may leave, in this order:
     batch      fewer than a batch wait until the oldest of them has lingered
     ttl        rows that are known to have expired leave by `pop_expired`, to be given up
     rate       a token bucket, one token for each row: reserved when the row leaves, spent when it
-               is sent (`begin`); or a permit, where several shards have one rate together
+               is sent (`rate`); or a permit, where several shards have one rate together
 
 Rows of a group come one by one, each when the one before is settled (`SingleFile`). To `spread`,
 those that still wait for their turn count from the beginning: twenty rows of one group leave as
@@ -41,9 +41,6 @@ rows are dropped. Threads: belongs to the event loop.
 
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from delayserver.delivery.catch_up import Pace
 from delayserver.delivery.deadlines import LEFT_MAX, Deadlines
@@ -69,6 +66,69 @@ class Instant(NamedTuple):
     """By the stopwatch, a clock that nobody sets."""
 
 
+class Suspects:
+    """Rows that a consumer had when it fell silent, of which any may be the reason. They leave
+    before all others, a few at a time, and the next ones when these are settled. So a message that
+    ends its consumer is soon alone."""
+
+    def __init__(self) -> None:
+        self.waiting = Ranks()
+        self.out: set[int] = set()
+        """Those that were handed out, by seq, and are not settled."""
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether some may be handed out now."""
+        return self.waiting.count > 0 and not self.out
+
+    def next_seqs(self, count: int) -> list[int]:
+        """The seqs of up to `count` that are next; one at least."""
+        assert count > 0 and self.waiting.count, (count, self.waiting.count)
+        seqs: list[int] = next(self.waiting.slices()).rows["seq"][:count].tolist()
+        return seqs
+
+    def pop(self, count: int, bytes_max: int) -> list[FiredRows]:
+        """Up to `count` of them leave together, and no others until they are settled."""
+        taken = self.waiting.pop(Room(count, bytes_max), priority=self.waiting.highest)
+        for fired in taken:
+            self.out.update(fired.rows["seq"].tolist())
+        return taken
+
+    def end(self, seqs: Iterable[int]) -> bool:
+        """Rows are settled, or are back. Returns whether the next ones may leave now."""
+        if not self.out:
+            return False
+        self.out.difference_update(seqs)
+        return self.are_ready
+
+
+class _Linger:
+    """Rows wait until there is a batch of them, or the oldest has lingered."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._batch_max = subscription.batch_max
+        self._linger_ms = subscription.linger_ms
+        self._until: tuple[int | None, int] = None, 0
+        """When the row fell due that others are waited for, and until when, on the stopwatch."""
+
+    def wait_ms(
+        self, late: int, others: int, lanes: tuple[Ranks, Ranks, Ranks], instant: Instant
+    ) -> int:
+        """How long so many rows wait for others still; 0: they leave. `lanes`: of rows that came
+        back, late ones, and fresh ones."""
+        if late + others >= self._batch_max:
+            return 0
+        returned, late_rows, fresh = (lane.first_ms() for lane in lanes)
+        firsts = (late_rows if late else None, fresh if others else None, returned)
+        first_ms = min(first for first in firsts if first is not None)
+        now_ms, present_ms = instant
+        if self._until[0] != first_ms:
+            # A row that is old already has lingered. If the clock was set back, it begins to.
+            waited_ms = min(max(0, now_ms - first_ms), self._linger_ms)
+            self._until = first_ms, present_ms + self._linger_ms - waited_ms
+        return max(0, self._until[1] - present_ms)
+
+
 class Backlog:
     """The rows that wait for one subscription."""
 
@@ -80,9 +140,7 @@ class Backlog:
         self._fresh = Ranks()
         self._late = Ranks()
         self._returned = Ranks()
-        self._suspects = Ranks()
-        self.suspects_out: set[int] = set()
-        """Those that were handed out, by seq, and are not settled."""
+        self.suspects = Suspects()
         self._expired = Lane()
         """Rows that were taken out of the others, to be given up."""
         self.deadlines: Deadlines | None = None
@@ -92,19 +150,17 @@ class Backlog:
         self._behind_ms = behind_ms
         self._pace: Pace | None = None
         self._permit = permit
-        self._rate = permit
+        self.rate = permit
+        """Reserved when a row leaves; spent when it is sent, or released."""
         self._define(subscription)
 
     def _define(self, subscription: Subscription) -> None:
-        self._batch_max = subscription.batch_max
-        self._linger_ms = subscription.linger_ms
-        self._lingers: tuple[int | None, int] = None, 0
-        """When the row fell due that others are waited for, and until when, on the stopwatch."""
+        self._linger = _Linger(subscription) if subscription.batch_max else None
         self._drop_older_than_ms = subscription.drop_older_than_ms
         self._spread_ms = subscription.spread_ms
         if self._permit is None:
             limit = subscription.rate_per_s, subscription.rate_burst
-            self._rate = TokenBucket(*limit) if subscription.rate_per_s else None
+            self.rate = TokenBucket(*limit) if subscription.rate_per_s else None
         self._spread()
 
     def _spread(self) -> None:
@@ -114,10 +170,8 @@ class Backlog:
             self._pace = Pace(self._spread_ms)
             self._pace.add(self._late.count)
             if self.single_file is not None:
-                self._pace.add(sum(map(self._count_late, self.single_file.slices())))
-
-    def _count_late(self, fired: FiredRows) -> int:
-        return int((fired.due_ms() < self._behind_ms).sum())
+                slices = self.single_file.slices()
+                self._pace.add(sum(_count_late(fired, self._behind_ms) for fired in slices))
 
     def change(self, before: Subscription, after: Subscription, now_ms: int) -> bool:
         """Follow another definition of the subscription. Returns whether its limits are others, so
@@ -141,11 +195,14 @@ class Backlog:
         """How many rows wait."""
         # Asked several times for each delivery.
         count = self._fresh.count + self._late.count + self._returned.count
-        count += self._suspects.count + self._expired.count
+        count += self.suspects.waiting.count + self._expired.count
         return count if self.single_file is None else count + self.single_file.count
 
     def _lanes(self) -> tuple[Ranks, ...]:
-        return self._suspects, self._returned, self._late, self._fresh
+        return self.suspects.waiting, *self._ordinary()
+
+    def _ordinary(self) -> tuple[Ranks, Ranks, Ranks]:
+        return self._returned, self._late, self._fresh
 
     def first_ms(self) -> int | None:
         """When the oldest of them fell due."""
@@ -159,10 +216,8 @@ class Backlog:
     def slices(self) -> Iterator[FiredRows]:
         """All rows that wait, in the order of the lanes."""
         yield from self._expired.slices
-        yield from self._suspects.slices()
-        yield from self._returned.slices()
-        yield from self._late.slices()
-        yield from self._fresh.slices()
+        for lane in self._lanes():
+            yield from lane.slices()
         if self.single_file is not None:
             yield from self.single_file.slices()
 
@@ -184,7 +239,7 @@ class Backlog:
             mask = fired.rows["route"] & ROUTE_GROUP != 0
             of_groups = FiredRows(fired.hour, select(fired.rows, mask))
             if self._pace is not None:
-                self._pace.add(self._count_late(of_groups))
+                self._pace.add(_count_late(of_groups, self._behind_ms))
             self.in_single_file().note(of_groups)
             if mask.all():
                 return
@@ -207,23 +262,13 @@ class Backlog:
         if not (self._spread_ms or self._drop_older_than_ms):
             self._fresh.push(fired, marks)
             return
-        late, fresh = self._divide(fired)
+        late, fresh = _divide(fired, self._behind_ms)
         if late is not None:
             self._late.push(late)
             if self._pace is not None and not is_counted:
                 self._pace.add(len(late.rows))
         if fresh is not None:
             self._fresh.push(fresh)
-
-    def _divide(self, fired: FiredRows) -> tuple[FiredRows | None, FiredRows | None]:
-        """Those that are late, and the others."""
-        late = fired.due_ms() < self._behind_ms
-        if late.all():
-            return fired, None
-        if not late.any():
-            return None, fired
-        parts = (FiredRows(fired.hour, select(fired.rows, one)) for one in (late, ~late))
-        return next(parts), next(parts)
 
     def come_back(self, fired: FiredRows) -> None:
         """Add rows that were handed out and were not taken: they leave before all others."""
@@ -236,7 +281,7 @@ class Backlog:
         if not (self._spread_ms or self._drop_older_than_ms):
             self._fresh.insert(fired)
             return
-        late, fresh = self._divide(fired)
+        late, fresh = _divide(fired, self._behind_ms)
         if late is not None:
             self._late.insert(late)
             if self._pace is not None:
@@ -262,15 +307,17 @@ class Backlog:
     def ready(self, instant: Instant) -> int:
         """How many rows may leave now; where an outdated one, or a suspect, is next, fewer may."""
         count = self.ready_but_for_rate(instant)
-        if count and self._rate is not None:
-            count = min(count, self._rate.available(instant.present_ms / 1000))
-        return count + self._suspects.count if self.has_suspects else count
+        if count and self.rate is not None:
+            count = min(count, self.rate.available(instant.present_ms / 1000))
+        return count + self.suspects.waiting.count if self.suspects.are_ready else count
 
     def ready_but_for_rate(self, instant: Instant) -> int:
         """How many rows might leave now if there were no rate."""
         late, others = self._allowed(instant)
         count = late + others
-        return 0 if not count or self._lingers_for_ms(late, others, instant) else count
+        if count and self._linger is not None:
+            return 0 if self._linger.wait_ms(late, others, self._ordinary(), instant) else count
+        return count
 
     def _allowed(self, instant: Instant) -> tuple[int, int]:
         """How many late rows the way to catch up lets leave, and how many others."""
@@ -283,23 +330,6 @@ class Backlog:
             others = 0 if self._fresh.is_before(since_ms) else others
         return late, others + self._returned.count
 
-    def _lingers_for_ms(self, late: int, others: int, instant: Instant) -> int:
-        """How long so many rows wait for others still; 0: they leave."""
-        if not self._batch_max or late + others >= self._batch_max:
-            return 0
-        firsts = (
-            self._late.first_ms() if late else None,
-            self._fresh.first_ms() if others else None,
-            self._returned.first_ms(),
-        )
-        first_ms = min(first for first in firsts if first is not None)
-        now_ms, present_ms = instant
-        if self._lingers[0] != first_ms:
-            # A row that is old already has lingered. If the clock was set back, it begins to.
-            waited_ms = min(max(0, now_ms - first_ms), self._linger_ms)
-            self._lingers = first_ms, present_ms + self._linger_ms - waited_ms
-        return max(0, self._lingers[1] - present_ms)
-
     def pop(self, rows_max: int, bytes_max: int, instant: Instant) -> list[FiredRows]:
         """Up to `rows_max` rows that leave now, with payloads of up to `bytes_max`, or one that is
         longer. Fewer, or none, where an outdated one is next."""
@@ -308,7 +338,7 @@ class Backlog:
         since_ms = now_ms - self._drop_older_than_ms if self._drop_older_than_ms else None
         returned, late, fresh = self._returned, self._late, self._fresh
         is_plain = late.is_plain and fresh.is_plain and returned.is_plain
-        if self._pace is None and is_plain and not self.has_suspects:
+        if self._pace is None and is_plain and not self.suspects.are_ready:
             taken = returned.pop(room) if returned.count else []
             if late.count:
                 taken += late.pop(room, since_ms)
@@ -325,67 +355,28 @@ class Backlog:
             paced = late.pop(room, since_ms)
             self._pace.spend(_count(paced))
             taken += paced
-        if self._rate is not None:
-            self._rate.reserve(_count(taken), present_ms / 1000)
+        if self.rate is not None:
+            self.rate.reserve(_count(taken), present_ms / 1000)
         return taken
 
     # ── suspects ───────────────────────────────────────────────────────────────────────────────
 
     def suspect(self, fired: FiredRows) -> None:
-        """Add rows that a consumer had when it fell silent: any of them may be the reason. They
-        are handed out before all others, a few at a time, and the next ones when these are
-        settled. So a message that ends its consumer is soon alone."""
+        """Add rows that a consumer had when it fell silent."""
         self._note(fired)
-        self._suspects.insert(fired)
-
-    @property
-    def has_suspects(self) -> bool:
-        """Whether some may be handed out now."""
-        return self._suspects.count > 0 and not self.suspects_out
+        self.suspects.waiting.insert(fired)
 
     def are_suspects_next(self, instant: Instant) -> bool:
         """Whether some are handed out now: no row of a higher priority may leave."""
-        if not self.has_suspects:
+        if not self.suspects.are_ready:
             return False
-        highest = max(lane.highest for lane in (self._returned, self._late, self._fresh))
-        return self._suspects.highest >= highest or not self.ready_but_for_rate(instant)
-
-    def next_suspects(self, count: int) -> list[int]:
-        """The seqs of up to `count` that are next; one at least."""
-        assert count > 0 and self._suspects.count, (count, self._suspects.count)
-        seqs: list[int] = next(self._suspects.slices()).rows["seq"][:count].tolist()
-        return seqs
-
-    def pop_suspects(self, count: int, bytes_max: int) -> list[FiredRows]:
-        """Up to `count` of them leave together, and no others until they are settled."""
-        highest = self._suspects.highest
-        taken = self._suspects.pop(Room(count, bytes_max), priority=highest)
-        for fired in taken:
-            self.suspects_out.update(fired.rows["seq"].tolist())
-        return taken
-
-    def end_suspects(self, seqs: Iterable[int]) -> bool:
-        """Rows are settled, or are back. Returns whether the next suspects may leave now."""
-        if not self.suspects_out:
-            return False
-        self.suspects_out.difference_update(seqs)
-        return self.has_suspects
-
-    def begin(self, count: int, present_ms: int) -> None:
-        """So many rows that left are sent now."""
-        if self._rate is not None:
-            self._rate.spend(count, present_ms / 1000)
-
-    def withhold(self, count: int, present_ms: int) -> None:
-        """So many rows that left are not sent."""
-        if self._rate is not None:
-            self._rate.release(count, present_ms / 1000)
+        highest = max(lane.highest for lane in self._ordinary())
+        return self.suspects.waiting.highest >= highest or not self.ready_but_for_rate(instant)
 
     def _priorities(self) -> list[int]:
         """Those that may have rows, from the highest on, as far as no suspects are before them."""
-        lanes = self._returned, self._late, self._fresh
-        least = self._suspects.highest if self.has_suspects else 0
-        priorities = {one for lane in lanes for one in lane.priorities if one >= least}
+        least = self.suspects.waiting.highest if self.suspects.are_ready else 0
+        priorities = {one for lane in self._ordinary() for one in lane.priorities if one >= least}
         return sorted(priorities, reverse=True)
 
     def pop_outdated(self, rows_max: int, bytes_max: int, now_ms: int) -> list[FiredRows]:
@@ -421,16 +412,7 @@ class Backlog:
             return
         # All that waits is looked through for a part, so the more waits, the more may have left.
         if deadlines.count > LEFT_MAX + self.count + self.count // 4:
-            deadlines.let_go(self._seqs_between)
-
-    def _seqs_between(self, first_seq: int, last_seq: int) -> NDArray[np.uint64]:
-        """The seqs of all rows of slices that may have such seqs."""
-        found = [np.empty(0, np.uint64)]
-        for fired in self.slices():
-            bounds = fired.bounds()
-            if first_seq <= bounds.last_seq and bounds.first_seq <= last_seq:
-                found.append(fired.rows["seq"])
-        return np.concatenate(found)
+            deadlines.let_go(self.slices())
 
     def wait_ms(self, instant: Instant) -> int | None:
         """How long until more rows may leave, though nothing else happens; after `ready` or `pop`
@@ -441,9 +423,10 @@ class Backlog:
         if self._pace is not None and late < self._late.count:
             waits.append(max(1, self._pace.next_ms(present_ms) - present_ms))
         if late + others:
-            if lingers_for_ms := self._lingers_for_ms(late, others, instant):
-                waits.append(lingers_for_ms)
-            elif self._rate is not None and (wait_s := self._rate.wait_s(present_ms / 1000)):
+            lingers = self._linger
+            if lingers and (ms := lingers.wait_ms(late, others, self._ordinary(), instant)):
+                waits.append(ms)
+            elif self.rate is not None and (wait_s := self.rate.wait_s(present_ms / 1000)):
                 waits.append(int(wait_s * 1000) + 1)
         return min(waits, default=None)
 
@@ -457,6 +440,21 @@ class Backlog:
         ends = (first + self._drop_older_than_ms + 1 for first in firsts if first is not None)
         waits = [end_ms for end_ms in ends if end_ms > now_ms]
         return min(waits if expired_ms is None else [*waits, expired_ms], default=None)
+
+
+def _count_late(fired: FiredRows, behind_ms: int) -> int:
+    return int((fired.due_ms() < behind_ms).sum())
+
+
+def _divide(fired: FiredRows, behind_ms: int) -> tuple[FiredRows | None, FiredRows | None]:
+    """Those that are late, and the others."""
+    late = fired.due_ms() < behind_ms
+    if late.all():
+        return fired, None
+    if not late.any():
+        return None, fired
+    parts = (FiredRows(fired.hour, select(fired.rows, one)) for one in (late, ~late))
+    return next(parts), next(parts)
 
 
 def _count(slices: list[FiredRows]) -> int:

@@ -18,7 +18,7 @@ Cost: nothing for rows without options; for the others a read of the payload and
 sorted some ten times. Threads: belongs to the event loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -113,12 +113,17 @@ class Deadlines:
         self._parts = left
         return np.concatenate(taken)
 
-    def let_go(self, seqs_between: Callable[[int, int], NDArray[np.uint64]]) -> None:
+    def let_go(self, slices: Iterable[FiredRows]) -> None:
         """Let those deadlines of one part go whose rows do not wait; the next call looks at the
-        next part. `seqs_between`: the seqs of rows that wait, those between two at least."""
+        next part. `slices`: all rows that wait."""
         part = self._parts.pop(0)
-        waiting = seqs_between(int(part["seq"].min()), int(part["seq"].max()))
-        part = part[is_among(part["seq"], waiting)]
+        first_seq, last_seq = int(part["seq"].min()), int(part["seq"].max())
+        waiting = [np.empty(0, np.uint64)]
+        for fired in slices:
+            bounds = fired.bounds()
+            if first_seq <= bounds.last_seq and bounds.first_seq <= last_seq:
+                waiting.append(fired.rows["seq"])
+        part = part[is_among(part["seq"], np.concatenate(waiting))]
         if len(part):
             self._join(part)
 

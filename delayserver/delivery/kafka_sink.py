@@ -52,7 +52,8 @@ from delayserver.delivery.answers import (
 )
 from delayserver.delivery.carried import filled, headers
 from delayserver.delivery.complaints import QuietLogger
-from delayserver.delivery.outlets import OutletError, OutletSink, Report, target_of
+from delayserver.delivery.outlet import OutletError, Report, target_of
+from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.own_threads import post, post_error, post_result
 from delayserver.delivery.sink import Failed, MayBegin, ResultCallback, Sink
 from delayserver.delivery.transaction_sink import TransactionSink

@@ -23,16 +23,13 @@ class Permit(Rate, Protocol):
     @property
     def places(self) -> int:
         """How many requests may be out at once, those that are out among them."""
-        ...
 
     def want(self, places: int, rows: int) -> None:
         """So many requests more, with so many rows in them, could leave now. It may get `places`
         at once, or later: then the queue is pumped."""
-        ...
 
     def keep(self, *, for_next: bool) -> None:
         """No more rows leave now: unused permits go back, unless they are `for_next`."""
-        ...
 
 
 class Permits(Protocol):
@@ -40,8 +37,6 @@ class Permits(Protocol):
 
     def of(self, subscription: Subscription, used: Callable[[], int]) -> Permit:
         """The permit of a webhook. `used`: how many requests of its queue are out."""
-        ...
 
     def define(self, subscription: Subscription) -> None:
         """A subscription was added, changed or removed."""
-        ...

@@ -54,12 +54,10 @@ class Undelivered(Protocol):
     def on_outdated(self, deliveries: Deliveries, reason: str, now_ms: int) -> None:
         """Deliveries are older than their subscription or their messages want: they are not
         attempted."""
-        ...
 
     def on_expired(self, deliveries: Deliveries, which: NDArray[np.intp], now_ms: int) -> None:
         """Deliveries have outlived their messages' time to live: they are not attempted. `which`:
         their indexes (shape n)."""
-        ...
 
 
 class Pump:

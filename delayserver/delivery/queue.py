@@ -112,7 +112,7 @@ class Queue:
         """Rows that may leave now, as many as `Backlog.pop` says: they are in flight from here
         on."""
         if self.rows.are_suspects_next(instant):
-            slices = self.rows.pop_suspects(self._suspects_together(rows_max), bytes_max)
+            slices = self.rows.suspects.pop(self._suspects_together(rows_max), bytes_max)
         else:
             slices = self.rows.pop(rows_max, bytes_max, instant)
         for fired in slices:
@@ -141,14 +141,15 @@ class Queue:
         """Rows that left are sent now."""
         before = len(self.begun)
         self.begun.update(seqs)
-        self.rows.begin(len(self.begun) - before, present_ms)
+        if self.rows.rate is not None:
+            self.rows.rate.spend(len(self.begun) - before, present_ms / 1000)
 
     def release(self, seq: int, present_ms: int) -> bool:
         """A row that left is not on its way any more; False: it was not."""
         if seq not in self.reserved:
             return False
         self.reserved.remove(seq)
-        self.rows.end_suspects((seq,))
+        self.rows.suspects.end((seq,))
         if seq in self.dropping:
             self.dropping.remove(seq)
             return True
@@ -157,8 +158,8 @@ class Queue:
             self.begun.remove(seq)
         elif seq in self.unreserved:
             self.unreserved.remove(seq)
-        elif self.subscription.is_pushed:
-            self.rows.withhold(1, present_ms)
+        elif self.subscription.is_pushed and self.rows.rate is not None:
+            self.rows.rate.release(1, present_ms / 1000)
         return True
 
     def hold(self, seqs: list[int]) -> None:
@@ -178,11 +179,11 @@ class Queue:
         if self.attempts:
             for seq in seqs:
                 self.attempts.pop(seq, None)
-        return self.rows.end_suspects(seqs)
+        return self.rows.suspects.end(seqs)
 
     def _suspects_together(self, rows_max: int) -> int:
         """How many of the suspects that are next may be handed out together."""
-        seqs = self.rows.next_suspects(rows_max)
+        seqs = self.rows.suspects.next_seqs(rows_max)
         attempt = self.attempts.get(seqs[0], 1)
         most = self.company_max(attempt, rows_max)
         others = (at for at, seq in enumerate(seqs) if self.attempts.get(seq, 1) != attempt)

@@ -33,7 +33,6 @@ class Orphaned(Protocol):
     def on_orphaned(self, delivery: DueDelivery, left_by: int, now_ms: int) -> None:
         """No file says that anybody waits for a delivery. Unless this is recorded, a crash loses
         the message."""
-        ...
 
 
 class Reassignment:

@@ -67,7 +67,7 @@ from delayserver.delivery.answers import (
     unknown,
 )
 from delayserver.delivery.carried import headers
-from delayserver.delivery.outlets import Outlet, OutletError, Report, target_of
+from delayserver.delivery.outlet import Outlet, OutletError, Report, target_of
 from delayserver.errors import InputError
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RedisTarget, Subscription

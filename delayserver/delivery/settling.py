@@ -110,7 +110,7 @@ class Settling:
         if queue is None or len(which) > 1:
             return len(which) == 1
         seq = int(deliveries.settled["seq"][which[0]])
-        return queue.in_flight <= 1 or queue.rows.suspects_out == {seq}
+        return queue.in_flight <= 1 or queue.rows.suspects.out == {seq}
 
     def _release_leased(self, subscription_id: int, seqs: list[int]) -> Queue | None:
         queue = self._queues.get(subscription_id)

@@ -116,15 +116,12 @@ class Sink(Protocol):
 
         A failure of the receiver or the network is a result, never an exception. A cancelled call
         tells no more."""
-        ...
 
     def on_subscription(self, subscription: Subscription) -> None:
         """It was changed or deleted: let go of resources that only its former self needed."""
-        ...
 
     async def close(self) -> None:
         """Let go of all open resources. Finish or cancel deliveries before."""
-        ...
 
 
 # ---- the consequence of a result -------------------------------------------------------------

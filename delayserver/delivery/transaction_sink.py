@@ -28,8 +28,8 @@ from typing import Final
 import structlog
 
 from delayserver.delivery.complaints import Complaints
-from delayserver.delivery.outlets import HandedDeliveries, halves
 from delayserver.delivery.own_threads import in_own_thread
+from delayserver.delivery.sending import HandedDeliveries, halves
 from delayserver.delivery.settler import pack_settled
 from delayserver.delivery.sink import (
     Confirmed,

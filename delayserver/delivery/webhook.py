@@ -151,11 +151,9 @@ class WebhookSender(Protocol):
     async def send(self, request: WebhookRequest, may_begin: Callable[[], bool]) -> WebhookResponse:
         """One attempt, if it `may_begin` when a connection is there. The response tells whatever
         the receiver or the network does; nothing of it is an exception."""
-        ...
 
     async def close(self) -> None:
         """Close idle connections. Finish or cancel sends before."""
-        ...
 
 
 CONTENT_TYPES: Final[dict[int, str]] = {

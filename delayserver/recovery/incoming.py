@@ -83,18 +83,15 @@ class CopySource(Protocol):
 
     def snapshot(self) -> SnapshotManifest:
         """Have it make one."""
-        ...
 
     def read(
         self, snapshot_id: str, path: str, have: int, checksum: int
     ) -> contextlib.AbstractContextManager[tuple[int, Iterator[bytes]]]:
         """A file from `have` on if its bytes before that have this crc32c, else from 0: from where,
         and the pieces."""
-        ...
 
     def release(self, snapshot_id: str) -> None:
         """It is not needed any more."""
-        ...
 
 
 class Incoming:

@@ -34,16 +34,13 @@ class LeasesPlace(Protocol):
 
     def read(self) -> KeptLeases:
         """Returns the leases that the last process has left. Raises StorageError."""
-        ...
 
     def begin(self, kept: KeptLeases) -> None:
         """A process serves from now on: the leases that were read are not honoured again. Raises
         StorageError."""
-        ...
 
     def keep(self, kept: KeptLeases) -> None:
         """The process ends in order, and leaves this to the next one."""
-        ...
 
 
 class LeasesFile:

@@ -16,9 +16,9 @@ from delayserver.records.tables import Change, ChangeState, HourState
 from delayserver.schedule.days import add_by_hour
 from delayserver.schedule.filing import counts_by_hour
 from storage.buckets import is_day
-from storage.check import unsound_rows
 from storage.files import File
 from storage.frame import Damage, Frame, Readable, Rows, encode, scan
+from storage.frame_rules import unsound_rows
 from storage.rows import (
     FLAG_AFTER_SYNC,
     FLAG_REMOVAL,

@@ -6,6 +6,7 @@ shard           the parts of one data directory, and the ports between them
 settle_queue    settled rows, on their way to the settler
 body_reader     the bodies of rows that leave
 threads         each runs one part, fed by a queue
+filer           … the one that files groups, makes checkpoints, and begins loads
 engine          everything that the event loop decides, as one synchronous state machine
 calls           all that the API and the queries may ask of a server
 consumer_calls  … of them those of consumers: pulls and their leases

@@ -23,7 +23,7 @@ from typing import Final
 import structlog
 
 from delayserver.config import Settings
-from delayserver.delivery.outlets import OUTLETS_MAX
+from delayserver.delivery.open_outlets import OUTLETS_MAX
 from delayserver.errors import InputError
 from delayserver.recovery.store import READ_HOURS_MAX, WRITTEN_HOURS_MIN
 

@@ -76,19 +76,15 @@ class EnginePorts(DispatcherPorts, GroupPorts, Protocol):
 
     def load(self, through_hour: int) -> None:
         """Make all hours up to this one live; answer with `on_loading`, then `on_loaded` each."""
-        ...
 
     def retire(self, hours: list[int], through_seq: int) -> None:
         """These hours are settled, up to that seq."""
-        ...
 
     def given_up(self, delivery: DueDelivery, reason: str) -> None:
         """No attempt is left: somebody may want to know."""
-        ...
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Call a function in another turn of the event loop."""
-        ...
 
     def space_bytes(self) -> int:
         """The free bytes on the device of the data directory."""
@@ -96,19 +92,15 @@ class EnginePorts(DispatcherPorts, GroupPorts, Protocol):
 
     def clock_was_set(self, by_ms: int) -> None:
         """The clock was set, by so many ms."""
-        ...
 
     def defined(self, subscription: Subscription) -> None:
         """A subscription was added, changed or deleted, and that is in force."""
-        ...
 
     def not_understood(self, kind: str, name: str, reason: str) -> None:
         """A definition is not understood: the word for its kind, its name, and why. Told once."""
-        ...
 
     def forget_watches(self, keys: list[bytes]) -> None:
         """Remove these keys of the table WATCHES with a checkpoint to come."""
-        ...
 
 
 class Engine:

@@ -17,6 +17,7 @@ from delayserver.config import Settings
 from delayserver.decisions.failing import FAILING_MAX
 from delayserver.delivery.answers import Certainty
 from delayserver.delivery.broker_bodies import BrokerBodies
+from delayserver.delivery.open_outlets import SharedOutlet
 from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.queue import Queue
 from delayserver.records.subscriptions import StandIn
@@ -252,6 +253,9 @@ class Gauges:
         def of_sinks(value: Callable[[OutletSink], int]) -> Callable[[], int]:
             return lambda: sum(map(value, sinks()))
 
+        def of_outlets(value: Callable[[SharedOutlet], int]) -> Callable[[], int]:
+            return of_sinks(lambda sink: sum(map(value, sink.outlets.all_open())))
+
         gauge, counter = self.metrics.gauge, self.metrics.counter
         gauge(
             "broker_bodies_bytes",
@@ -263,23 +267,27 @@ class Gauges:
             "... beyond which they wait in their queues",
             lambda: bodies.max_bytes,
         )
-        gauge("broker_connections", "Open", of_sinks(lambda sink: sink.connections))
-        gauge("broker_channels", "Open channels of RabbitMQ", of_sinks(lambda sink: sink.channels))
-        gauge("brokers_away", "Brokers that take nothing", of_sinks(lambda sink: sink.away))
+        gauge("broker_connections", "Open", of_outlets(lambda one: one.outlet.connections))
+        gauge(
+            "broker_channels",
+            "Open channels of RabbitMQ",
+            of_outlets(lambda one: one.outlet.channels),
+        )
+        gauge("brokers_away", "Brokers that take nothing", of_sinks(lambda sink: sink.outlets.away))
         gauge(
             "brokers_blocked",
             "Brokers that have said that they take nothing now",
-            of_sinks(lambda sink: sink.blocked),
+            of_outlets(lambda one: one.outlet.is_blocked),
         )
         gauge(
             "broker_waiting_messages",
             "Those that wait for the share of their subscription in a connection",
-            of_sinks(lambda sink: sink.waiting),
+            of_outlets(lambda one: one.shares.waiting),
         )
         gauge(
             "broker_client_bytes",
             "Of messages that client libraries have",
-            of_sinks(lambda sink: sink.under_way_bytes),
+            of_outlets(lambda one: one.shares.used_bytes),
         )
         counter(
             "broker_unknown",

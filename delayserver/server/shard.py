@@ -36,18 +36,21 @@ from delayserver.schedule.replay import Filed, Snapshot
 from delayserver.server.body_reader import BodyReader
 from delayserver.server.carried_leases import CarriedLeases
 from delayserver.server.engine import Engine
+from delayserver.server.filer import (
+    FilerThread,
+    FilingRules,
+    ForgetRequest,
+    LoadRequest,
+    RetireRequest,
+    SnapshotRequest,
+)
 from delayserver.server.settle_queue import SettleQueue
 from delayserver.server.threads import (
     CommitterThread,
-    FilerThread,
-    ForgetRequest,
     HourRequest,
     LoaderThread,
-    LoadRequest,
     ReaderThread,
-    RetireRequest,
     SettlerThread,
-    SnapshotRequest,
     Worker,
 )
 from storage.catalog import Catalog
@@ -213,12 +216,14 @@ class Shard(ShardMover):
             self.engine.on_checkpoint,
             self._on_loading,
             fatal,
-            file_ms=settings.file_ms,
-            checkpoint_ms=settings.checkpoint_ms,
-            checkpoint_bytes=settings.checkpoint_bytes,
-            retention_ms=settings.kept_ms,
-            file_bytes_max=settings.group_max_bytes,
-            on_deleted=self.bodies.release,
+            FilingRules(
+                settings.file_ms,
+                settings.checkpoint_ms,
+                settings.checkpoint_bytes,
+                settings.kept_ms,
+                settings.group_max_bytes,
+            ),
+            self.bodies.release,
         )
         self.loading = LoaderThread(loader, post, self._on_loaded, fatal)
         # In the order in which they may end: nobody hands anything to one before it.

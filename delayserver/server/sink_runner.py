@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from delayserver.delivery.outlets import NoClient, OutletSink, body_bytes
+from delayserver.delivery.open_outlets import body_bytes
+from delayserver.delivery.outlet import NoClient
+from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.sender import HttpWebhookSender
 from delayserver.delivery.sink import Answer, Failed, Gone, Later, Result, Sink
 from delayserver.delivery.webhook import WebhookSender

@@ -23,11 +23,9 @@ class Spreading(Protocol):
 
     async def check(self) -> None:
         """Raises ShardAwayError where some of them are away."""
-        ...
 
     async def spread(self, subscription: Subscription) -> None:
         """Done when they have it, durable. Raises ShardAwayError."""
-        ...
 
 
 class SubscriptionCalls:

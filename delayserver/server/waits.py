@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from delayserver.delivery.reader import Reader
 from delayserver.schedule.replay import Replay
+from delayserver.server.filer import CheckpointRequest, FilerCall
 from delayserver.server.futures import answering, durable, ending
 from delayserver.server.shard import Shard
-from delayserver.server.threads import CallRequest, CheckpointRequest, FilerCall
+from delayserver.server.threads import CallRequest
 
 T = TypeVar("T")
 

@@ -63,11 +63,9 @@ class Loop(Protocol):
 
     def call_soon(self, function: Callable[[], None]) -> object:
         """Have a function called in another turn."""
-        ...
 
     def call_later(self, delay: float, function: Callable[[], None]) -> object:
         """Have a function called after so many seconds."""
-        ...
 
 
 class LimitCalls(Protocol):
@@ -75,15 +73,12 @@ class LimitCalls(Protocol):
 
     def definition(self, subscription_id: int) -> Subscription | None:
         """A subscription as it is in force."""
-        ...
 
     def pump(self, subscription_id: int) -> None:
         """Let rows leave the queue of a subscription as far as it may now."""
-        ...
 
     def stopwatch(self) -> int:
         """Milliseconds of a clock that nobody sets."""
-        ...
 
 
 class _Change(NamedTuple):

@@ -119,18 +119,15 @@ class Application(Protocol):
 
     def publish(self, responder: Responder, data: bytes, caller: Caller | None) -> None:
         """POST /v1/messages, together with others that come before the committer is free."""
-        ...
 
     def cancel(
         self, responder: Responder, subject: str | None, text: str, caller: Caller | None
     ) -> None:
         """DELETE of one message, together with others: `text` is its key where there is a
         `subject`, else its id."""
-        ...
 
     def call(self, call: PeerCall) -> Awaitable[PeerAnswer]:
         """Any other call. Never raises."""
-        ...
 
 
 class Links:

@@ -64,16 +64,13 @@ class Meeting(Protocol):
 
     async def listen(self, own: Party, make: MakeLink) -> None:
         """Have the protocol of a link made for each shard that comes from now on."""
-        ...
 
     async def connect(self, shard: int, make: MakeLink) -> None:
         """Connect to a shard, where it is now, and have the protocol of the link made. Raises
         OSError: it is not there; LinkError: something else is."""
-        ...
 
     def close(self) -> None:
         """Let nobody come any more. Links stay as they are."""
-        ...
 
 
 class UnixMeeting:

@@ -49,22 +49,18 @@ class Peers(Protocol):
     def ask(self, shard: int, call: PeerCall) -> Awaitable[PeerAnswer]:
         """Have a shard answer a call. One that is away, or starts, is answered for: 503 with
         Retry-After, and where the call may have had its effect, `outcome: unknown`."""
-        ...
 
     def tell(self, shard: int, topic: str, notice: bytes) -> None:
         """Send another shard a notice that has no answer. Notices arrive in the order in which they
         were sent; a notice to a shard that is away is lost."""
-        ...
 
     def on_told(self, topic: str, heard: Callable[[int, bytes], None]) -> None:
         """Have `heard` called with each notice of a topic: the sender's shard, and the bytes."""
-        ...
 
     def on_change(self, changed: Callable[[int, bool], None]) -> None:
         """Have `changed` called when a shard can be asked from now on (True), or not any more
         (False): whatever it was told before is forgotten there. Those that are there already are
         told of at once."""
-        ...
 
 
 class Asks:
@@ -93,4 +89,3 @@ class RoutedPeers(Peers, Protocol):
         """The answer to a client that does not want its call forwarded, if the call belongs to
         another shard: 421, and the address of that shard. None: forward the call, also
         if the shard is away: forwarding then reports it."""
-        ...

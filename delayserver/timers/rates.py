@@ -24,24 +24,19 @@ class Rate(Protocol):
 
     def available(self, now_s: float) -> int:
         """How many can be reserved now."""
-        ...
 
     def reserve(self, count: int, now_s: float) -> None:
         """So many requests are about to leave."""
-        ...
 
     def spend(self, count: int, now_s: float) -> None:
         """So many of the reserved ones leave."""
-        ...
 
     def release(self, count: int, now_s: float) -> None:
         """So many of the reserved ones do not leave."""
-        ...
 
     def wait_s(self, now_s: float) -> float:
         """How long until one token can be reserved, if only time has to pass; 0: it can be now, or
         time alone does not help."""
-        ...
 
 
 class TokenBucket:

@@ -17,6 +17,7 @@ sighting            who seems to own a shard, from a piece of its log
 adoption            a log that has lost its end goes on
 meta                the cluster and its nodes: a fold over a log of its own
 kafka               the engine that is used
+kafka_clients       its clients: made, asked, and their errors in words
 kafka_settings      its URL, its clients
 kafka_topics        the settings that its topics need
 kafka_transactions  its transactions

@@ -26,7 +26,6 @@ class EngineLog(Protocol):
 
     def prepare_append(self) -> None:
         """Connect the producer, so that the first append does not wait for it. Does not wait."""
-        ...
 
     def append(self, records: Sequence[bytes]) -> list[int | None]:
         """Append records in this order, and wait until the engine has answered for each.
@@ -34,7 +33,6 @@ class EngineLog(Protocol):
         Returns the offset of each; None: it may be in the log, and it may not. After a None the
         process must not append again: an owner's tenure is over with it, and a process that starts
         anew opens the log anew."""
-        ...
 
     def read(self, offset: int, wait_s: float) -> list[tuple[int, bytes]]:
         """Records from `offset` on, each with its own, in order; as many as are at hand.
@@ -42,17 +40,13 @@ class EngineLog(Protocol):
         If there are none it waits for the first, at most `wait_s`, and returns an empty list where
         none came: the log may end there, and the engine may be away (`end` tells).
         Raises OffsetRangeError where the log does not hold `offset` any more, or ends before it."""
-        ...
 
     def end(self) -> int | None:
         """The offset behind the last record a quorum has, as the engine says it now; None where
         it cannot say so within a second or two."""
-        ...
 
     def delete_before(self, offset: int) -> None:
         """Have the engine delete the records before `offset`, some time. Raises EngineError."""
-        ...
 
     def close(self) -> None:
         """Let go of the connections. Appended records without an answer may still arrive."""
-        ...

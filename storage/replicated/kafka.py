@@ -11,8 +11,6 @@ there already some 10 µs and 1 µs a record; asking where the log ends 1 ms. A 
 five threads of librdkafka and reads up to 40 MiB ahead, one that is appended to has five
 threads. Both are made when they are needed first, since most processes do one of the two.
 
-Where a log begins and ends is asked with a consumer that fetches nothing, one for an engine.
-
 Threads: a `KafkaLog` belongs to one thread at a time, a `KafkaEngine` to all. Neither outlives a
 fork.
 
@@ -30,14 +28,10 @@ that was freed, issue 5397). A consumer that never joins its group reads and wri
 instead, one for each node.
 """
 
-import logging
-import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from confluent_kafka import (
     Consumer,
@@ -47,27 +41,29 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
 
 from storage.errors import EngineError, OffsetRangeError
+from storage.replicated.kafka_clients import (
+    CALL_TIMEOUT_S,
+    END_TIMEOUT_S,
+    REPORTS_GRACE_S,
+    Asker,
+    answer,
+    log,
+    made,
+    refused,
+    result,
+)
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 from storage.replicated.kafka_topics import TopicFound, TopicPlan, differences, plans
 from storage.replicated.kafka_transactions import KafkaTransactions
 
 BATCH_RECORDS: Final = 512
 """The most records of one read: 17 MB of groups of 128 messages."""
-END_TIMEOUT_S: Final = 1.0
-CALL_TIMEOUT_S: Final = 15.0
-"""For calls of an administrator, and for progress: longer than an election."""
 CREATE_TRIES: Final = 100
 CREATE_POLL_S: Final = 0.1
 REPORTS_POLL_S: Final = 1.0
-REPORTS_GRACE_S: Final = 10.0
-QUIET_S: Final = 10.0
-
-Answer = TypeVar("Answer")
-
-log = logging.getLogger(__name__)
 
 _RANGE_ERRORS = frozenset(
     {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
@@ -92,7 +88,7 @@ class KafkaLog:
     def __init__(
         self,
         settings: ClientSettings,
-        asker: "Asker",
+        asker: Asker,
         topic: str,
         partition: int,
         *,
@@ -195,7 +191,7 @@ class KafkaLog:
                 if found:
                     found += consumer.consume(BATCH_RECORDS - 1, 0)
         except KafkaException as error:
-            raise _refused("read", self.name, error) from error
+            raise refused("read", self.name, error) from error
         records: list[tuple[int, bytes]] = []
         self.place = offset
         for message in found:
@@ -228,7 +224,7 @@ class KafkaLog:
             if is_cut or not first <= offset <= end:
                 raise OffsetRangeError(self.name, offset, first, end)
         elif error.code() not in _AWAY_ERRORS and not error.retriable():
-            raise _refused("read", self.name, error)
+            raise refused("read", self.name, error)
 
     def end(self) -> int | None:
         """See `EngineLog`. Asks the partition's leader, for at most END_TIMEOUT_S."""
@@ -242,7 +238,7 @@ class KafkaLog:
         try:
             wanted = {partition: OffsetSpec.latest()}
             asked = admin.list_offsets(wanted, request_timeout=END_TIMEOUT_S)
-            offset: int = _result(asked[partition], END_TIMEOUT_S).offset
+            offset: int = result(asked[partition], END_TIMEOUT_S).offset
         except (KafkaException, FutureTimeoutError):
             return False
         finally:
@@ -264,7 +260,7 @@ class KafkaLog:
         assert offset >= 0, offset
         wanted = TopicPartition(self._topic, self._partition, offset)
         asked = self._asker.admin.delete_records([wanted], request_timeout=CALL_TIMEOUT_S)
-        _answer("delete records", self.name, asked[wanted])
+        answer("delete records", self.name, asked[wanted])
 
     def close(self) -> None:
         """See `EngineLog`."""
@@ -279,79 +275,16 @@ class KafkaLog:
             self._producer = None
 
     def _make_producer(self) -> Producer:
-        self._producer = _made(Producer, self._settings.of_producer(), self._settings.url)
+        self._producer = made(Producer, self._settings.of_producer(), self._settings.url)
         return self._producer
 
     def _make_consumer(self) -> Consumer:
-        self._consumer = _made(
+        self._consumer = made(
             Consumer,
             self._settings.of_consumer(is_transactional=self._is_transactional),
             self._settings.url,
         )
         return self._consumer
-
-
-class Asker:
-    """Asks the brokers, for all logs of an engine. Threads: any."""
-
-    def __init__(self, settings: ClientSettings) -> None:
-        """Waits for no broker. Raises EngineError where the client does not know a setting."""
-        self._settings = settings
-        self.trouble: KafkaError | None = None
-        """Why no broker could be connected to when that was told last."""
-        wanted = settings.of_consumer() | {"error_cb": self._note_trouble}
-        self._consumer = _made(Consumer, wanted, settings.url)
-        self._making = threading.Lock()
-        self._admin: AdminClient | None = None
-
-    @property
-    def admin(self) -> AdminClient:
-        """The client that changes topics. Few processes need it."""
-        with self._making:
-            if self._admin is None:
-                wanted = self._settings.of_admin() | {"error_cb": self._note_trouble}
-                self._admin = _made(AdminClient, wanted, self._settings.url)
-            return self._admin
-
-    def ends(self, topic: str, partition: int) -> tuple[int, int] | None:
-        """The first offset of a partition, and the one behind its last, as its leader says it
-        within END_TIMEOUT_S; None: it does not. Raises KafkaException."""
-        place = TopicPartition(topic, partition)
-        try:
-            found: tuple[int, int] | None = self._consumer.get_watermark_offsets(
-                place, timeout=END_TIMEOUT_S, cached=False
-            )
-        except KafkaException as error:
-            if error.args[0].code() in _UNKNOWN_TOPICS:
-                # It was made just now, perhaps. The client remembers that it was not there, and
-                # would not ask for it again.
-                self._consumer.list_topics(topic, timeout=END_TIMEOUT_S)
-            raise
-        finally:
-            self._consumer.poll(0)  # its log lines
-        return None if found is None or min(found) < 0 else found
-
-    def topics(self) -> dict[str, Any]:
-        """Returns the metadata of all topics, by name. Raises KafkaException."""
-        self.trouble = None  # Trouble that is over is no reason.
-        try:
-            topics: dict[str, Any] = self._consumer.list_topics(timeout=CALL_TIMEOUT_S).topics
-        finally:
-            self._consumer.poll(0)
-        return topics
-
-    def _note_trouble(self, error: KafkaError) -> None:
-        if error.code() in _TELLING:
-            self.trouble = error
-
-
-_UNKNOWN_TOPICS: Final = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._UNKNOWN_TOPIC,
-)
-_TELLING: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
-"""Errors that say why a broker cannot be reached. Other errors of a call say only that none was."""
 
 
 class KafkaEngine:
@@ -432,13 +365,13 @@ class KafkaEngine:
         topic = NewTopic(plan.name, plan.partitions, replication, config=settings)
         asked = self._asker.admin.create_topics([topic], request_timeout=CALL_TIMEOUT_S)
         try:
-            _result(asked[plan.name], CALL_TIMEOUT_S)
+            result(asked[plan.name], CALL_TIMEOUT_S)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return False
-            raise _refused("create topic", plan.name, error) from error
+            raise refused("create topic", plan.name, error) from error
         except FutureTimeoutError as error:
-            raise _refused("create topic", plan.name, "no answer in time") from error
+            raise refused("create topic", plan.name, "no answer in time") from error
         return True
 
     def check(self, shards: int, *, flushes: bool, replication: int | None = None) -> list[str]:
@@ -460,15 +393,15 @@ class KafkaEngine:
         for _ in range(CREATE_TRIES):
             asked = self._asker.admin.describe_configs([resource], request_timeout=CALL_TIMEOUT_S)
             try:
-                entries = _result(asked[resource], CALL_TIMEOUT_S)
+                entries = result(asked[resource], CALL_TIMEOUT_S)
                 return {entry.name: entry.value for entry in entries.values()}
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise _refused("describe topic", name, error) from error
+                    raise refused("describe topic", name, error) from error
             except FutureTimeoutError as error:
-                raise _refused("describe topic", name, "no answer in time") from error
+                raise refused("describe topic", name, "no answer in time") from error
             self._sleep(CREATE_POLL_S)
-        raise _refused("describe topic", name, "some brokers do not know it")
+        raise refused("describe topic", name, "some brokers do not know it")
 
     def has_topics(self) -> bool:
         """Whether the topic of the cluster's facts is there. Raises EngineError."""
@@ -480,7 +413,7 @@ class KafkaEngine:
             try:
                 topics = self._asker.topics()
             except KafkaException as error:
-                raise _refused("list topics", str(self._url), self._why(error)) from error
+                raise refused("list topics", str(self._url), self._why(error)) from error
             known = {name: one.partitions for name, one in topics.items() if one.error is None}
             if self._created <= known.keys():
                 return known
@@ -502,12 +435,12 @@ class KafkaEngine:
         try:
             answered = asking.commit(offsets=[place], asynchronous=False)
         except KafkaException as error:
-            raise _refused("commit progress", group, error) from error
+            raise refused("commit progress", group, error) from error
         finally:
             asking.poll(0)  # its log lines
         for partition in answered or ():
             if partition.error is not None:
-                raise _refused("commit progress", group, partition.error)
+                raise refused("commit progress", group, partition.error)
 
     def progress(self, nodes: Iterable[str]) -> dict[str, dict[int, int]]:
         """Where the checkpoint of each node's replicas is: offset by shard.
@@ -530,7 +463,7 @@ class KafkaEngine:
         if asking is None:
             group = {"group.id": self._url.progress_group(node)}
             settings = self._settings.of_consumer() | group
-            asking = self._asking[node] = _made(Consumer, settings, self._url)
+            asking = self._asking[node] = made(Consumer, settings, self._url)
         return asking
 
     def _progress_of(self, node: str) -> dict[int, tuple[int, str]]:
@@ -545,7 +478,7 @@ class KafkaEngine:
         try:
             places = asking.committed(wanted, CALL_TIMEOUT_S)
         except KafkaException as error:
-            raise _refused("list progress", group, error) from error
+            raise refused("list progress", group, error) from error
         finally:
             asking.poll(0)  # its log lines
         return {
@@ -569,63 +502,3 @@ def _report(
             log.warning("%s: an append has failed: %s", name, error)
 
     return reported
-
-
-def _made(kind: Callable[..., Answer], settings: dict[str, Any], url: ClusterUrl) -> Answer:
-    """A client of librdkafka, which writes its own log lines to ours and not to standard error."""
-    try:
-        return kind(settings, logger=log)
-    except KafkaException as error:
-        advice = "correct the settings of its clients"
-        raise EngineError("make a client", str(url), _text(error), advice) from error
-
-
-def _result(future: "Future[Any]", timeout_s: float) -> Any:
-    # The client has its own time-out: this one is for a client that does not keep it.
-    return future.result(timeout_s + REPORTS_GRACE_S)
-
-
-def _answer(call: str, where: str, future: "Future[Any]") -> Any:
-    """The answer to a call of an admin client. Raises EngineError."""
-    try:
-        return _result(future, CALL_TIMEOUT_S)
-    except KafkaException as error:
-        raise _refused(call, where, error) from error
-    except FutureTimeoutError as error:
-        raise _refused(call, where, "no answer in time") from error
-
-
-def _refused(call: str, where: str, error: KafkaException | KafkaError | str) -> EngineError:
-    advice = "see whether the brokers run and this client may do that, then try again"
-    return EngineError(call, where, _text(error), advice)
-
-
-def _text(error: KafkaException | KafkaError | str) -> str:
-    if isinstance(error, KafkaException):
-        error = error.args[0]
-    return error.str() if isinstance(error, KafkaError) else str(error)
-
-
-class _Repeats(logging.Filter):
-    """Lets the same line through once in QUIET_S: a client says for each of its connections, five
-    times a second, that a broker is away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said_s: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        # The client's number, its thread, and after how many milliseconds are not part of it.
-        line = re.sub(r"\[[^]]*\]|\(after [^)]*\)|rdkafka#\S+", "", record.getMessage())
-        if record.created - self._said_s.get(line, -QUIET_S) < QUIET_S:
-            return False
-        self._said_s = {
-            known: said_s
-            for known, said_s in self._said_s.items()
-            if record.created - said_s < QUIET_S
-        }
-        self._said_s[line] = record.created
-        return True
-
-
-log.addFilter(_Repeats())

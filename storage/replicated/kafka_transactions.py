@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from storage.errors import EngineError, FencedError
+from storage.replicated.kafka_clients import text_of
 from storage.replicated.kafka_settings import ClientSettings
 from storage.replicated.settled import encode_settled
 from storage.replicated.transactions import SLOTS, Aborted, Committed, TopicRecord
@@ -94,7 +95,7 @@ class KafkaTransactions:
                 {**self._settings.without_properties().of_admin(), "bootstrap.servers": bootstrap}
             )
         except KafkaException as error:
-            return f"the brokers were asked who they are, and one did not say: {_text(error)}"
+            return f"the brokers were asked who they are, and one did not say: {text_of(error)}"
         if own_id != given_id:
             return (
                 f"exactly_once goes only into the brokers that have the cluster's own logs "
@@ -120,13 +121,12 @@ class KafkaTransactions:
             except KafkaException as error:
                 if not error.args[0].retriable():
                     raise self._refused(error) from error
-                log.warning("%s: no coordinator yet: %s", self._id(slot), _text(error))
+                log.warning("%s: no coordinator yet: %s", self._id(slot), text_of(error))
         raise self._refused("no answer in time")
 
     def _refused(self, error: KafkaException | str) -> EngineError:
-        reason = error if isinstance(error, str) else _text(error)
         advice = "see whether the brokers run and this client may write in transactions"
-        return EngineError("open transactions", str(self._settings.url), reason, advice)
+        return EngineError("open transactions", str(self._settings.url), text_of(error), advice)
 
     def commit(
         self, slot: int, records: Sequence[TopicRecord], rows: bytes, now_ms: int
@@ -222,8 +222,3 @@ def _cluster_id(settings: dict[str, Any]) -> str | None:
     admin = AdminClient(settings, logger=log)
     found: str | None = admin.list_topics(timeout=ASK_TIMEOUT_S).cluster_id
     return found
-
-
-def _text(error: KafkaException) -> str:
-    text: str = error.args[0].str()
-    return text

@@ -60,14 +60,12 @@ class SettledTransactions(Protocol):
 
     def differs(self, bootstrap: str) -> str | None:
         """Why these brokers are not those of the log of settled deliveries; None: they are."""
-        ...
 
     def open(self) -> None:
         """Shut out the processes that had the slots before, and end open transactions.
 
         Waits for brokers. A read of the log behind this returns all that there is. Called again, it
         does nothing. Raises EngineError."""
-        ...
 
     def commit(
         self, slot: int, records: Sequence[TopicRecord], rows: bytes, now_ms: int
@@ -75,12 +73,9 @@ class SettledTransactions(Protocol):
         """One transaction. It has been opened before.
 
         Raises FencedError: another has opened the slots, or the outcome is not known."""
-        ...
 
     def give_up(self) -> None:
         """From now on `commit` does not wait for brokers that are away. Called by any thread."""
-        ...
 
     def close(self) -> None:
         """Let go of the connections. No transaction is under way."""
-        ...

@@ -62,6 +62,12 @@ class Time:
         self.passed_ms += by_ms
 
 
+def spend(backlog: Backlog, count: int, time: Time) -> None:
+    """So many rows that left are sent now."""
+    if backlog.rate is not None:
+        backlog.rate.spend(count, time.passed_ms / 1000)
+
+
 def define(chosen: dict[str, Any], **more: Any) -> Any:
     values: dict[str, Any] = dict(more)
     if "rate" in chosen:
@@ -135,12 +141,13 @@ def test_rows_leave_once_and_as_the_definition_allows(
                     assert seq not in in_time
         elif name == "send" and out:
             sending, out = out[:value], out[value:]
-            backlog.begin(len(sending), time.passed_ms)
+            spend(backlog, len(sending), time)
             count_sent += len(sending)
             in_time.update(seqs(sending))
             sent += sending
         elif name == "put back":
-            backlog.withhold(len(out), time.passed_ms)
+            if backlog.rate is not None:
+                backlog.rate.release(len(out), time.passed_ms / 1000)
             for batch in out:
                 backlog.put_back(batch)
                 waiting.update(zip(seqs([batch]), due_ms(batch), strict=True))
@@ -167,13 +174,13 @@ def test_rows_leave_once_and_as_the_definition_allows(
         if waiting and not ready and not definition.drop_older_than_ms:
             # Or the next one leaves once another is sent.
             assert wait_ms is not None or (definition.rate_per_s and out)
-    backlog.begin(len(out), time.passed_ms)
+    spend(backlog, len(out), time)
     # Everything leaves in the end, at the moments that it says itself.
     for _ in range(1000):
         if not waiting:
             break
         popped = backlog.pop(100, NO_LIMIT, time.instant)
-        backlog.begin(len(seqs(popped)), time.passed_ms)
+        spend(backlog, len(seqs(popped)), time)
         leaving = [*backlog.pop_outdated(100, NO_LIMIT, time.now_ms), *popped]
         for seq in seqs(leaving):
             del waiting[seq]

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 import msgspec
 import pytest
 
-from delayserver.delivery import outlets
+from delayserver.delivery import open_outlets, outlets
 from delayserver.delivery.answers import (
     STORED,
     UNSENT,
@@ -22,7 +22,8 @@ from delayserver.delivery.answers import (
     not_stored,
     unknown,
 )
-from delayserver.delivery.outlets import Outlet, OutletError, OutletSink, Report
+from delayserver.delivery.outlet import Outlet, OutletError, Report
+from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.sink import Confirmed, Failed, Result, Untried
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import RedisTarget, Subscription
@@ -138,8 +139,9 @@ def to(number: int, url: str, **more: bool) -> Subscription:
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REOPEN_MIN_S", "BLOCKED_LOOK_S", "ROOM_LOOK_S"):
-        monkeypatch.setattr(outlets, name, 0.0005)
-    monkeypatch.setattr(outlets, "REOPEN_MAX_S", 0.002)
+        monkeypatch.setattr(open_outlets, name, 0.0005)
+    monkeypatch.setattr(open_outlets, "REOPEN_MAX_S", 0.002)
+    monkeypatch.setattr(outlets, "BLOCKED_LOOK_S", 0.0005)
 
 
 @pytest.mark.parametrize("is_kind", [True, False])
@@ -181,12 +183,12 @@ def test_each_message_is_told_of_once_and_nothing_is_kept(seed: int, is_kind: bo
             if not is_kind and dice.random() < 0.1:
                 sink.on_subscription(to(number, f"b{number % 2}", paused=dice.random() < 0.5))
         await asyncio.wait_for(asyncio.gather(*work), 30)
-        assert sink.waiting == sink.under_way_bytes == 0
+        assert all(not one.shares and not one.shares.used_bytes for one in sink.outlets.all_open())
         check_what_is_told(sink, opener.answers)
         for number in range(1, 6):
             gone = msgspec.structs.replace(to(number, f"b{number % 2}"), deleted=True)
             sink.on_subscription(gone)
-        assert sink.away == 0 and not sink._used_by and not sink._opened
+        assert sink.outlets.away == 0 and not sink.outlets._used_by and not sink.outlets._opened
         await sink.close()
         assert all(one.is_closed for one in opener.made)
         assert not sink._sending and told == Counter(range(1, seq + 1))

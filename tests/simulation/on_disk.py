@@ -18,7 +18,7 @@ from delayserver.parts.sources.records import SourceRecord
 from delayserver.parts.sources.sourcing import Sourcing, WantedSource
 from delayserver.records.message import DueDelivery, Payload, Watch
 from delayserver.records.subscriptions import KafkaTarget, Subscription
-from delayserver.server.threads import CheckpointRequest
+from delayserver.server.filer import CheckpointRequest
 from delayserver.times import format_time
 from storage.buckets import DAY_MS
 from storage.catalog import LmdbCatalog

@@ -14,7 +14,7 @@ from delayserver.decisions.new_messages import NewMessage
 from delayserver.delivery.webhook import WebhookResponse
 from delayserver.records.message import DueDelivery, Payload
 from delayserver.records.subscriptions import Subscription
-from delayserver.server.threads import CheckpointRequest
+from delayserver.server.filer import CheckpointRequest
 from storage.directory import LOG_DIRECTORIES
 from storage.errors import DamageError
 from storage.rows import HOUR_MS

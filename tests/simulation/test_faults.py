@@ -39,7 +39,7 @@ from delayserver.parts.imports.records import Archived
 from delayserver.records.message import Payload, Watch
 from delayserver.records.subscriptions import Subscription
 from delayserver.records.tables import OnEvent
-from delayserver.server.threads import FilerCall
+from delayserver.server.filer import FilerCall
 from storage.buckets import DAY_MS
 from storage.catalog import Table
 from storage.errors import ShortageError, StorageError

@@ -41,7 +41,7 @@ from delayserver.records.understanding import Understanding
 from delayserver.schedule.loader import LoadedHour, Loader
 from delayserver.schedule.replay import Replay
 from delayserver.server.body_reader import BodyReader
-from delayserver.server.threads import CheckpointRequest, FilerCall
+from delayserver.server.filer import CheckpointRequest, FilerCall
 from storage import frame, kinds
 from storage.buckets import bucket_path
 from storage.catalog import Table

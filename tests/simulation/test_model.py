@@ -25,7 +25,7 @@ from delayserver.delivery.webhook import WebhookResponse
 from delayserver.errors import ConflictError
 from delayserver.records.message import DueDelivery, Payload, ScheduleEntry, State
 from delayserver.records.subscriptions import Subscription
-from delayserver.server.threads import CheckpointRequest
+from delayserver.server.filer import CheckpointRequest
 from storage.rows import HOUR_MS
 from tests.depth import every
 from tests.world import Ledger, SimulatedClock, SimulatedServer

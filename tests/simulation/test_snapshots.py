@@ -9,7 +9,7 @@ import numpy as np
 
 from delayserver.recovery.incoming import Incoming
 from delayserver.recovery.snapshots import HeldSnapshot, Snapshots, measure_settled
-from delayserver.server.threads import SnapshotRequest
+from delayserver.server.filer import SnapshotRequest
 from storage.check import assert_clean
 from storage.directory import open_identity
 from storage.errors import StorageError

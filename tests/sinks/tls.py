@@ -7,7 +7,8 @@ from pathlib import Path
 
 import trustme
 
-from delayserver.delivery.outlets import OutletOpener, OutletSink
+from delayserver.delivery.outlet import OutletOpener
+from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.records.subscriptions import Subscription
 from delayserver.security.targets import TargetPolicy

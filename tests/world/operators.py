@@ -20,7 +20,7 @@ from delayserver.parts.imports.records import Archived
 from delayserver.records.direct import DIRECT_NAME, is_direct
 from delayserver.records.message import State
 from delayserver.records.subscriptions import Registry, Subscription
-from delayserver.server.threads import FilerCall
+from delayserver.server.filer import FilerCall
 from storage.catalog import Table
 from storage.directory import open_identity
 from storage.errors import DamageError, ShortageError

@@ -45,10 +45,7 @@ from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.server.calls import Calls
 from delayserver.server.gauges import Gauges
 from delayserver.server.shard import Shard
-from delayserver.server.threads import (
-    CallRequest,
-    Worker,
-)
+from delayserver.server.threads import CallRequest, Worker
 from delayserver.slices import TurnBudget
 from storage.buckets import is_day
 from storage.catalog import Catalog
@@ -531,8 +528,8 @@ class SimulatedServer(Shard):
         queue = self.engine.dispatcher.queues.get(handout.subscription_id)
         if handout.is_to_leave and queue is not None:
             waiting = seqs_of(queue.rows.slices())
-            if queue.rows.suspects_out:
-                for_later = set(seqs_of(queue.rows._suspects.slices()))
+            if queue.rows.suspects.out:
+                for_later = set(seqs_of(queue.rows.suspects.waiting.slices()))
                 waiting = [seq for seq in waiting if seq not in for_later]
             if queue.rows.single_file is not None:
                 for_turn = set(seqs_of(queue.rows.single_file.slices()))

@@ -101,11 +101,9 @@ class Responder(Protocol):
 
     def respond(self, wire: bytes, group: Group | None) -> None:
         """Give this answer once the group is durable (None: at once)."""
-        ...
 
     def tell(self, wire: bytes, error: Exception | None) -> None:
         """Give this answer, or the error."""
-        ...
 
 
 class ForwardedClient(Responder, Protocol):
@@ -113,8 +111,6 @@ class ForwardedClient(Responder, Protocol):
 
     def go_elsewhere(self) -> None:
         """Another shard is asked."""
-        ...
 
     def come_back(self, wire: bytes) -> None:
         """Give the answer of the other shard."""
-        ...

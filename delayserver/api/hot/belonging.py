@@ -32,7 +32,6 @@ class Shards(Protocol):
         self, shard: int, data: bytes, caller: Caller | None, told: _PublishCallback
     ) -> None:
         """Have another shard publish one message; `told` gets the answer, head and all."""
-        ...
 
     def cancel(
         self,
@@ -43,7 +42,6 @@ class Shards(Protocol):
         told: _PublishCallback,
     ) -> None:
         """Have another shard cancel one message; likewise."""
-        ...
 
 
 class Named(msgspec.Struct):

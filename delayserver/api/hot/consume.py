@@ -99,11 +99,9 @@ class Grants(Protocol):
         """Acknowledge leases, and then have `tell` called once with messages, at once or later.
 
         Returns the function to call if the consumer is gone before that. Raises StoppingError."""
-        ...
 
     def end(self, leased: LeaseEnd, done: ToldExpired) -> None:
         """Have leases end, or go on; `done` is called when all is done. Raises OverloadedError."""
-        ...
 
 
 class OwnGrants:

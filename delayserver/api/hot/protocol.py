@@ -145,7 +145,6 @@ class TurnListener(Protocol):
 
     def begin(self) -> None:
         """Something has."""
-        ...
 
 
 class _HotProtocol(Connection):

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from delayserver.delivery.outlets import missing_client
+from delayserver.delivery.outlet import missing_client
 from delayserver.errors import InputError
 from delayserver.records.subscriptions import (
     AmqpTarget,

@@ -84,11 +84,9 @@ class Recurrence(Protocol):
 
     def after(self, time_ms: int) -> Planned | None:
         """The first one later than that; None: there is none."""
-        ...
 
     def moment_ms(self, planned: Planned) -> int:
         """When a time that was planned comes, as the rules of the zone are now."""
-        ...
 
 
 class Every:

@@ -2,7 +2,8 @@
 
 In reading order:
 
-    archive   the job: find the hours that are due, copy, verify, confirm
+    job       the hours that are asked for, the calls to the server, and the results
+    archive   finds the hours that are due, copies, verifies, confirms
     rows      the columns of a row, and the sum that two sets of rows are compared by
     writing   rows to sorted Parquet files, in tasks
     table     the table: its rows, its new files, and files that no snapshot names

@@ -30,8 +30,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Protocol
 
@@ -43,14 +42,22 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from delayserver.errors import InputError, PipelineError
-from delayserver.pipeline.archive.compaction import MANY, Compacted, compact, rewritten
+from delayserver.pipeline.archive.compaction import MANY, compact, rewritten
+from delayserver.pipeline.archive.job import (
+    Archive,
+    ArchiveCalls,
+    ArchiveFormat,
+    ArchiveRun,
+    HourFate,
+    HourReport,
+)
 from delayserver.pipeline.archive.place import ArchivePlace
 from delayserver.pipeline.archive.plain import PlainFiles
 from delayserver.pipeline.archive.rows import ROW_TYPES, Sum, sum_columns, sum_of
 from delayserver.pipeline.archive.source import said_of
-from delayserver.pipeline.archive.table import BUCKETS, ArchiveTable
+from delayserver.pipeline.archive.table import ArchiveTable
 from delayserver.pipeline.archive.writing import Layout, WrittenFile, write_rows
-from delayserver.pipeline.calls import CallRefusedError, ServerCalls
+from delayserver.pipeline.calls import CallRefusedError
 from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.columns import CORRUPT
 from delayserver.pipeline.logs.logs import LogPiece, whole_end
@@ -59,7 +66,7 @@ from delayserver.pipeline.states.history import WantedHour, wanted_hours
 from delayserver.pipeline.states.snapshot import Directory, open_directories
 from delayserver.records.tables import read_hours
 from delayserver.schedule.retired import retired_hours
-from storage.buckets import bucket_path, end_ms, hour_name, is_day, parse_hour
+from storage.buckets import bucket_path, end_ms, hour_name, is_day
 from storage.files import size_of
 from storage.rows import HOUR_MS, LogKind
 from storage.shards import find_directory_above
@@ -69,107 +76,8 @@ STEP_BYTES = 1024 * 1024 * 1024
 """So much of the server's files is archived at a time: a finished step stays finished."""
 OPEN_MS = HOUR_MS
 """So long after its end an hour counts as one that something keeps open."""
-PAGE_HOURS = 1000
-CONFIRM_TIMEOUT_S = 120.0
-_LISTED = ("schedule_bytes", "dispatch_bytes", "last_seq", "count")
 FORMER_OWNER = "_archive.json"
 """A file of an archive as it was before it was a table."""
-
-
-class ArchiveFormat(StrEnum):
-    """The file format of an archive."""
-
-    ICEBERG = "iceberg"
-    PARQUET = "parquet"
-
-
-class HourFate(StrEnum):
-    """The result for an hour."""
-
-    ARCHIVED = "archived"
-    CHANGED = "changed"
-    """It has come back since it was listed: the next run archives its new rows."""
-    GONE = "gone"
-    """The server has deleted it meanwhile."""
-    DAMAGED = "damaged"
-    """The server's files cannot be read."""
-    DIFFERENT = "different"
-    """The rows that were read back are not those of the server."""
-    PARTLY = "partly"
-    """Its settled rows were archived; the server keeps it as long as the rest is not settled."""
-    SOUND = "sound"
-    """It would be archived (a dry run)."""
-
-
-FAILURES = (HourFate.DAMAGED, HourFate.DIFFERENT)
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """The hours to be archived, and the place for them."""
-
-    data_dirs: Sequence[str]
-    """Directories, or URLs of exports, whose shards one server has."""
-    to: str
-    server: str
-    token: str | None = None
-    format: ArchiveFormat = ArchiveFormat.ICEBERG
-    buckets: int = BUCKETS
-    """How many buckets of subjects a new table has."""
-    until_ms: int | None = None
-    """Only hours that ended by then."""
-    dry_run: bool = False
-    again: frozenset[int] = frozenset()
-    """Hours that are archived anew, whatever the archive has of them."""
-    without_unsettled: bool = False
-    """Also hours that messages keep open which are not settled, without these."""
-    compact: bool = False
-    """Compact all small files, and not only where there are many."""
-    wait_s: float = 60.0
-
-
-@dataclass(slots=True)
-class HourReport:
-    """The result for one hour."""
-
-    hour: str
-    fate: HourFate
-    count: int
-    added: int = 0
-    """Rows that this run has added to the archive."""
-    total_bytes: int = 0
-    """The length of the server's files."""
-    checksum: str = ""
-    reason: str = ""
-    left_out: int = 0
-    """Entries that are not settled."""
-    shard: int | None = None
-    """Which one it is of, where there are several."""
-
-
-@dataclass(slots=True)
-class ArchiveRun:
-    """The results of a run of the archive command."""
-
-    to: str
-    is_kept: bool
-    """Whether the server keeps hours until they are archived."""
-    hours: list[HourReport] = field(default_factory=list)
-    compacted: Compacted = field(default_factory=Compacted)
-    took_s: float = 0.0
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether every hour that could be archived was."""
-        return not any(hour.fate in FAILURES for hour in self.hours)
-
-    def total(self, fate: HourFate) -> int:
-        """How many hours had this fate."""
-        return sum(hour.fate is fate for hour in self.hours)
-
-    def document(self) -> dict[str, Any]:
-        """The form that `--json` prints: the fields, as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,43 +117,6 @@ class _Hour:
         return hour_name(self.number)
 
 
-class ArchiveCalls(ServerCalls):
-    """The calls by which the server lists hours to archive, and learns which are archived."""
-
-    def __init__(self, url: str, *, shard: int | None = None, **rest: Any) -> None:
-        """`shard`: which one, where there are several. `rest` as ServerCalls has it."""
-        super().__init__(url, **rest)
-        self._shard = "" if shard is None else f"shard={shard}"
-
-    def waiting(self) -> tuple[bool, list[WantedHour]]:
-        """Whether hours are kept until they are archived, and those that wait for it."""
-        hours: list[WantedHour] = []
-        cursor: str | None = ""
-        while cursor is not None:
-            query = f"&cursor={cursor}" if cursor else ""
-            query += f"&{self._shard}" if self._shard else ""
-            page = self.call("GET", f"/v1/archives?limit={PAGE_HOURS}{query}")
-            for one in page["hours"]:
-                number = parse_hour(one["hour"])
-                assert number is not None, one
-                numbers = (one[name] for name in _LISTED)
-                hours.append(WantedHour(number, *numbers))
-            cursor = page["cursor"]
-        return page["archive"], hours
-
-    def confirm(self, hour: WantedHour, checksum: str, location: str) -> None:
-        """Tell the server that an hour was archived. Raises CallRefusedError."""
-        document = {
-            **hour.extent._asdict(),
-            "count": hour.count,
-            "checksum": checksum,
-            "location": location,
-        }
-        query = f"?{self._shard}" if self._shard else ""
-        path = f"/v1/archives/{hour_name(hour.hour)}{query}"
-        self.call("PUT", path, document, CONFIRM_TIMEOUT_S)
-
-
 class ArchiveTarget(Protocol):
     """Where rows go to."""
 
@@ -254,23 +125,18 @@ class ArchiveTarget(Protocol):
     @property
     def file_schema(self) -> pa.Schema:
         """The schema of the files that it takes."""
-        ...
 
     def running(self, run: str) -> AbstractContextManager[None]:
         """For a run that writes: files that other runs have left are deleted first."""
-        ...
 
     def layout(self, store: str, shard: int, first_seqs: Mapping[int, int]) -> Layout:
         """How to write hours of a shard, of which these are the first rows."""
-        ...
 
     def files_of(self, store: str, shard: int, hours: Collection[int]) -> list[str]:
         """The files whose rows of these hours count, and stay."""
-        ...
 
     def add(self, files: Sequence[WrittenFile], hours: Iterable[Mapping[str, object]]) -> None:
         """From now on files count, that hold rows of these hours."""
-        ...
 
 
 def run(job: Job, wanted: Archive) -> ArchiveRun:

@@ -41,16 +41,13 @@ class Layout(Protocol):
 
     def group(self) -> Column:
         """The number of the group that a row is in."""
-        ...
 
     def name(self, group: int, task: str, number: int) -> str:
         """The name of a file, by its number in the task."""
-        ...
 
     @property
     def may_cut(self) -> bool:
         """Whether a group may have several files."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

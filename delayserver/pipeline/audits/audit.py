@@ -33,7 +33,7 @@ from delayserver.pipeline.audits.plan import AuditPlan, HourTask, ShardBasis, lo
 from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.pipeline.exports.place import shown_url
 from delayserver.pipeline.reports.names import ShardNames, SharedNumbers, shard_names_of
-from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
+from delayserver.pipeline.states.entry_states import BrokenGuarantee, EntryState
 from delayserver.records.ids import IdCodec
 from storage.frame import Damage, Rows
 

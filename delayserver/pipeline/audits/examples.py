@@ -9,7 +9,7 @@ import numpy as np
 
 from delayserver.pipeline.audits.row_ids import message_id
 from delayserver.pipeline.reports.names import ShardNames
-from delayserver.pipeline.states.settlement import BrokenGuarantee
+from delayserver.pipeline.states.entry_states import BrokenGuarantee
 from delayserver.records.ids import IdCodec
 from delayserver.times import format_time
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from delayserver.pipeline.reports.lateness import bucket_of
-from delayserver.pipeline.states.settlement import SETTLED_DTYPE, BrokenGuarantee, EntryState
+from delayserver.pipeline.states.entry_states import SETTLED_DTYPE, BrokenGuarantee, EntryState
 from delayserver.records.direct import DIRECT_FIRST_ID
 from storage.frame import Damage, Rows
 from storage.rows import concatenate, select

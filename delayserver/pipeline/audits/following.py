@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from delayserver.pipeline.states.settlement import BrokenGuarantee, EntryState
+from delayserver.pipeline.states.entry_states import BrokenGuarantee, EntryState
 from delayserver.pipeline.states.snapshot import Directory
 from delayserver.records.tables import change_key, read_hours, unpack_change
 from storage.buckets import day_of

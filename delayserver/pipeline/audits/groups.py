@@ -16,7 +16,7 @@ import numpy as np
 from delayserver.pipeline.audits.facts import COUNT_DTYPE
 from delayserver.pipeline.reports.lateness import upper_ms
 from delayserver.pipeline.reports.names import SharedNumbers
-from delayserver.pipeline.states.settlement import EntryState
+from delayserver.pipeline.states.entry_states import EntryState
 from storage.frame import Rows
 from storage.rows import HOUR_MS, concatenate
 

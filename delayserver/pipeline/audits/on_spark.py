@@ -119,7 +119,7 @@ def write_parquet(spark: "SparkSession", found: Audit, target: str) -> None:
 def _table_schema(name: str) -> pa.Schema:
     """The columns of a table, even if it has no rows."""
     from delayserver.pipeline.audits.groups import PERCENTILES
-    from delayserver.pipeline.states.settlement import EntryState
+    from delayserver.pipeline.states.entry_states import EntryState
 
     numbers: list[str]
     match name:

@@ -15,7 +15,7 @@ from delayserver.pipeline.audits.facts import HourFacts
 from delayserver.pipeline.audits.plan import ShardBasis
 from delayserver.pipeline.audits.row_ids import message_id
 from delayserver.pipeline.reports.names import ShardNames
-from delayserver.pipeline.states.settlement import EntryState
+from delayserver.pipeline.states.entry_states import EntryState
 from delayserver.records.direct import DIRECT_FIRST_ID
 from delayserver.records.ids import IdCodec
 from storage.buckets import hour_name

@@ -18,14 +18,9 @@ from delayserver.pipeline.audits.facts import HourFacts
 from delayserver.pipeline.audits.verdicts import Verdicts
 from delayserver.pipeline.exports.place import absolute_root
 from delayserver.pipeline.logs.logs import ALL, Range
+from delayserver.pipeline.states.entry_states import SETTLED_DTYPE, EntryState
 from delayserver.pipeline.states.hour_files import read_hour
-from delayserver.pipeline.states.settlement import (
-    SETTLED_DTYPE,
-    EntryState,
-    Judgement,
-    KnownSubscriptions,
-    settle,
-)
+from delayserver.pipeline.states.settlement import Judgement, KnownSubscriptions, settle
 from delayserver.pipeline.states.snapshot import (
     Directory,
     StatesSnapshot,

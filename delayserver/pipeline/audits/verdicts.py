@@ -32,7 +32,7 @@ import msgspec
 from delayserver import __version__
 from delayserver.errors import PipelineError
 from delayserver.pipeline.audits.facts import COUNT_DTYPE, HourFacts, unpack_facts
-from delayserver.pipeline.states.settlement import SETTLED_DTYPE
+from delayserver.pipeline.states.entry_states import SETTLED_DTYPE
 from delayserver.records.direct import DIRECT_FIRST_ID
 from storage.buckets import bucket_name, bucket_path
 from storage.files import size_of

@@ -35,23 +35,18 @@ class ObjectPlace(Protocol):
 
     def read(self, name: str) -> bytes:
         """A whole object. Raises FileNotFoundError."""
-        ...
 
     def read_piece(self, name: str, length: int, offset: int) -> bytes:
         """Up to `length` bytes at `offset`; fewer at the end. Raises FileNotFoundError."""
-        ...
 
     def write(self, name: str, data: bytes) -> None:
         """Write an object, or replace one: all of it or nothing; it is durable."""
-        ...
 
     def delete(self, name: str) -> None:
         """Delete an object, if it is there."""
-        ...
 
     def names(self) -> list[str]:
         """All objects, in order."""
-        ...
 
 
 def is_url(path: str) -> bool:

@@ -75,31 +75,24 @@ class LoadTable(Protocol):
     def check(self, columns: MessageColumns, others: Sequence[str] = ()) -> None:
         """Raises PipelineError if it lacks a column, one of `others` included, or if a column has a
         type that its field cannot have."""
-        ...
 
     def content(self, columns: MessageColumns) -> Content:
         """The kind of content that its bodies are."""
-        ...
 
     def passed(self, names: Sequence[str]) -> list[T.StructField]:
         """Columns for the file of ids, by the names that they have among the rows."""
-        ...
 
     def rows(self, job: Job, columns: MessageColumns, others: Sequence[str]) -> DataFrame:
         """The columns that staging takes, and `others` by their names in `passed`."""
-        ...
 
     def due_unit(self, columns: MessageColumns) -> str:
         """The unit of whole numbers in the due times of the rows."""
-        ...
 
     def has_numbers(self, columns: MessageColumns) -> bool:
         """Whether due times may be numbers, whose unit may be another than the given one."""
-        ...
 
     def subjects(self, job: Job, columns: MessageColumns, most: int) -> list[str | None]:
         """The values of the column of subjects, each once; at most `most`."""
-        ...
 
 
 def format_of(source: str | None, file_format: str | None) -> str:

@@ -46,15 +46,10 @@ from delayserver.pipeline.logs.columns import (
 from delayserver.pipeline.logs.logs import LogPiece, read, share
 from delayserver.pipeline.logs.options import Options, parse_options
 from delayserver.pipeline.logs.selection import SELECTING, RowSelection, parse_selection
+from delayserver.pipeline.states.entry_states import SETTLED_DTYPE, EntryState
 from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.named import read_names
-from delayserver.pipeline.states.settlement import (
-    SETTLED_DTYPE,
-    EntryState,
-    Judgement,
-    KnownSubscriptions,
-    settle,
-)
+from delayserver.pipeline.states.settlement import Judgement, KnownSubscriptions, settle
 from delayserver.pipeline.states.snapshot import (
     Directory,
     read_subscriptions,

@@ -54,16 +54,10 @@ from delayserver.pipeline.logs.selection import (
     RowSelection,
     parse_selection,
 )
+from delayserver.pipeline.states.entry_states import SETTLED_DTYPE, BrokenGuarantee, EntryState
 from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.named import names_of
-from delayserver.pipeline.states.settlement import (
-    SETTLED_DTYPE,
-    BrokenGuarantee,
-    EntryState,
-    Judgement,
-    KnownSubscriptions,
-    settle,
-)
+from delayserver.pipeline.states.settlement import Judgement, KnownSubscriptions, settle
 from delayserver.pipeline.states.snapshot import (
     Directory,
     StatesSnapshot,

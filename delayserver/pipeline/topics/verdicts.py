@@ -22,13 +22,8 @@ from delayserver.pipeline.audits.facts import EXAMPLES_MAX, HourFacts
 from delayserver.pipeline.audits.groups import GroupLine, lines_of, share_numbers
 from delayserver.pipeline.audits.plan import SKEW_MS
 from delayserver.pipeline.reports.names import SharedNumbers, shard_names_of
-from delayserver.pipeline.states.settlement import (
-    BrokenGuarantee,
-    HourRows,
-    Judgement,
-    KnownSubscriptions,
-    settle,
-)
+from delayserver.pipeline.states.entry_states import BrokenGuarantee
+from delayserver.pipeline.states.settlement import HourRows, Judgement, KnownSubscriptions, settle
 from delayserver.records.ids import IdCodec
 from delayserver.records.subscriptions import Subscription
 from delayserver.times import format_time

@@ -22,16 +22,15 @@ from typer.testing import CliRunner
 from delayserver.cli import make_app
 from delayserver.errors import InputError, PipelineError
 from delayserver.pipeline.archive import archive as archives
-from delayserver.pipeline.archive.archive import (
-    FORMER_OWNER,
+from delayserver.pipeline.archive.archive import FORMER_OWNER, run
+from delayserver.pipeline.archive.catalog import DirectoryCatalog
+from delayserver.pipeline.archive.job import (
     Archive,
     ArchiveCalls,
     ArchiveFormat,
     ArchiveRun,
     HourFate,
-    run,
 )
-from delayserver.pipeline.archive.catalog import DirectoryCatalog
 from delayserver.pipeline.archive.place import LOCK, ArchivePlace
 from delayserver.pipeline.archive.plain import STAGING
 from delayserver.pipeline.archive.table import HOURS_PROPERTY, RUNS, ArchiveTable

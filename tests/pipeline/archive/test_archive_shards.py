@@ -12,7 +12,8 @@ from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from delayserver.errors import PipelineError
-from delayserver.pipeline.archive.archive import Archive, ArchiveCalls, HourFate, run
+from delayserver.pipeline.archive.archive import run
+from delayserver.pipeline.archive.job import Archive, ArchiveCalls, HourFate
 from delayserver.pipeline.progress import Job
 from storage.buckets import hour_name
 from storage.rows import HOUR_MS

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from delayserver.pipeline.states.entry_states import SETTLED_DTYPE, BrokenGuarantee, EntryState
 from delayserver.pipeline.states.hour_files import read_hour
 from delayserver.pipeline.states.settlement import (
-    SETTLED_DTYPE,
     SLICE_ENTRIES,
-    BrokenGuarantee,
-    EntryState,
     HourRows,
     Judgement,
     KnownSubscriptions,

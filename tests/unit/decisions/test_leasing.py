@@ -138,11 +138,11 @@ def test_no_message_dies_of_a_lease_that_ran_out_with_others() -> None:
     parts.wait(1000)
     assert parts.kinds() == []
     queue = parts.dispatcher.queues.of(parts.receiver)
-    assert len(queue.rows.next_suspects(20)) == 5
+    assert len(queue.rows.suspects.next_seqs(20)) == 5
     # Each has its last attempt alone; and then it is the cause.
     handed_out = seqs(queue.pop(20, 1 << 20, Instant(START_MS, 1000)))
     assert len(handed_out) == 1
-    assert not queue.rows.has_suspects
+    assert not queue.rows.suspects.are_ready
 
 
 def test_what_is_given_back_for_later_tells_since_when_it_was_leased() -> None:

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from delayserver.delivery.outlets import OutletOpener, OutletSink
+from delayserver.delivery.outlet import OutletOpener
+from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.sink import Failed, Result
 from delayserver.records.message import DueDelivery
 from delayserver.records.subscriptions import Subscription

@@ -10,7 +10,7 @@ import pytest
 
 from delayserver.delivery import addresses
 from delayserver.delivery.addresses import checked_address
-from delayserver.delivery.outlets import OutletError
+from delayserver.delivery.outlet import OutletError
 from delayserver.errors import InputError
 from delayserver.http.connecting import connect_to_any
 from delayserver.security.targets import Target, TargetPolicy

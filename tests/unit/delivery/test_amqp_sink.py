@@ -39,7 +39,8 @@ from delayserver.delivery.amqp_sink import (
     split_amqp_url,
 )
 from delayserver.delivery.answers import Certainty
-from delayserver.delivery.outlets import Outlet, OutletSink
+from delayserver.delivery.outlet import Outlet
+from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.sink import Confirmed, Failed, Result
 from delayserver.errors import InputError
 from delayserver.records.message import Content, DueDelivery, Payload
@@ -53,6 +54,10 @@ from delayserver.security.targets import TargetPolicy
 from tests.unit.delivery.reasons import reason, reason_at, saying
 from tests.unit.fakes import always, delivery, subscription
 from tests.waiting import turns, until
+
+
+def total(m: "Sending", name: str) -> int:
+    return sum(getattr(one.outlet, name) for one in m.sink.outlets.all_open())
 
 
 def subscribed(url: str) -> Subscription:
@@ -302,7 +307,7 @@ def test_a_channel_goes_with_its_subscription_and_its_number_comes_again() -> No
             await m.deliver(number, number)
             m.gone(number)
             await turns(5)
-            assert server.channels == m.sink.channels == 1
+            assert server.channels == total(m, "channels") == 1
         await m.deliver(1, 99)
 
     told = sending(server, main)
@@ -316,7 +321,7 @@ def test_more_subscriptions_than_a_connection_has_channels() -> None:
     async def main(m: Sending) -> None:
         for turn in range(3):
             await asyncio.gather(*(m.deliver(number, turn) for number in range(10)))
-        assert m.sink.connections == 4 and m.sink.channels == 10
+        assert total(m, "connections") == 4 and total(m, "channels") == 10
 
     told = sending(server, main)
     assert len(told) == 30 and set(told.values()) == {Confirmed()}
@@ -378,12 +383,12 @@ def test_while_it_is_blocked_nothing_more_is_sent_and_the_time_stands_still(
         await m.deliver(1, 1)
         server.is_blocked = True
         # A message that had left before the broker said so lies in its socket.
-        outlet = next(iter(m.sink._opened.values())).outlet
-        assert outlet is not None and outlet.is_blocked
+        (outlet,) = (one.outlet for one in m.sink.outlets.all_open())
+        assert outlet.is_blocked
         under_way = asyncio.create_task(send_past(outlet, m))
         waiting = asyncio.create_task(m.deliver(1, 3))
         await asyncio.sleep(0.4)  # four times the time-out, of a real clock: aiormq's is none else
-        assert len(server.got) == 2 and not under_way.done() and m.sink.blocked == 1
+        assert len(server.got) == 2 and not under_way.done() and total(m, "is_blocked") == 1
         server.go_on()
         await asyncio.gather(under_way, waiting)
         assert len(server.got) == 3

@@ -95,7 +95,8 @@ def test_deadlines_of_rows_that_have_left_are_let_go(
         add(deadlines, pair)
     for _ in range(10):  # More parts than there are.
         if deadlines.count:
-            deadlines.let_go(lambda first, last: np.array(sorted(waiting), np.uint64))
+            rows = wheel_rows(HOUR, *[(seq, START_MS) for seq in sorted(waiting)])
+            deadlines.let_go([FiredRows(HOUR, rows)] if waiting else [])
     expected = {seq for seq, _ in pairs} & waiting
     assert set(deadlines.pop(10_000, 100).tolist()) == expected
 

@@ -282,7 +282,7 @@ def test_a_producer_that_can_do_nothing_any_more_is_replaced(bootstrap: str) -> 
 
     async def main(m: Machine) -> None:
         await m.deliver(kafka(bootstrap), delivery(1))
-        (opened,) = m.sink._opened.values()
+        (opened,) = m.sink.outlets.all_open()
         outlet: Any = opened.outlet
         outlet._producer = Fatal(outlet._producer, KafkaException(fatal))
         await m.deliver(kafka(bootstrap), delivery(2))

@@ -429,9 +429,9 @@ def test_a_server_that_stops_reading_holds_up_no_time_out_and_no_closing(
             ones = [msgspec.structs.replace(delivery(seq), payload=body) for seq in range(24)]
             async with asyncio.timeout(20):
                 await sink.deliver(to, ones, always, tell)
-                (outlet,) = (one.outlet for one in sink._all())
+                (outlet,) = (one.outlet for one in sink.outlets.all_open())
                 await sink.close()
-            transport = outlet._client._transport._io_writer.transport  # type: ignore[union-attr]
+            transport = outlet._client._transport._io_writer.transport  # type: ignore[attr-defined]
             assert not transport.get_write_buffer_size(), "its socket stays open"
             ended[0].abort()
 

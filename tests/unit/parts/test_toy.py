@@ -26,8 +26,8 @@ from delayserver.recovery.repair import repair_path
 from delayserver.security.tokens import Caller
 from delayserver.server.calls import Calls
 from delayserver.server.engine import LOOK_TURNS, STAND_STILL_MS
+from delayserver.server.filer import CheckpointRequest
 from delayserver.server.metrics import Metrics
-from delayserver.server.threads import CheckpointRequest
 from storage.catalog import Catalog, LmdbCatalog, Table
 from storage.directory import CATALOG_DIRECTORY
 from storage.errors import UnknownKindError

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 
 from delayserver.api.moving import Moving
-from delayserver.cluster import forwarding
+from delayserver.cluster import forwarding, hop
 from delayserver.config import Settings
 from delayserver.security.tokens import TokenFile, TokenTable
 from delayserver.serve import standby as module
@@ -658,7 +658,7 @@ def test_a_call_that_nobody_begins_is_refused_in_time_and_was_not_done(monkeypat
 
 
 def test_a_body_that_is_not_kept_is_not_sent_again(monkeypatch: Any) -> None:
-    monkeypatch.setattr(forwarding, "KEPT_MAX_BYTES", 2)
+    monkeypatch.setattr(hop, "KEPT_MAX_BYTES", 2)
 
     async def test(world: World) -> None:
         client = await world.connect()

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from storage.directory import open_identity
 from storage.files import Files
 from storage.frame import Rows, seal
 from storage.hour_log import OPEN_FILES_MAX, HourLog
@@ -148,3 +149,21 @@ def overwrite(files: Files, path: str, offset: int, data: bytes) -> None:
 def flip(files: Files, path: str, offset: int) -> None:
     """Change one byte of a file."""
     overwrite(files, path, offset, bytes([content(files, path)[offset] ^ 0xFF]))
+
+
+def directory(files: Files) -> None:
+    """Ten records in two segments; some filed into an hour of two frames; some delivered."""
+    open_identity(files, random_bytes=lambda length: STAMP.to_bytes(length, "big"))
+    for groups in ((1, 2), (3, 3)), ((6, 1), (7, 4)):
+        log = message_log(files)
+        list(log.read(1))
+        for first_seq, count in groups:
+            append_group(log, first_seq, count)
+        log.close()
+    schedule, dispatch = schedule_log(files), dispatch_log(files)
+    end = append_rows(schedule, 0, *schedule_group([1, 2, 3]))
+    append_rows(schedule, end, *schedule_group([5, 6, 8], removed={7: 2, 8: 3}))
+    append_rows(dispatch, append_rows(dispatch, 0, dispatch_group([5, 6])), dispatch_group([1]))
+    for hour_log in (schedule, dispatch):
+        hour_log.sync()
+        hour_log.close()

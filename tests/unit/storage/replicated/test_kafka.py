@@ -6,7 +6,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from storage.replicated import kafka
-from storage.replicated.kafka import Asker, KafkaLog
+from storage.replicated.kafka import KafkaLog
+from storage.replicated.kafka_clients import Asker
 from storage.replicated.kafka_settings import ClientSettings, ClusterUrl
 
 
