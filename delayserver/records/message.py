@@ -241,6 +241,8 @@ def debounced(payload: Payload, before: Payload | None, now_ms: int) -> tuple[Pa
     none, and when it is due. Its options have a debounce, which goes on from that of the other."""
     assert payload.options is not None and payload.options.debounce is not None
     known = None if before is None or before.options is None else before.options.debounce
+    if before is not None and before.origin is not None and before.origin.attempt > 1:
+        known = None  # It has left, in time: else each call would have it attempted at once.
     since_ms = now_ms if known is None else min(known.since_ms, now_ms)
     debounce = msgspec.structs.replace(payload.options.debounce, since_ms=since_ms)
     kept = before if before is not None and debounce.keeps_first else payload

@@ -198,3 +198,14 @@ def test_the_time_to_live_of_a_kept_dead_letter_begins_when_the_new_message_is_d
     new = Payload(b"2", key="k", options=MessageOptions(debounce=DebounceState(50, 0, True, 70)))
     kept, due_ms = debounced(new, before, 70)
     assert (kept.body, kept.expires_ms(due_ms)) == (b"1", due_ms + 10)
+
+
+def test_a_debounce_begins_anew_behind_an_attempt_that_failed() -> None:
+    debounce = DebounceState(50, 60, True, 10)
+    before = Payload(b"1", key="k", options=MessageOptions(debounce=debounce))
+    new = Payload(b"2", key="k", options=MessageOptions(debounce=debounce))
+    for attempt, expected in ((1, (10, 90)), (2, (90, 140))):
+        moved = msgspec.structs.replace(before, origin=Origin(7, 60, 1, 60, attempt))
+        kept, due_ms = debounced(new, moved, 90)
+        assert kept.options is not None and kept.options.debounce is not None
+        assert (kept.body, kept.options.debounce.since_ms, due_ms) == (b"1", *expected)
