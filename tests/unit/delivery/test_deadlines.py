@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from delayserver.delivery.backlog import Backlog, Instant
 from delayserver.delivery.deadlines import LEFT_MAX, PART_MAX, STEP_MS, Deadlines
@@ -119,14 +120,14 @@ def test_rows_that_leave_a_long_queue_are_not_looked_for_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backlog, looks = Backlog(subscription(1), 0), 0
-    between = Backlog._seqs_between
+    let_go = Deadlines.let_go
 
-    def counting(self: Backlog, first_seq: int, last_seq: int) -> NDArray[np.uint64]:
+    def counting(self: Deadlines, slices: Iterable[FiredRows]) -> None:
         nonlocal looks
         looks += 1
-        return between(self, first_seq, last_seq)
+        let_go(self, slices)
 
-    monkeypatch.setattr(Backlog, "_seqs_between", counting)
+    monkeypatch.setattr(Deadlines, "let_go", counting)
     count = 4 * PART_MAX
     numbers = np.random.default_rng(0).permutation(np.arange(1, count + 1))
     for first in range(0, count, 4096):
