@@ -24,12 +24,10 @@ import msgspec
 
 from delayserver.client.errors import UnsendableError
 from delayserver.client.values import (
-    Debounce,
     Delay,
     DeliverAt,
     Draft,
     PublishOptions,
-    To,
     duration,
     time,
 )
@@ -137,21 +135,13 @@ def _plain(kind: type, name: str, value: object) -> object:
         return time(value) if isinstance(value, datetime) else duration(value)
     if isinstance(value, str | int):
         return value
+    if isinstance(value, msgspec.Struct):
+        return options_to_send(type(value), msgspec.structs.asdict(value))
     hint = str(get_type_hints(kind)[name])
     if isinstance(value, float) and "float" in hint:
         return value
     wanted = "a whole number or text" if "int" in hint else "text"
     raise UnsendableError(f"{name} is {named(value)}, and has to be {wanted}")
-
-
-def _to(to: To | str) -> dict[str, Any]:
-    if isinstance(to, str):
-        return {"url": to}
-    return options_to_send(To, msgspec.structs.asdict(to))
-
-
-def _debounce(debounce: Debounce) -> dict[str, Any]:
-    return options_to_send(Debounce, msgspec.structs.asdict(debounce))
 
 
 def _texts(name: str) -> Callable[[Sequence[str]], list[str]]:
@@ -214,7 +204,6 @@ def text_to_send(name: str, text: Any) -> str:
 
 _FORMS: Final[dict[str, Callable[[Any], Any]]] = {
     "backoff": lambda waits: [duration(wait) for wait in waits],
-    "debounce": _debounce,
     "deliver_at": time,
     "end_at": time,
     "headers": headers_to_send,
@@ -222,7 +211,7 @@ _FORMS: Final[dict[str, Callable[[Any], Any]]] = {
     "on_delivered": _subject_of("on_delivered"),
     "secrets": _texts("secrets"),
     "start_at": time,
-    "to": _to,
+    "to": lambda to: {"url": to} if isinstance(to, str) else to,
     "watch": _texts("watch"),
 }
 """By the name of an option: from the caller's value to that of the API."""
