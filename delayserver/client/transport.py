@@ -150,11 +150,9 @@ class Transport(Protocol):
         timeout_s: float = TIMEOUT_S,
     ) -> HttpAnswer:
         """One request, its body JSON. Raises UnreachableError, UnansweredError."""
-        ...
 
     async def close(self) -> None:
         """Close all connections; requests under way are unanswered."""
-        ...
 
 
 async def ask(

@@ -27,7 +27,6 @@ class HasItems(Protocol):
 
     def items(self) -> Pairs:
         """Names and values."""
-        ...
 
 
 Headers = HasItems | Iterable[tuple[str | bytes, str | bytes]]

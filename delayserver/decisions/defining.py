@@ -46,12 +46,10 @@ class WantedDefinition(Protocol):
     @property
     def name(self) -> str:
         """Its name."""
-        ...
 
     @property
     def subject(self) -> str:
         """The subject to which it shall publish."""
-        ...
 
 
 W = TypeVar("W", bound=WantedDefinition)

@@ -35,21 +35,17 @@ class GroupPorts(Protocol):
 
     def wake(self) -> None:
         """Call `Groups.flush` soon: at the end of this turn of the event loop."""
-        ...
 
     def is_quick(self) -> bool:
         """Whether groups are made durable sooner than handed over."""
-        ...
 
     def commit(self, group: Group, *, at_once: bool) -> None:
         """Make a group durable; answer with `on_committed` or `on_commit_failed`.
 
         `at_once`: the answer may come before this returns."""
-        ...
 
     def file(self, group: Group) -> None:
         """File a durable group; answer with `on_filed`."""
-        ...
 
 
 class Groups:

@@ -74,11 +74,9 @@ class CorePorts(Protocol):
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Call a function in the next turn of the event loop."""
-        ...
 
     def space_bytes(self) -> int:
         """The free bytes on the device of the data directory."""
-        ...
 
 
 class Core(Protocol):
@@ -100,14 +98,12 @@ class Core(Protocol):
     def is_reading(self) -> bool:
         """No length of time ends in this turn: the event loop has stood still, and first reads the
         requests that came meanwhile."""
-        ...
 
     not_understood: Callable[[str, str, str], None]
     """Told of a definition that is not understood: its kind, its name and the reason."""
 
     def prune(self) -> None:
         """Have all parts forget what the catalog knows, unless one of them `holds` it."""
-        ...
 
 
 class Decider(Protocol):
@@ -116,15 +112,12 @@ class Decider(Protocol):
     @property
     def not_understood(self) -> Mapping[str, str] | None:
         """By name, why a definition is not understood here. None: the part has no definitions."""
-        ...
 
     def prune(self, through_seq: int) -> None:
         """The catalog knows everything up to this seq: forget it."""
-        ...
 
     def add_metrics(self, metrics: "Metrics") -> None:
         """Add the counters and gauges of the part."""
-        ...
 
 
 @runtime_checkable
@@ -133,19 +126,15 @@ class TimedDecider(Protocol):
 
     def run_due(self, now_ms: int) -> bool:
         """Do the work that is due and fits into a turn of the event loop; True: there is more."""
-        ...
 
     def wait_ms(self, now_ms: int) -> int:
         """How long to wait for the next call of `run_due` at most."""
-        ...
 
     def look_again(self) -> None:
         """The clock was set, or the files of time zones have changed."""
-        ...
 
     def on_stand_still(self, stood_ms: int) -> None:
         """The event loop has stood still for so long until now."""
-        ...
 
 
 class NoDecisions:
@@ -169,7 +158,6 @@ class Host(Protocol):
 
     def on_fatal(self, error: BaseException) -> None:
         """The server must end (I9)."""
-        ...
 
 
 class Runner(Protocol):
@@ -177,11 +165,9 @@ class Runner(Protocol):
 
     def start(self) -> None:
         """Called on the event loop, behind the first tick."""
-        ...
 
     async def stop(self) -> None:
         """Accept nothing more. On return the part makes no more records."""
-        ...
 
 
 class HourKeeper(Protocol):
@@ -189,11 +175,9 @@ class HourKeeper(Protocol):
 
     def lets_go(self, hour: int) -> bool:
         """Whether a settled hour may be deleted."""
-        ...
 
     def remove(self, hour: int) -> None:
         """The hour is deleted with the next checkpoint."""
-        ...
 
 
 class Inspector(Protocol):
@@ -201,11 +185,9 @@ class Inspector(Protocol):
 
     def visit(self, frame: "Frame") -> None:
         """Take in a frame of the message log that verified."""
-        ...
 
     def compare(self, report: "Report") -> None:
         """Add the disagreements, after all files were visited."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

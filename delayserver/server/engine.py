@@ -88,7 +88,6 @@ class EnginePorts(DispatcherPorts, GroupPorts, Protocol):
 
     def space_bytes(self) -> int:
         """The free bytes on the device of the data directory."""
-        ...
 
     def clock_was_set(self, by_ms: int) -> None:
         """The clock was set, by so many ms."""

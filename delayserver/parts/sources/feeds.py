@@ -41,19 +41,15 @@ class Feed(Protocol):
     def identity(self) -> str:
         """Which topic it is that is read, whatever its name; empty: the broker does not say. Known
         when something was read."""
-        ...
 
     async def read(self) -> Batch:
         """The next ones, at least one, in the order of each partition. Raises FeedError."""
-        ...
 
     def took(self, positions: Mapping[int, int]) -> None:
         """By partition the offset that is taken next: for those who look at the broker."""
-        ...
 
     async def close(self) -> None:
         """Let go of everything."""
-        ...
 
 
 class FeedOpener(Protocol):
@@ -62,7 +58,6 @@ class FeedOpener(Protocol):
     async def open(self, known: KnownSource, health: Health) -> Feed:
         """A feed that begins where the state says. Its first `read` says if something is wrong at
         the beginning; `health` says it later."""
-        ...
 
 
 class Handover:
