@@ -88,11 +88,9 @@ class Outcomes:
         self._retries = retries
         self._timeouts = timeouts
         self._random = random
-        dispatcher.outcomes = self
 
     def on_sent(self, answers: Sequence[Answer], now_ms: int) -> None:
         """Take in the results of sent deliveries; one counts for all that it stands with.
-        it stands with.
 
         Results that come together are one call, since the places that get free are filled in one
         step."""

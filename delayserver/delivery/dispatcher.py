@@ -65,6 +65,7 @@ class Dispatcher:
         ports: DispatcherPorts,
         timeouts: Timeouts,
         slices: Slices,
+        undeliverable: Callable[[], Undeliverable],
         *,
         started_ms: int = 0,
         answer_max_bytes: int = ANSWER_BYTES_MAX,
@@ -74,14 +75,13 @@ class Dispatcher:
         changes: Callable[[int], Mapping[int, Change]] = lambda seq: {},
         has_not_fired: Callable[[ScheduleEntry], bool] = lambda entry: False,
     ) -> None:
-        """`changes` and `has_not_fired`: as `Orphans` needs them; `may_deliver`: as `Queues`,
-        `broker_room`: as `Pushes`."""
+        """`undeliverable`: is asked from the first row on that fires. `changes` and
+        `has_not_fired`: as `Orphans` needs them; `may_deliver`: as `Queues`, `broker_room`: as
+        `Pushes`."""
         self._registry = registry
         self._subject_names = subject_names
         self._hours = hours
         self._slices = slices
-        self.outcomes: Undeliverable
-        """Set by who decides; nothing may fire before."""
         self.queues = Queues(timeouts.stopwatch, started_ms, may_deliver)
         self.parked = Parked()
         self.orphans = Orphans(registry, changes, has_not_fired)
@@ -92,7 +92,7 @@ class Dispatcher:
             registry,
             timeouts,
             has_not_fired,
-            lambda: self.outcomes,
+            undeliverable,
             self._reassign,
             answer_max_bytes=answer_max_bytes,
             webhooks_max=webhooks_max,
@@ -108,7 +108,7 @@ class Dispatcher:
             registry,
             self.pump.run,
             self._drop,
-            lambda: self.outcomes,
+            undeliverable,
             answer_max_bytes,
         )
         self.settling = Settling(

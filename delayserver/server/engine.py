@@ -153,6 +153,7 @@ class Engine:
             ports,
             timeouts,
             slices,
+            lambda: self.outcomes,
             started_ms=now_ms,
             answer_max_bytes=settings.answer_max_bytes,
             webhooks_max=settings.webhook_connections_max,

@@ -35,7 +35,7 @@ from servers import add_directory, delay_server, disk_directory
 
 from delayserver.delivery.delayed_fetch import DelayedFetch, Fetches, Pulled, PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.dispatcher import Dispatcher, Undeliverable
 from delayserver.delivery.handout import Handout
 from delayserver.delivery.leases import Leases
 from delayserver.records.ids import IdCodec
@@ -59,6 +59,10 @@ PAYLOAD = Payload(b'{"order": 1001}')
 IDS = IdCodec(0, bytes(16))
 
 
+def _nothing() -> Undeliverable:
+    raise AssertionError("no delivery is given up here")
+
+
 class Consumers:
     """A dispatcher whose messages are read from nowhere, and the consumers of its queues."""
 
@@ -74,7 +78,7 @@ class Consumers:
         self._hours = hours
         registry = Registry(self.subscriptions)
         self.dispatcher = Dispatcher(
-            registry, names, hours, self, self.timeouts, Slices(lambda function: None)
+            registry, names, hours, self, self.timeouts, Slices(lambda function: None), _nothing
         )
         self.leases = Leases("bench", self.timeouts, lambda deliveries: None)
         self.answered = self.got = 0

@@ -263,6 +263,8 @@ class MessageParts:
         self.wheel = Wheel(now_ms)
         self.registry = Registry(subscriptions)
         self.slices = Slices(self.ports.call_soon)
+        self.outcomes: Any = None
+        """Nothing is given up, unless a subclass has some."""
         self.dispatcher = Dispatcher(
             self.registry,
             self.sequencer.subject_names,
@@ -270,6 +272,7 @@ class MessageParts:
             self.ports,
             Timeouts(Stopwatch(now_ms)),
             self.slices,
+            lambda: self.outcomes,
         )
         self.ids = IdCodec(0, SECRET)
         hasher = KeyHasher(SECRET)

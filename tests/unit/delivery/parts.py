@@ -54,12 +54,12 @@ class Parts:
             self.ports,
             self.timeouts,
             Slices(self.ports.call_soon),
+            lambda: self.ports,
             changes=lambda seq: self.changes,
             has_not_fired=lambda entry: entry in self.ahead,
             **more,
         )
         self.dispatcher.queues.now_ms = NOW_MS
-        self.dispatcher.outcomes = self.ports
         self.ports.begin = self.dispatcher.pushes.may_begin
         self.answers: list[list[tuple[DueDelivery, str]]] = []
         """What consumers were told without a read: nothing."""
