@@ -109,6 +109,8 @@ def lateness(options: LatenessOptions) -> None:
             "has them",
             param_hint="--by",
         )
+    # Errors that can be found without Spark are reported before it starts.
+    window_ms = duration_option(options.window, "--window")
     for_s = None if options.for_ is None else duration_option(options.for_, "--for") / 1000
     prints_json = options.json_file is not None and str(options.json_file) == "-"
     with (
@@ -119,7 +121,7 @@ def lateness(options: LatenessOptions) -> None:
             as_json=prints_json,
             progress=screen.progress,
         ) as running,
-        _watched(running, options) as watched,
+        _watched(running, options, window_ms) as watched,
     ):
         # Ctrl-C is how it ends.
         with contextlib.suppress(KeyboardInterrupt):
@@ -130,10 +132,10 @@ def lateness(options: LatenessOptions) -> None:
 
 
 @contextlib.contextmanager
-def _watched(running: "Job", options: LatenessOptions) -> "Iterator[WatchedStream]":
+def _watched(running: "Job", options: LatenessOptions, window_ms: int) -> "Iterator[WatchedStream]":
     from delayserver.pipeline.reports import live
 
-    data_dirs, window_ms = options.data_dir, duration_option(options.window, "--window")
+    data_dirs = options.data_dir
     if options.cluster is None:
         roots = roots_of(data_dirs)
         with live.watch(running, *roots, by=options.by, window_ms=window_ms) as watched:

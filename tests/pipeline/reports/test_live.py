@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from delayserver.cli import make_app
 from delayserver.cli.pipeline_lateness import _Screen
 from delayserver.errors import PipelineError
+from delayserver.pipeline import session as sessions
 from delayserver.pipeline.progress import Job
 from delayserver.pipeline.reports.lateness import bucket_of, percentile_ms
 from delayserver.pipeline.reports.live import UNKNOWN, Line, Windows, watch
@@ -148,7 +149,10 @@ def test_no_directory_and_no_driver(spark: SparkSession, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("options", [["--by", "hour"], ["--window", "0s"], ["--for", "soon"]])
-def test_a_wrong_option_is_named(options: list[str]) -> None:
+def test_a_wrong_option_is_named_before_spark_starts(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(sessions, "open_session")
     result = CliRunner().invoke(make_app(), ["pipeline", "lateness", *options])
     assert result.exit_code == 2
     assert options[0] in result.output
