@@ -18,11 +18,11 @@ Threads: belongs to the event loop.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from delayserver.delivery.deliveries import Deliveries
+from delayserver.delivery.deliveries import NEVER_MS, Deliveries
 from delayserver.delivery.handout import Handout
 from delayserver.delivery.orphans import Orphans
 from delayserver.delivery.parked import Parked
@@ -40,7 +40,7 @@ from delayserver.records.subscriptions import Registry, Subscription
 from delayserver.records.tables import Change
 from delayserver.schedule.hours import Hours
 from delayserver.schedule.wheel_rows import ROUTE_NUMBER, ROUTE_SUBSCRIPTION, FiredRows
-from delayserver.slices import Slices, TurnBudget
+from delayserver.slices import Slices, TurnBudget, Work
 from delayserver.timers.timeouts import Timeouts
 from storage.frame import Rows
 from storage.rows import HOUR_MS, Outcome, is_among, select
@@ -48,6 +48,15 @@ from storage.rows import HOUR_MS, Outcome, is_among, select
 ROUTE_ITEMS = 2
 """A route that fires counts for so many items of `slices`, and each queue that gets it for one
 more."""
+
+
+class Waiting(NamedTuple):
+    """How much the queues hold."""
+
+    queued: int
+    in_flight: int
+    oldest_due_ms: int | None
+    """None: nothing waits."""
 
 
 class Undeliverable(Undelivered, Orphaned, Protocol):
@@ -253,6 +262,18 @@ class Dispatcher:
     def in_flight_count(self) -> int:
         """Deliveries that left a queue and are not settled: being sent, or leased."""
         return sum(queue.in_flight for queue in self.queues)
+
+    def waiting(self) -> Work[Waiting]:
+        """The three together, queue by queue: not as of one moment."""
+        queued, in_flight, oldest_due_ms = 0, 0, self.parked.first_ms() or NEVER_MS
+        for queue in list(self.queues):
+            queued += queue.count
+            in_flight += queue.in_flight
+            first_ms = queue.first_ms()
+            if first_ms is not None:
+                oldest_due_ms = min(oldest_due_ms, first_ms)
+            yield 1
+        return Waiting(queued, in_flight, None if oldest_due_ms == NEVER_MS else oldest_due_ms)
 
     def holds(self, entry: ScheduleEntry) -> bool:
         """Whether the row waits in a queue, is on its way, or could not be read.

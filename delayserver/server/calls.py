@@ -234,8 +234,9 @@ class Calls:
         return self._engine.whereabouts.is_known(entry, self.clock())
 
     async def look(self) -> None:
-        """Bring the numbers of the parts up to date."""
+        """Bring the numbers of the queues and of the parts up to date."""
         engine = self._engine
+        self.gauges.waiting = await self.slices.run(engine.dispatcher.waiting())
         for part, decider in zip(engine.parts, engine.deciders, strict=True):
             if part.look is not None:
                 await part.look(decider, self)

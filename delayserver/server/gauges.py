@@ -17,6 +17,7 @@ from delayserver.config import Settings
 from delayserver.decisions.failing import FAILING_MAX
 from delayserver.delivery.answers import Certainty
 from delayserver.delivery.broker_bodies import BrokerBodies
+from delayserver.delivery.dispatcher import Waiting
 from delayserver.delivery.open_outlets import SharedOutlet
 from delayserver.delivery.outlets import OutletSink
 from delayserver.delivery.queue import Queue
@@ -47,6 +48,9 @@ class Gauges:
         self._started_ms = clock()
         self.free_bytes = 0
         """On the device, when it was looked at last."""
+        self.waiting: Waiting | None = None
+        """As it was counted before it is shown: with 10,000 queues in several turns; None: not
+        yet."""
         self.pending_later = 0
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
         self.dead_letters = 0
@@ -142,13 +146,14 @@ class Gauges:
         hours, dispatcher = engine.hours, engine.dispatcher
         gauge("pending_deliveries", "Waiting in loaded hours, or on their way", hours.unsettled)
         gauge("pending_later_messages", "Waiting in later hours", lambda: self.pending_later)
-        gauge("queued_deliveries", "Due, waiting for a subscriber", dispatcher.queued_count)
-        gauge("in_flight_deliveries", "Being sent, or leased", dispatcher.in_flight_count)
+        waiting = self._waiting
+        gauge("queued_deliveries", "Due, waiting for a subscriber", lambda: waiting().queued)
+        gauge("in_flight_deliveries", "Being sent, or leased", lambda: waiting().in_flight)
         gauge("unmatched_messages", "Due, without any subscription", dispatcher.parked.count)
         gauge(
             "oldest_due_age_seconds",
             "How long the oldest message waits that is due and not on its way",
-            lambda: self._age_s(dispatcher.oldest_due_ms()),
+            lambda: self._age_s(waiting().oldest_due_ms),
         )
         gauge(
             "open_hour_age_seconds",
@@ -344,11 +349,18 @@ class Gauges:
         ]
         return page, found[limit - 1][0] if len(found) > limit else None
 
+    def _waiting(self) -> Waiting:
+        if self.waiting is not None:
+            return self.waiting
+        of = self._engine.dispatcher
+        return Waiting(of.queued_count(), of.in_flight_count(), of.oldest_due_ms())
+
     def stats(self) -> dict[str, object]:
         """Counters since the start of this process, and the rows that wait now."""
         engine = self._engine
         dispatcher = engine.dispatcher
-        oldest_due_ms = dispatcher.oldest_due_ms()
+        waiting = self._waiting()
+        oldest_due_ms = waiting.oldest_due_ms
         return {
             "started_at": format_time(self._started_ms),
             "accepted": engine.publishing.accepted_total,
@@ -365,8 +377,8 @@ class Gauges:
             "checkpoint_seq": engine.groups.checkpoint_seq,
             "pending_loaded": engine.hours.unsettled(),
             "pending_later": self.pending_later,
-            "queued": dispatcher.queued_count(),
-            "in_flight": dispatcher.in_flight_count(),
+            "queued": waiting.queued,
+            "in_flight": waiting.in_flight,
             "oldest_due_at": None if oldest_due_ms is None else format_time(oldest_due_ms),
             "unmatched": dispatcher.parked.count(),
             "subjects": len(engine.sequencer.subjects),
