@@ -93,6 +93,10 @@ class Table(StrEnum):
         cls._value2member_map_[value] = table
         return table
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type["Table"], tuple[str]]:
+        # Python 3.11.2 pickles by name, and finds no name of a part.
+        return Table, (str(self.value),)
+
 
 _PART_NAMES: Final = {f"part_{number}": number for number in PART_NUMBERS}
 PART_TABLES: Final = {Table(name): number for name, number in _PART_NAMES.items()}

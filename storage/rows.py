@@ -83,6 +83,10 @@ class RecordKind(IntEnum):
         cls._value2member_map_[value] = kind
         return kind
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type["RecordKind"], tuple[int]]:
+        # Python 3.11.2 pickles by name, and finds no name of a part.
+        return RecordKind, (int(self),)
+
 
 PUBLISHES = (RecordKind.PUBLISH, RecordKind.RUN)
 """The kinds that make a new message."""

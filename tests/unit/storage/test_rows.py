@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from storage.catalog import Table
 from storage.rows import (
     DTYPES,
     REMOVES,
@@ -69,7 +70,8 @@ def test_kinds_keep_their_numbers() -> None:
 def test_a_part_has_a_kind_from_192_on() -> None:
     kind = RecordKind(192)
     assert kind == 192 and kind.name == "PART_192" and kind is RecordKind(192)
-    assert pickle.loads(pickle.dumps(kind)) is kind
+    for one in (kind, RecordKind.PUBLISH, Table("part_192"), Table.KEYS):
+        assert pickle.loads(pickle.dumps(one)) is one
     assert kind not in set(RecordKind)
     for other in (0, 16, 191, 256):
         with pytest.raises(ValueError, match="not a valid RecordKind"):
