@@ -59,7 +59,7 @@ def known_bytes(values: Iterable[int]) -> Mask:
 _PUBLISHES, _SCHEDULES, _REMOVES = map(known_bytes, (PUBLISHES, SCHEDULES, REMOVES))
 _OUTCOMES = known_bytes(Outcome)
 _FLAGS = np.uint8(FLAG_WATCHES | FLAG_REPLAY | FLAG_OPTIONS | 0xF0)
-"""Of a row that makes an entry. An entry may have these, and a tombstone the one that is left."""
+"""A row that makes an entry may have these flags, and a tombstone only the one that is left."""
 
 
 def _is_no_priority(flags: NDArray[np.uint8]) -> Mask:

@@ -24,16 +24,20 @@ from delayserver.cli.pipeline import (
     group_of,
     is_stdout,
     job,
+    job_errors,
     print_parts,
     roots_of,
     write_document,
 )
 from delayserver.cli.session import URL_DEFAULT, TokenOption
+from delayserver.errors import InputError
+from delayserver.times import read_time_ms
+from storage.buckets import parse_hour
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from delayserver.pipeline.archive.job import ArchiveRun
+    from delayserver.pipeline.archive.job import Archive, ArchiveRun
 
 _EXAMPLES = (
     "pipeline archive --data-dir data --to /srv/archive",
@@ -107,6 +111,24 @@ class ArchiveOptions(CommandOptions):
     master: MasterOption = "local[*]"
     conf: ConfOption = None
 
+    def job(self) -> "Archive":
+        """The archive that they ask for. Raises InputError."""
+        from delayserver.pipeline.archive.job import Archive, ArchiveFormat
+
+        return Archive(
+            roots_of(self.data_dir),
+            self.to,
+            self.server,
+            self.token,
+            format=ArchiveFormat(self.form),
+            buckets=self.buckets,
+            until_ms=None if self.until is None else read_time_ms(self.until, "--until"),
+            dry_run=self.dry_run,
+            again=frozenset(map(_hour_of, self.again or ())),
+            without_unsettled=self.without_unsettled,
+            compact=self.compact,
+        )
+
 
 @with_options
 def archive(options: ArchiveOptions) -> None:
@@ -116,27 +138,12 @@ def archive(options: ArchiveOptions) -> None:
     server is told. It may be interrupted, and run again: nothing is archived twice. Status 1: an
     hour is damaged, or is not in the archive as it should be."""
     quiet = is_stdout(options.json_file)
+    with job_errors(as_json=quiet):
+        # Errors that can be found without Spark are reported before it starts.
+        wanted = options.job()
     with job("archive", options.master, options.conf, as_json=quiet) as running:
         from delayserver.pipeline.archive.archive import run
-        from delayserver.pipeline.archive.job import Archive, ArchiveFormat
-        from delayserver.times import read_time_ms
 
-        until_ms = None
-        if options.until is not None:
-            until_ms = read_time_ms(options.until, "--until")
-        wanted = Archive(
-            roots_of(options.data_dir),
-            options.to,
-            options.server,
-            options.token,
-            format=ArchiveFormat(options.form),
-            buckets=options.buckets,
-            until_ms=until_ms,
-            dry_run=options.dry_run,
-            again=frozenset(map(_hour_of, options.again or ())),
-            without_unsettled=options.without_unsettled,
-            compact=options.compact,
-        )
         archived = run(running, wanted)
         write_document(options.json_file, archived.document())
     if not quiet:
@@ -154,9 +161,6 @@ def archive(options: ArchiveOptions) -> None:
 
 
 def _hour_of(text: str) -> int:
-    from delayserver.errors import InputError
-    from storage.buckets import parse_hour
-
     hour = parse_hour(text)
     if hour is None:
         raise InputError(f"--again takes an hour, as in 2026-11-20T15, and not {text!r}")

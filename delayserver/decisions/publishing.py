@@ -477,7 +477,7 @@ class _Naming:
         self._groups = groups
         self._subjects_max = subjects_max
         self._to_record = 0
-        """Of batches that were admitted."""
+        """Names that admitted batches will still add to the subjects."""
 
     def admit(self, names: Iterable[str]) -> None:
         """Raise OverloadedError if these subjects would be more than `subjects_max`."""

@@ -53,10 +53,12 @@ more."""
 class Waiting(NamedTuple):
     """How much the queues hold."""
 
-    queued: int
-    in_flight: int
-    oldest_due_ms: int | None
-    """None: nothing waits."""
+    queued: int = 0
+    """Deliveries that wait."""
+    in_flight: int = 0
+    """Deliveries that left a queue and are not settled: being sent, or leased."""
+    oldest_due_ms: int | None = None
+    """When the first of those that wait was due; None: none waits."""
 
 
 class Undeliverable(Undelivered, Orphaned, Protocol):
@@ -247,24 +249,8 @@ class Dispatcher:
 
     # ── which rows it has ──────────────────────────────────────────────────────────────────────
 
-    def oldest_due_ms(self) -> int | None:
-        """When the oldest message was due that waits for a subscriber; None if none waits.
-
-        Each queue is in due order, and rows that came back stand in front of it."""
-        times = [queue.first_ms() for queue in self.queues]
-        times.append(self.parked.first_ms())
-        return min((time_ms for time_ms in times if time_ms is not None), default=None)
-
-    def queued_count(self) -> int:
-        """Deliveries that wait in queues."""
-        return sum(queue.count for queue in self.queues)
-
-    def in_flight_count(self) -> int:
-        """Deliveries that left a queue and are not settled: being sent, or leased."""
-        return sum(queue.in_flight for queue in self.queues)
-
     def waiting(self) -> Work[Waiting]:
-        """The three together, queue by queue: not as of one moment."""
+        """Count the rows of all queues, some queues in a turn: not as of one moment."""
         queued, in_flight, oldest_due_ms = 0, 0, self.parked.first_ms() or NEVER_MS
         for queue in list(self.queues):
             queued += queue.count

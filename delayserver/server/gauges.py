@@ -48,9 +48,8 @@ class Gauges:
         self._started_ms = clock()
         self.free_bytes = 0
         """On the device, when it was looked at last."""
-        self.waiting: Waiting | None = None
-        """As it was counted before it is shown: with 10,000 queues in several turns; None: not
-        yet."""
+        self.waiting = Waiting()
+        """As it was counted last, which is before each time that it is shown (`Calls.look`)."""
         self.pending_later = 0
         """Messages of hours that are not loaded, when it was counted last (see Queries)."""
         self.dead_letters = 0
@@ -146,14 +145,13 @@ class Gauges:
         hours, dispatcher = engine.hours, engine.dispatcher
         gauge("pending_deliveries", "Waiting in loaded hours, or on their way", hours.unsettled)
         gauge("pending_later_messages", "Waiting in later hours", lambda: self.pending_later)
-        waiting = self._waiting
-        gauge("queued_deliveries", "Due, waiting for a subscriber", lambda: waiting().queued)
-        gauge("in_flight_deliveries", "Being sent, or leased", lambda: waiting().in_flight)
+        gauge("queued_deliveries", "Due, waiting for a subscriber", lambda: self.waiting.queued)
+        gauge("in_flight_deliveries", "Being sent, or leased", lambda: self.waiting.in_flight)
         gauge("unmatched_messages", "Due, without any subscription", dispatcher.parked.count)
         gauge(
             "oldest_due_age_seconds",
             "How long the oldest message waits that is due and not on its way",
-            lambda: self._age_s(waiting().oldest_due_ms),
+            lambda: self._age_s(self.waiting.oldest_due_ms),
         )
         gauge(
             "open_hour_age_seconds",
@@ -349,17 +347,11 @@ class Gauges:
         ]
         return page, found[limit - 1][0] if len(found) > limit else None
 
-    def _waiting(self) -> Waiting:
-        if self.waiting is not None:
-            return self.waiting
-        of = self._engine.dispatcher
-        return Waiting(of.queued_count(), of.in_flight_count(), of.oldest_due_ms())
-
     def stats(self) -> dict[str, object]:
         """Counters since the start of this process, and the rows that wait now."""
         engine = self._engine
         dispatcher = engine.dispatcher
-        waiting = self._waiting()
+        waiting = self.waiting
         oldest_due_ms = waiting.oldest_due_ms
         return {
             "started_at": format_time(self._started_ms),

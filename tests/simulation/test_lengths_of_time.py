@@ -15,7 +15,7 @@ from delayserver.errors import NotFoundError
 from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.records.message import Payload
 from storage.rows import HOUR_MS
-from tests.unit.fakes import subscription
+from tests.unit.fakes import counted, subscription
 from tests.world import Observer, SimulatedClock, SimulatedServer
 from tests.world.publishes import publish_all
 from tests.world.storage.catalog import MemoryCatalog
@@ -157,7 +157,7 @@ def test_a_rate_holds_however_the_clock_is_set(set_by_ms: int) -> None:
         machine.look()
         assert machine.server.sending == []
         machine.wait(1_001)
-    assert machine.server.engine.dispatcher.queued_count() == 0
+    assert counted(machine.server.engine.dispatcher).queued == 0
 
 
 @STEPS

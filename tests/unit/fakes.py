@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from delayserver.decisions.watches import Watches
 from delayserver.decisions.whereabouts import Whereabouts
 from delayserver.delivery.delayed_fetch import PullRequest
 from delayserver.delivery.deliveries import Deliveries
-from delayserver.delivery.dispatcher import Dispatcher
+from delayserver.delivery.dispatcher import Dispatcher, Waiting
 from delayserver.delivery.handout import Handout
 from delayserver.delivery.reader import Reader
 from delayserver.delivery.settler import DISPATCH_ROW, Settler
@@ -53,7 +53,7 @@ from delayserver.schedule.wheel_rows import (
     WHEEL_DTYPE,
     FiredRows,
 )
-from delayserver.slices import Slices
+from delayserver.slices import Slices, Work
 from delayserver.timers.timeouts import Timeouts
 from storage.catalog import Table
 from storage.definitions_log import DefinitionsLog
@@ -163,6 +163,24 @@ def dispatch_row(
 def place_of(locator: int) -> tuple[int, int]:
     """Where in the hour's file a payload is, and how long."""
     return locator >> LOCATOR_LENGTH_BITS, locator & PAYLOAD_MAX_BYTES
+
+
+T = TypeVar("T")
+
+
+def steps_of(work: Work[T]) -> tuple[list[int], T]:
+    """The items of each step of a work, and its result."""
+    steps: list[int] = []
+    try:
+        while True:
+            steps.append(next(work))
+    except StopIteration as end:
+        return steps, end.value
+
+
+def counted(dispatcher: Dispatcher) -> Waiting:
+    """How much its queues hold."""
+    return steps_of(dispatcher.waiting())[1]
 
 
 class NotingPorts:

@@ -14,7 +14,7 @@ export default function Schedules({ parts }) {
   return html`<${NamedView} kind="schedules" parts=${parts} Deeds=${Trigger} More=${More}
     stateOf=${(one) => (one.paused ? 'paused' : one.next_at.length ? 'active' : 'ended')}
     empty="There are none: make one with delayserver schedule, or PUT /v1/schedules/NAME."
-    ended="It never runs again. What it has published stays."
+    ended="It never runs again. Its messages stay."
     columns=${[
       ['When', when, 'clip'],
       ['Next run', (one) => html`<${Moment} at=${one.paused ? null : one.next_at[0]} />`],

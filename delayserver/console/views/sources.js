@@ -11,7 +11,7 @@ export default function Sources({ parts }) {
   return html`<${NamedView} kind="sources" parts=${parts}
     stateOf=${(one) => (one.paused ? 'paused' : one.error ? 'failing' : 'active')}
     empty="There are none: make one with delayserver source, or PUT /v1/sources/NAME."
-    ended="It takes nothing more. What it has published stays."
+    ended="It takes nothing more. Its messages stay."
     columns=${[
       ['Topic', (one) => one.topic, 'clip'],
       ['Published', (one) => number(one.published), 'number'],

@@ -140,8 +140,7 @@ KIND: Final = NamedKind(
     "One that is there is changed: it keeps its counts, and its next run unless it is to run at "
     "other\ntimes.",
     get_text="A schedule, when it runs next, and what it has done.",
-    delete_text="End a schedule: when this answers, it never runs again. What it has published "
-    "stays.",
+    delete_text="End a schedule: when this answers, it never runs again. Its messages stay.",
     pause_text="Publish nothing until it is resumed.",
     resume_text="Publish again; what becomes of the times that passed meanwhile, `catch_up` says.",
 )

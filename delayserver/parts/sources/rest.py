@@ -88,8 +88,7 @@ add_named_routes(
         "One that is there is changed, and goes on where it is, unless it is to read another "
         "topic.",
         get_text="A source, how far it is, and what it could not publish last.",
-        delete_text="End a source: when this answers, it takes nothing more. What it has published "
-        "stays.",
+        delete_text="End a source: when this answers, it takes nothing more. Its messages stay.",
         pause_text="Take nothing until it is resumed.",
         resume_text="Go on where it is; one that an error has stopped tries that record again.",
     ),

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from delayserver.cli import make_app
 from delayserver.errors import InputError, PipelineError
+from delayserver.pipeline import session as sessions
 from delayserver.pipeline.archive import archive as archives
 from delayserver.pipeline.archive.archive import FORMER_OWNER, run
 from delayserver.pipeline.archive.catalog import DirectoryCatalog
@@ -819,6 +820,7 @@ def test_the_command_says_it_with_its_status(
     nobody = CliRunner().invoke(make_app(), [*command, "--server", "http://127.0.0.1:9"])
     assert nobody.exit_code == 2
     assert "--server" in nobody.stderr
+    monkeypatch.delattr(sessions, "open_session")  # An error is told before Spark starts.
     for option in ("--until", "--again"):
         wrong = CliRunner().invoke(make_app(), [*command, *here, option, "tomorrow"])
         assert wrong.exit_code == 2, wrong.output

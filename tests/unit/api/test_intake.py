@@ -15,6 +15,7 @@ from delayserver.config import Settings
 from delayserver.errors import InputError, InputErrors, TooLargeError
 from delayserver.records.message import Content, MessageOptions, check_key, check_keys
 from tests.scaling import GROWTH_MAX, growth
+from tests.unit.fakes import steps_of
 
 NOW_MS = 1_795_192_200_000
 SMALLEST_COSTS = 15
@@ -48,12 +49,7 @@ def encode(form, documents):
 def read_batch(intake, data, form, now_ms):
     """As the server does it: MessagePack becomes JSON before, in slices."""
     if form == FORMS[2]:
-        work = intake.unpacked(data, now_ms)
-        try:
-            while True:
-                next(work)
-        except StopIteration as done:
-            data, form = done.value, FORMS[0]
+        data, form = steps_of(intake.unpacked(data, now_ms))[1], FORMS[0]
     return intake.batch(data, form, now_ms)
 
 

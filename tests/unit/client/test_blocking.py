@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 
 def threads():
-    """Of clients."""
+    """The threads of clients."""
     return [one for one in threading.enumerate() if one.name == "delayserver-client"]
 
 

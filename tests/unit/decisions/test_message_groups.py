@@ -18,7 +18,7 @@ from delayserver.records.subscriptions import Subscription
 from storage.errors import DamageError
 from storage.files import size_of
 from storage.rows import HOUR_MS
-from tests.unit.fakes import subscription
+from tests.unit.fakes import counted, subscription
 from tests.world.publishes import publish_all
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
@@ -130,7 +130,7 @@ def test_one_of_a_group_is_under_way_and_the_next_follows_in_due_order() -> None
     machine.answer("a1")
     assert sorted(machine.sending()) == ["a2", "b2"]
     assert sorted(drained(machine)) == ["a2", "a3", "b2"]
-    assert machine.server.engine.dispatcher.queued_count() == 0
+    assert counted(machine.server.engine.dispatcher).queued == 0
     assert machine.server.engine.hours.unsettled() == 0
 
 

@@ -32,6 +32,7 @@ from tests.unit.decisions.outcome_parts import (
 )
 from tests.unit.fakes import (
     START_MS,
+    counted,
     deliveries,
     delivery,
     message,
@@ -192,5 +193,5 @@ def test_what_all_replicas_know_is_settled_at_once_and_told() -> None:
     parts = Parts()
     sent = with_options(parts, outcomes=BOTH)
     parts.outcomes.on_sent([([sent], Confirmed(Recorded(START_MS, 7)))], START_MS)
-    assert parts.dispatcher.in_flight_count() == 0
+    assert counted(parts.dispatcher).in_flight == 0
     assert [subject for subject, _ in told(parts)] == ["done"]

@@ -27,6 +27,7 @@ from tests.unit.decisions.outcome_parts import (
 )
 from tests.unit.fakes import (
     START_MS,
+    counted,
     deliveries,
 )
 
@@ -36,10 +37,10 @@ def test_a_delivery_leaves_its_place_when_its_retry_is_durable() -> None:
     parts.answered(500)
     # The hour may not retire before: a crash then would lose the message.
     assert parts.hours.unsettled() == 1
-    assert parts.dispatcher.in_flight_count() == 1
+    assert counted(parts.dispatcher).in_flight == 1
     assert parts.kinds() == [RecordKind.RETRY]
     parts.commit()
-    assert parts.dispatcher.in_flight_count() == 0
+    assert counted(parts.dispatcher).in_flight == 0
     assert parts.messages.locate(parts.seq, START_MS).state is State.SCHEDULED
     assert parts.retries.retried_by_subject == {1: 1}
 
@@ -50,7 +51,7 @@ def test_a_failure_that_could_not_be_recorded_is_recorded_a_second_later(attempt
     parts.answered(500, attempt)
     parts.fail()
     assert parts.sequencer.changes(parts.seq) == {}
-    assert parts.dispatcher.in_flight_count() == 1
+    assert counted(parts.dispatcher).in_flight == 1
     # However far the clock is set back meanwhile.
     parts.dispatcher.queues.now_ms = START_MS - HOUR_MS
     parts.wait(RETRY_COMMIT_MS - 1)
@@ -58,7 +59,7 @@ def test_a_failure_that_could_not_be_recorded_is_recorded_a_second_later(attempt
     parts.wait(RETRY_COMMIT_MS)
     parts.commit()
     assert parts.state() == (ChangeState.RETRYING, ChangeState.DEAD)[attempt - 1]
-    assert parts.dispatcher.in_flight_count() == 0
+    assert counted(parts.dispatcher).in_flight == 0
 
 
 def test_a_receiver_that_is_gone_pauses_its_subscription_at_once() -> None:
@@ -137,9 +138,9 @@ def test_what_has_arrived_is_settled_when_the_message_that_tells_so_is_durable()
         "reason": None,
         "time": format_time(START_MS),
     }
-    assert parts.ports.settled == [] and parts.dispatcher.in_flight_count() == 1
+    assert parts.ports.settled == [] and counted(parts.dispatcher).in_flight == 1
     parts.commit()
-    assert len(parts.ports.settled) == 1 and parts.dispatcher.in_flight_count() == 0
+    assert len(parts.ports.settled) == 1 and counted(parts.dispatcher).in_flight == 0
     assert parts.dispatcher.settling.delivered_total == 1
 
 
@@ -168,7 +169,7 @@ def test_what_could_not_be_told_is_told_a_second_later_and_settled_then() -> Non
     parts.wait(RETRY_COMMIT_MS)
     assert [subject for subject, _ in told(parts)] == ["done"]
     parts.commit()
-    assert len(parts.ports.settled) == 1 and parts.dispatcher.in_flight_count() == 0
+    assert len(parts.ports.settled) == 1 and counted(parts.dispatcher).in_flight == 0
 
 
 def test_a_dead_letter_that_could_not_be_written_is_told_once() -> None:

@@ -20,6 +20,7 @@ from tests.unit.fakes import (
     HOUR,
     START_MS,
     delivery,
+    steps_of,
     subscription,
     wheel_rows,
 )
@@ -151,15 +152,6 @@ def test_many_queues_are_counted_in_several_turns() -> None:
     many = [subscription(number, type="pull") for number in range(1, 301)]
     parts = Parts(*many)
     parts.fire((1, NOW_MS - 20), (2, NOW_MS - 10))
-    counting, turns = parts.dispatcher.waiting(), 0
-    with pytest.raises(StopIteration) as ended:
-        while True:
-            turns += next(counting)
-    assert turns == len(list(parts.dispatcher.queues)) == len(many)
-    counted = ended.value.value
-    assert counted == (
-        parts.dispatcher.queued_count(),
-        parts.dispatcher.in_flight_count(),
-        parts.dispatcher.oldest_due_ms(),
-    )
-    assert counted.queued == 2 * len(many) and counted.oldest_due_ms == NOW_MS - 20
+    turns, counted = steps_of(parts.dispatcher.waiting())
+    assert turns == [1] * len(many)
+    assert counted == (2 * len(many), 0, NOW_MS - 20)

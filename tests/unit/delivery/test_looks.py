@@ -14,6 +14,7 @@ from storage.rows import FLAG_OPTIONS, HOUR_MS
 from tests.unit.delivery.parts import NOW_MS, Parts, webhook
 from tests.unit.fakes import (
     START_MS,
+    counted,
     deliveries,
     delivery,
     subscription,
@@ -54,7 +55,7 @@ def test_what_waits_for_a_paused_subscription_expires_all_the_same() -> None:
     parts.read_columns(options={1: OVER})
     parts.read_columns(options={1: OVER})
     assert [one.entry.seq for one, _ in parts.ports.dropped] == [1]
-    assert parts.dispatcher.in_flight_count() == 0
+    assert counted(parts.dispatcher).in_flight == 0
     assert parts.ports.sent == []
 
 

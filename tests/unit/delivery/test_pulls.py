@@ -19,6 +19,7 @@ from storage.rows import FLAG_OPTIONS
 from tests.unit.delivery.parts import NOW_MS, Lease, Parts, webhook
 from tests.unit.fakes import (
     START_MS,
+    counted,
     subscription,
 )
 
@@ -336,9 +337,9 @@ def test_what_a_consumer_may_not_read_waits_for_one_that_may() -> None:
     pull_of(parts, mine, "refund")
     parts.read()
     assert not parts.ports.handed_out
-    assert (queue.count, queue.in_flight, parts.dispatcher.queued_count()) == (2, 0, 2)
+    assert (queue.count, queue.in_flight, counted(parts.dispatcher).queued) == (2, 0, 2)
     assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
-    assert parts.dispatcher.oldest_due_ms() == START_MS == queue.first_ms()
+    assert counted(parts.dispatcher).oldest_due_ms == START_MS == queue.first_ms()
     assert parts.dispatcher.pulls.ready(mine.id) == 2
     # It does not stand in the way of what comes behind, nor end a pull that waits.
     pull_of(parts, mine, "refund", wait_ms=1000)

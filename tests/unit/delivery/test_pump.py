@@ -15,6 +15,7 @@ from storage.rows import FLAG_OPTIONS, HOUR_MS, PRIORITY_SHIFT
 from tests.unit.delivery.parts import NOW_MS, Lease, Parts, posts, webhook
 from tests.unit.fakes import (
     START_MS,
+    counted,
     seqs,
     subscription,
 )
@@ -59,7 +60,7 @@ def test_a_message_that_cannot_be_read_keeps_its_hour_open_and_its_place_free() 
     parts.fire((5, START_MS), (6, START_MS))
     parts.read(5)
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [6]
-    assert parts.dispatcher.in_flight_count() == 1
+    assert counted(parts.dispatcher).in_flight == 1
     # Else it would be looked up as delivered.
     assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     assert parts.hours.unsettled() == 2

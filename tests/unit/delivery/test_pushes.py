@@ -20,6 +20,7 @@ from storage.rows import FLAG_OPTIONS
 from tests.unit.delivery.parts import NOW_MS, Lease, Parts, posts, to_topic, webhook
 from tests.unit.fakes import (
     START_MS,
+    counted,
     subscription,
 )
 
@@ -36,7 +37,7 @@ def test_a_webhook_has_no_more_in_flight_than_it_allows() -> None:
     parts.fire((5, START_MS), (6, START_MS), (7, START_MS))
     first, _ = parts.read()
     assert [sent.entry.seq for _, sent in parts.ports.sent] == [5, 6]
-    assert parts.dispatcher.in_flight_count() == 2
+    assert counted(parts.dispatcher).in_flight == 2
     assert parts.dispatcher.holds(ScheduleEntry(5, START_MS))
     parts.dispatcher.pump.run(parts.dispatcher.queues.of(one), NOW_MS)
     assert parts.ports.handouts == []
@@ -247,7 +248,7 @@ def test_a_webhook_is_not_sent_what_has_expired() -> None:
         (3, "expired"),
     ]
     # Until that is recorded they are on their way.
-    assert parts.dispatcher.in_flight_count() == 3
+    assert counted(parts.dispatcher).in_flight == 3
     assert parts.hours.unsettled() == 3
 
 

@@ -16,6 +16,7 @@ from delayserver.errors import StoppingError
 from delayserver.records.message import DueDelivery, MessageOptions, Payload
 from delayserver.records.subscriptions import Subscription
 from delayserver.server import carried_leases
+from tests.unit.fakes import counted
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
 from tests.world.storage.files import SimulatedFiles
@@ -99,7 +100,7 @@ def test_a_lease_is_good_after_a_planned_restart_and_its_message_comes_to_nobody
     machine.publish(b"1", b"2", b"3")
     held = machine.pull(2)
     machine.restart()
-    assert machine.server.engine.dispatcher.in_flight_count() == 2
+    assert counted(machine.server.engine.dispatcher).in_flight == 2
     assert bodies(machine.pull()) == [b"3"]
     assert machine.ack(*held) == []
     machine.restart()

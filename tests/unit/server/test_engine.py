@@ -14,7 +14,7 @@ from delayserver.parts.heartbeats.heartbeats import Heartbeats
 from delayserver.records.message import Payload
 from delayserver.server.engine import LOOK_TURNS, STAND_STILL_MS
 from delayserver.slices import TURN_ITEMS
-from tests.unit.fakes import subscription
+from tests.unit.fakes import counted, subscription
 from tests.world.publishes import publish_all
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
@@ -89,10 +89,10 @@ def test_no_turn_fires_more_than_its_items_and_none_of_them_twice(machine: Machi
     fire = type(machine.engine.dispatcher).fire
     machine.engine.dispatcher.fire = fire.__get__(machine.engine.dispatcher)  # type: ignore[method-assign]
     machine.engine.slices.turn_items = TURN_ITEMS
-    queued: list[int] = [machine.engine.dispatcher.queued_count()]
+    queued: list[int] = [counted(machine.engine.dispatcher).queued]
     while machine.advance() == 0:
-        queued.append(machine.engine.dispatcher.queued_count())
-    queued.append(machine.engine.dispatcher.queued_count())
+        queued.append(counted(machine.engine.dispatcher).queued)
+    queued.append(counted(machine.engine.dispatcher).queued)
     steps = [after - before for before, after in itertools.pairwise(queued)]
     assert queued[-1] == count * 40
     assert max(steps) <= TURN_ITEMS + 40

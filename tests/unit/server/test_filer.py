@@ -231,7 +231,7 @@ def test_watch_keys_of_what_is_settled_go_with_the_next_checkpoint() -> None:
 
 
 def confirmation(parts: Replaying, done: Any) -> FilerCall:
-    """That the hour was archived as it is now."""
+    """A request that confirms an archive of the hour as it is now."""
     state = parts.disk.replay.hours[HOUR]
     extent = extent_of(state, parts.disk.dispatch.size(HOUR))
     archived = Archived(*extent, state.entries, "", "", 0)

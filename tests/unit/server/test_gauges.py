@@ -15,6 +15,7 @@ from delayserver.server.gauges import Gauges
 from delayserver.shards.place import ShardPlace
 from delayserver.slices import TURN_ITEMS
 from storage.rows import HOUR_MS
+from tests.unit.fakes import counted
 from tests.world.server import Observer, SimulatedClock, SimulatedServer
 from tests.world.storage.catalog import MemoryCatalog
 from tests.world.storage.files import SimulatedFiles
@@ -62,6 +63,7 @@ def test_the_numbers_are_the_same_in_both_forms() -> None:
         server.rest()
         server.tick()
     gauges.free_bytes, gauges.pending_later = 7, 3
+    gauges.waiting = counted(server.engine.dispatcher)
     stats = gauges.stats()
     samples = [sample for family in gauges.metrics.collect() for sample in family.samples]
     metrics = {sample.name: sample.value for sample in samples}

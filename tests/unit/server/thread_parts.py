@@ -1,4 +1,4 @@
-"""What the tests of threads share: a loop that takes notes, a clock, a disk that may be full."""
+"""Parts for tests of threads: a loop that takes notes, a clock, a disk that may be full."""
 
 from __future__ import annotations
 

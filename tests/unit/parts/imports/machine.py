@@ -130,7 +130,7 @@ class Machine:
         return self.server.engine.messages.locate(seq, due_ms).state
 
     def deliver_all(self) -> list[str]:
-        """What comes to the webhook until nothing is left; the bodies, in order."""
+        """Let the webhook take messages until none is left. Returns their bodies, in order."""
         bodies: list[str] = []
         for _ in range(40):
             self.rest()

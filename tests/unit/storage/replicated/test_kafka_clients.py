@@ -1,4 +1,4 @@
-"""What clients of librdkafka say, in words; their calls are in tests/cluster."""
+"""Messages of librdkafka's clients, in words; the calls of clients are in tests/cluster."""
 
 import logging
 
